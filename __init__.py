@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from .engine.sessions.stepper import Stepper
     from .engine.steps.fits import Fit, fits
     from .engine.steps.phases import PhasePeak
+    from .engine.steps.record_steps import profile_step, record_steps
     from .engine.steps.remedies import Remedy
+    from .engine.steps.step import StepPeak, TrainingStep
+    from .engine.steps.step_timeline import StepTimeline
     from .engine.stops.stopped import Stop
     from .engine.studies.accumulation_study import accumulation_study
     from .engine.studies.compare import compare
@@ -103,6 +106,8 @@ _MODULE_OF = {
     "Remedy": "engine.steps.remedies",
     "Run": "engine.trace.run",
     "Statistics": "engine.trace.statistics",
+    "StepPeak": "engine.steps.step",
+    "StepTimeline": "engine.steps.step_timeline",
     "Stepper": "engine.sessions.stepper",
     "Stop": "engine.stops.stopped",
     "Storage": "engine.memory.timeline",
@@ -110,6 +115,7 @@ _MODULE_OF = {
     "TaskRecord": "engine.trace.trace",
     "Timeline": "engine.memory.timeline",
     "Trace": "engine.trace.trace",
+    "TrainingStep": "engine.steps.step",
     "Unpack": "engine.orders.unpack_order",
     "UnpackOrder": "engine.orders.unpack_order",
     "UnusedParameter": "engine.finding.find_unused",
@@ -143,8 +149,10 @@ _MODULE_OF = {
     "plan_mirror": "engine.mirroring.plan_mirror",
     "policy": "engine.programs.install",
     "profile": "engine.programs.profile",
+    "profile_step": "engine.steps.record_steps",
     "queue_lengths": "engine.queue.pending",
     "record_forward": "engine.programs.record_forward",
+    "record_steps": "engine.steps.record_steps",
     "share_text": "engine.words.sizes",
     "simulate": "engine.orders.simulate",
     "size_text": "engine.words.sizes",
@@ -218,6 +226,8 @@ __all__ = [
     "Remedy",
     "Run",
     "Statistics",
+    "StepPeak",
+    "StepTimeline",
     "Stepper",
     "Stop",
     "Storage",
@@ -225,6 +235,7 @@ __all__ = [
     "TaskRecord",
     "Timeline",
     "Trace",
+    "TrainingStep",
     "Unpack",
     "UnpackOrder",
     "UnusedParameter",
@@ -258,8 +269,10 @@ __all__ = [
     "plan_mirror",
     "policy",
     "profile",
+    "profile_step",
     "queue_lengths",
     "record_forward",
+    "record_steps",
     "share_text",
     "simulate",
     "size_text",

@@ -18,6 +18,7 @@ DRAWN_BY = {
     "graph for Graphviz": "inspector.drawing.dot:graph_to_graphviz",
     "findings as HTML": "widgets.pages.report_html:cells_html",
     "table as HTML": "widgets.pages.report_html:table_html",
+    "phases as HTML": "widgets.pages.step_page:phases_html",
     "peak as HTML": "widgets.pages.report_html:peak_html",
     "advice as HTML": "widgets.pages.advice_html:advice_html",
     "frontier as HTML": "widgets.pages.frontier_page:frontier_html",

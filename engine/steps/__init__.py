@@ -1,4 +1,4 @@
-"""Whole training steps, forward, backward and optimizer: whether they fit, and what would make them.
+"""Whole training steps, forward, backward and optimizer: recorded in a loop; whether they fit, and what would help.
 
-May import: inspector, words, prediction, programs, mirroring.
+May import: inspector, words, memory, measuring, prediction, tasks, trace, orders, sessions, programs, mirroring.
 """

@@ -85,6 +85,7 @@ class Fit(ShownAsTable):
         return [*rows, ["in all", *(size_text(phase.nbytes) for phase in self.phases)]]
 
     words = ("",)
+    html = "phases as HTML"
 
     @property
     def sentences(self) -> list[str]:

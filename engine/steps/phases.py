@@ -9,11 +9,16 @@ from dataclasses import dataclass
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER
 
+AFTER_BACKWARD, BETWEEN = "after backward", "between"
+"""What else there is of a step that is recorded: from the end of a backward to what follows, clipping for example; and
+what comes before the first forward and after the optimizer, where gradients are set to zero and data is loaded."""
+
 PARAMETERS, BUFFERS, BATCH = "parameters", "buffers", "batch"
 GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES = "gradients", "optimizer state", "activations", "temporaries"
 CATEGORIES = PARAMETERS, BUFFERS, BATCH, STATE, GRADIENTS, ACTIVATIONS, TEMPORARIES
-"""What bytes are: activations are there when the backward starts, and not before the forward; temporaries are what is
-none of the others, what kernels take for themselves among them."""
+"""What bytes are: activations are there when the backward starts, and not before the forward; of a step that is
+recorded, the batch is what is made between forwards and there as one starts; temporaries are what is none of the
+others, what kernels take for themselves among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class PhasePeak:
     """What a phase of a step has at its highest.
 
     Attributes:
-        phase: "forward", "backward" or "optimizer".
+        phase: its name, "forward", "backward" or "optimizer"; of a step that is recorded also another, see `PHASES`.
         nbytes: all that is alive then.
         parts: of these bytes those of each category, see `CATEGORIES`.
     """

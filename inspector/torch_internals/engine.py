@@ -23,6 +23,9 @@ EngineRun = Callable[..., tuple[Tensor, ...]]
 Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
 """Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
 
+Surround = Callable[..., tuple[Tensor, ...]]
+"""Gets what runs the backward, and then what a `Redirect` gets. It gives what that gives."""
+
 _DOOR = "_engine_run_backward"
 
 
@@ -61,17 +64,49 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         global _redirected
         ended = True
         _redirected = False
+        leave()
+
+    _redirected = True
+    leave = _at_the_doors(run_redirected, beneath)
+    return end
+
+
+def surround_backward(surround: Surround) -> Callable[[], None]:
+    """From now on all backwards of the process are run by `surround`, on the engine or on what redirects them.
+
+    It stands where `redirect_backward` does. Returns what ends that.
+    """
+    beneath: EngineRun = getattr(torch.autograd, _DOOR)
+    ended = False
+
+    def run_surrounded(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if ended or not kwargs["accumulate_grad"]:
+            return beneath(outputs, *args, **kwargs)
+        return surround(lambda: beneath(outputs, *args, **kwargs), outputs, *args)
+
+    def end() -> None:
+        nonlocal ended
+        ended = True
+        leave()
+
+    leave = _at_the_doors(run_surrounded, beneath)
+    return end
+
+
+def _at_the_doors(run: EngineRun, beneath: EngineRun) -> Callable[[], None]:
+    """Puts this in front of the engine. Returns what puts back what was there, where nobody else stands there now."""
+
+    def leave() -> None:
         for module in doors:
-            if getattr(module, _DOOR) is run_redirected:
+            if getattr(module, _DOOR) is run:
                 setattr(module, _DOOR, beneath)
 
-    keep_compiler_out(run_redirected)
+    keep_compiler_out(run)
     # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
     doors = torch.autograd, torch.autograd.graph
-    _redirected = True
     for module in doors:
-        setattr(module, _DOOR, run_redirected)
-    return end
+        setattr(module, _DOOR, run)
+    return leave
 
 
 def torch_backward(*args: Any, **kwargs: Any) -> None:

@@ -93,7 +93,12 @@ def stored_values(tensor: Tensor) -> Tensor:
 
 def stored_bytes(tensor: Tensor) -> int:
     """What a COO tensor stores: its elements and their indices."""
-    return sum(each.numel() * each.element_size() for each in (tensor._indices(), tensor._values()))
+    return sum(each.numel() * each.element_size() for each in stored_parts(tensor))
+
+
+def stored_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensors of which a COO tensor is made: its indices and its elements."""
+    return tensor._indices(), tensor._values()
 
 
 def computes_itself(tensor: Tensor) -> bool:

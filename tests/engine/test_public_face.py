@@ -26,6 +26,11 @@ def make_loss() -> Tensor:
     return loss
 
 
+def train() -> None:
+    make_loss().backward()
+    torch.optim.SGD(MODEL.parameters(), 0.0).step()
+
+
 def run() -> th.Run:
     return th.backward(make_loss(), trace="cheap", memory=True)
 
@@ -68,8 +73,10 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "plan_mirror": lambda: {"make_loss": make_loss, "seconds": 0.1},
     "policy": lambda: {"policy": "heap"},
     "profile": lambda: {"make_loss": make_loss},
+    "profile_step": lambda: {"function": train},
     "queue_lengths": lambda: {"graph": th.graph(make_loss()), "order": []},
     "record_forward": lambda: {"make_loss": make_loss, "repetitions": 1},
+    "record_steps": dict,
     "share_text": lambda: {"part": 1, "whole": 2},
     "simulate": lambda: {"graph": th.graph(make_loss())},
     "size_text": lambda: {"nbytes": 1},
@@ -156,7 +163,7 @@ SAYS = re.compile(
 
 def public() -> Mapping[str, Callable[..., Any]]:
     """What users call, by name. Of classes those that are not only returned."""
-    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror", "mirrored"}
+    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror", "mirrored", "record_steps"}
     every = {name: getattr(th, name) for name in th.__all__}
     return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
 

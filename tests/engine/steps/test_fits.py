@@ -90,6 +90,12 @@ def test_a_real_model_is_left_alone_and_counts_as_one_that_is_made() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_in_a_notebook_it_is_a_table() -> None:
+    shown = th.fits(Gpt, tokens, OPTIMIZERS["adam"], "1GiB")._repr_html_()
+    assert "<p>It fits" in shown
+    assert shown.count("<table>") == 1
+
+
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     fit = th.fits(Gpt, tokens, OPTIMIZERS["adam"], "12MiB")
     largest = fit.largest_batch

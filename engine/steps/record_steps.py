@@ -1,0 +1,272 @@
+"""`th.record_steps` and `th.profile_step`: the memory of whole training steps, in a loop that stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, overload
+
+import torch
+from torch import Tensor
+
+from ...inspector.arguments import expect_callable, expect_number
+from ...inspector.capturing.opened import Opened
+from ...inspector.graph.collector import collector_paused
+from ...inspector.torch_internals.allocators import one_recording
+from ...inspector.torch_internals.compiled import keep_compiler_out
+from ..measuring.allocator import AllocatorRecording, CpuAllocator
+from ..words.phrases import nth
+from ..words.sizes import size_text
+from ..words.tables import ShownAsTable
+from .loop_watch import BackwardGiven, LoopWatch, RunBackward, with_forwards
+from .step import TrainingStep
+from .walked import Holders
+from .window import Window
+
+_CPU = torch.device("cpu")
+_FEWEST, _MOST = 2, 10
+_MOST_CALLS = 9
+_IN_A_ROW = 3
+
+
+class LoopRecording:
+    """Records the allocator over a loop, with the loop's phases marked.
+
+    Args:
+        steps: how many are wanted; None: as many as are told of.
+    """
+
+    def __init__(self, steps: int | None) -> None:
+        self._recorder = CpuAllocator()
+        self._marks = 0
+        self._apart: list[tuple[int, int]] = []
+        self._holders = Holders(_CPU)
+        self.watch = LoopWatch(self._holders, self._mark, self._backward, self.stop, steps)
+        self._open: ExitStack | None = None
+        self._recorded: AllocatorRecording | None = None
+
+    def start(self, stack: ExitStack) -> None:
+        """Begins to record; what is put in place is taken away by the stack."""
+        if not one_recording.acquire(blocking=False):
+            raise RuntimeError(
+                "memory is being measured already, in this thread or in another one: torch can do so once at a time, "
+                "so whole steps can't be recorded inside of another measurement"
+            )
+        self._open = ExitStack()
+        stack.callback(self.stop)
+        self._open.callback(one_recording.release)
+        self._recorder.start()
+        self._open.callback(self._stop_recorder)
+        self._open.enter_context(self.watch.watching())
+
+    def stop(self) -> None:
+        """All that is in place is taken away."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def _stop_recorder(self) -> None:
+        with collector_paused():
+            self._recorded = self._recorder.stop()
+
+    def _mark(self) -> int:
+        self._recorder.mark()
+        self._marks += 1
+        return self._marks - 1
+
+    def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        return run()
+
+    def steps(self) -> list[TrainingStep]:
+        """The steps that are whole."""
+        if self._recorded is None:
+            return []
+        with collector_paused():
+            return list(self._read(self._recorded))
+
+    def _read(self, recorded: AllocatorRecording) -> Iterator[TrainingStep]:
+        watch = self.watch
+        ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
+        moments = with_forwards(watch.moments, [each.first for each in watch.steps])
+        window = Window(recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._apart)
+        before: TrainingStep | None = None
+        for number, (seen, end) in enumerate(zip(watch.steps, ends, strict=True)):
+            if watch.wanted is not None and number >= watch.wanted:
+                return
+            if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
+                continue  # what came after the last step
+            timeline = window.timeline(seen.first, end)
+            step = TrainingStep(number, timeline, tuple(seen.optimizers), tuple(seen.skipped))
+            if before is not None:
+                step = replace(step, like_before=are_alike(before, step))
+            yield step
+            before = step
+
+
+def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
+    """Whether two steps have the same phases, as high as each other, and neither was left out."""
+    same = [(each.phase, each.nbytes) for each in one.phases] == [(each.phase, each.nbytes) for each in other.phases]
+    return same and not one.skipped and not other.skipped and not other.state_made
+
+
+class record_steps(ShownAsTable, Sequence[TrainingStep]):
+    """Records the first steps of a training loop that stays as it is: `with th.record_steps(steps=3) as steps:`.
+
+    A step is forward, backward, clipping, `optimizer.step` and what comes until the next forward; with several
+    optimizers it goes on until one of them is to step again. It is told by torch's own hooks of modules, backwards and
+    optimizers. When so many steps are there nothing is left in place, and the loop goes on by itself. Afterwards
+    `steps[1]` is the second one; a first one makes the optimizers' state, and later ones differ from it.
+
+    Args:
+        steps: how many, from 2 to 10. Each event of the allocator takes about 1.9 kB until it is read, and a step has a
+            few thousand of them.
+
+    Raises:
+        TypeError, ValueError: that is no such number.
+        RuntimeError: memory is being measured already, or a torch profiler is at work.
+
+    Known limitations: the memory of the CPU alone is recorded, of the thread that opened it and of the backwards that
+    it starts; models on other devices are refused. What was there before and is neither a parameter, a buffer, a
+    gradient nor the state of an optimizer is not counted.
+    """
+
+    def __init__(self, steps: int = 3) -> None:
+        expect_number(steps, int, "steps", f"how many steps to record, {_FEWEST} to {_MOST}")
+        if steps < _FEWEST:
+            raise ValueError(
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: the first step makes the optimizer's state, so that "
+                "a single one is not like those that follow"
+            )
+        if steps > _MOST:
+            raise ValueError(
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: each event of the allocator takes about 1.9 kB "
+                f"until it is read, and more steps than {_MOST} would weigh on what is measured"
+            )
+        self._wanted = steps
+        self._opened: Opened | None = None
+        self._recording: LoopRecording | None = None
+        self._steps: list[TrainingStep] = []
+
+    def __enter__(self) -> Self:
+        if self._opened is not None:
+            raise RuntimeError("these steps are being recorded already; make another th.record_steps()")
+        self._steps = []
+        self._recording = LoopRecording(self._wanted)
+        self._opened = Opened(self, self._recording.start)
+        self._recording.watch.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        recording, self._recording = self._recording, None
+        if opened is None or recording is None:
+            return
+        try:
+            recording.watch.end()
+        finally:
+            opened.close(kind, error, traceback)
+        self._steps = recording.steps()
+
+    def __len__(self) -> int:
+        """How many steps there are: none until the block ends."""
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, number: int) -> TrainingStep: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[TrainingStep]: ...
+
+    def __getitem__(self, number: int | slice) -> TrainingStep | list[TrainingStep]:
+        if self._opened is not None:
+            raise RuntimeError("the steps can be looked at when the `with` block of th.record_steps() has ended")
+        if isinstance(number, int) and not -len(self) <= number < len(self):
+            seen = f"{len(self)} were recorded" if len(self) else "none was recorded: no optimizer has stepped"
+            raise IndexError(f"there is no step {number}; {seen}")
+        return self._steps[number]
+
+    def __repr__(self) -> str:
+        if self._opened is not None:
+            return f"<record_steps: up to {self._wanted} steps are being recorded>"
+        if not self._steps:
+            return "<record_steps: no step was recorded>"
+        highest = max(self._steps, key=lambda step: step.peak_bytes)
+        return (
+            f"<record_steps: {len(self)} steps, the highest peak {size_text(highest.peak_bytes)}, "
+            f"in the {nth(highest.number + 1)}>"
+        )
+
+    words = ("step", "at its highest in", "optimizers")
+    html = "phases as HTML"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        rows = [["step", "peak", "at its highest in", "state", "events", "optimizers"]]
+        for step in self._steps:
+            stepped = ", ".join([*step.optimizers, *(f"{each} (left out)" for each in step.skipped)])
+            state = size_text(step.timeline.parts_at(len(step.timeline.events)).get("optimizer state", 0))
+            peak = step.timeline.peak_phase.name
+            rows.append(
+                [
+                    nth(step.number + 1),
+                    size_text(step.peak_bytes),
+                    peak,
+                    state,
+                    f"{len(step.timeline.events):,}",
+                    stepped,
+                ]
+            )
+        return rows
+
+    @property
+    def sentences(self) -> list[str]:
+        return [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
+
+
+def profile_step(function: Callable[[], Any]) -> TrainingStep:
+    """Runs one whole training step as often as needed until one is like the one before, and gives that.
+
+    A first step makes the optimizers' state, so two in a row have to be alike, phase by phase: three are run mostly, up
+    to nine. They are real steps: the model is trained by them.
+
+    Args:
+        function: runs one step: forward, backward, clipping, optimizer.step and zero_grad, in any order.
+
+    Returns:
+        The steady step; `like_before` is False where no two in a row were alike, and it is the last one then.
+
+    Raises:
+        TypeError: function can't be called.
+        ValueError: no optimizer stepped in it.
+        RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
+        NotImplementedError: the model is on another device than the CPU.
+    """
+    expect_callable(function, 0, "function", "a function that runs one whole training step")
+    ran, step = 0, None
+    while ran < _MOST_CALLS:
+        recording = LoopRecording(None)
+        with ExitStack() as stack:
+            recording.start(stack)
+            for _ in range(_IN_A_ROW):
+                recording.watch.begin_step()
+                function()
+            recording.watch.end()
+        steps = [replace(each, number=ran + each.number) for each in recording.steps()]
+        if not any(each.optimizers or each.skipped for each in steps):
+            raise ValueError(
+                "no optimizer stepped in the function: it is to run one whole step, with optimizer.step() in it; "
+                "th.profile(make_loss) measures a forward and its backward"
+            )
+        step = steps[-1]
+        if step.like_before:
+            return step
+        ran += _IN_A_ROW
+    assert step is not None
+    return step
+
+
+keep_compiler_out(profile_step)

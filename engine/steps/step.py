@@ -1,0 +1,173 @@
+"""One training step, recorded: its memory by phase and category, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..words.phrases import joined, nth
+from ..words.sizes import share_text, size_text
+from ..words.tables import ShownAsTable
+from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, STATE, PhasePeak
+from .step_timeline import StepTimeline
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingStep(ShownAsTable):
+    """A training step that was recorded: what `th.profile_step` gives. In a notebook, and printed, it is a table.
+
+    Attributes:
+        number: its place among those that were recorded, the first is 0.
+        timeline: its memory.
+        optimizers: the classes of the optimizers that stepped in it, in order.
+        skipped: those whose step a gradient scaler left out, as gradients were not finite.
+        like_before: whether its phases are as high as those of the step before; None: there was none.
+    """
+
+    number: int
+    timeline: StepTimeline
+    optimizers: tuple[str, ...]
+    skipped: tuple[str, ...]
+    like_before: bool | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once, see `StepTimeline`."""
+        return self.timeline.peak_bytes
+
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """The peak of each phase, in bytes, with its categories."""
+        return self.timeline.peaks
+
+    @property
+    def state_made(self) -> int:
+        """The bytes by which the optimizers' state has grown in it: in a first step all, else none."""
+        timeline = self.timeline
+        start, end = timeline.parts_at(0), timeline.parts_at(len(timeline.events))
+        return end.get(STATE, 0) - start.get(STATE, 0)
+
+    def peak(self) -> StepPeak:
+        """What is alive when the step is at its highest."""
+        return StepPeak(self)
+
+    def __repr__(self) -> str:
+        peak = f"peak {size_text(self.peak_bytes)} in {place_of(self.timeline.peak_phase.name)}"
+        events = f"{len(self.timeline.events):,} events, {self.timeline.elapsed_ns / 1e6:.1f} ms"
+        return f"<TrainingStep, the {nth(self.number + 1)} of those recorded: {peak}, {events}>"
+
+    words = ("",)
+    html = "phases as HTML"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        used = [each for each in CATEGORIES if any(each in phase.parts for phase in self.phases)]
+        rows = [["", *(phase.phase for phase in self.phases)]]
+        rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in self.phases)] for each in used]
+        return [*rows, ["in all", *(size_text(phase.nbytes) for phase in self.phases)]]
+
+    @property
+    def sentences(self) -> list[str]:
+        return [*self.peak().answer, *self._apart()]
+
+    def _apart(self) -> Iterator[str]:
+        """What is not as in other steps."""
+        made = self.state_made
+        if made > 0 and self.timeline.parts_at(0).get(STATE, 0) == 0:
+            state = f"{state_of(self.optimizers)} is made in it, {size_text(made)}"
+            yield f"It is a first step: {state}. Later ones differ."
+        if self.skipped:
+            which = joined([f"{each}'s step" for each in self.skipped])
+            yield f"The gradient scaler left out {which}, as gradients were not finite."
+        if not self.optimizers and not self.skipped:
+            yield "No optimizer stepped in it."
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per block, for `pandas.DataFrame(step.records())`.
+
+        `bytes`; `category`; `born` and `died`, the phases ("before" and "" where it was there before and stays);
+        `born_ns` and `died_ns` since the step began; `at_peak`.
+        """
+        timeline = self.timeline
+        alive = set(timeline.alive_at(timeline.peak_event))
+        found = [
+            {
+                "number": number,
+                "bytes": nbytes,
+                "category": timeline.kinds[number],
+                "born": "before",
+                "died": "",
+                "born_ns": None,
+                "died_ns": None,
+                "at_peak": number in alive,
+            }
+            for number, nbytes in enumerate(timeline.nbytes)
+        ]
+        for event, each in enumerate(timeline.events):
+            row = found[each if each >= 0 else ~each]
+            when = "born" if each >= 0 else "died"
+            row |= {when: timeline.phase_at(event).name, f"{when}_ns": timeline.event_ns[event]}
+        return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StepPeak(ShownAsTable):
+    """What is alive when a step is at its highest."""
+
+    step: TrainingStep
+
+    @property
+    def nbytes(self) -> int:
+        return self.step.peak_bytes
+
+    @property
+    def phase(self) -> str:
+        """The phase that the peak is in."""
+        return self.step.timeline.peak_phase.name
+
+    @cached_property
+    def categories(self) -> dict[str, int]:
+        """Bytes by category, most first."""
+        parts = self.step.timeline.parts_at(self.step.timeline.peak_event)
+        return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The peak and what most of it is, in sentences."""
+        named = [
+            f"{share_text(nbytes, self.nbytes)} is {state_of(self.step.optimizers) if kind == STATE else kind}"
+            for kind, nbytes in self.categories.items()
+        ]
+        where = f"The step is at its highest in {place_of(self.phase)}: {size_text(self.nbytes)}."
+        return where, f"At the peak {joined(named, len(named))}."
+
+    def __repr__(self) -> str:
+        return f"<StepPeak: {' '.join(self.answer)}>"
+
+    words = ("",)
+    html = "phases as HTML"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        rows = [[kind, size_text(nbytes), share_text(nbytes, self.nbytes)] for kind, nbytes in self.categories.items()]
+        return [["", "at the peak", "share"], *rows, ["in all", size_text(self.nbytes), "100 %"]]
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return self.answer
+
+
+_PLACES = {BETWEEN: "what is between forwards", AFTER_BACKWARD: "what follows the backward"}
+
+
+def place_of(phase: str) -> str:
+    """`the backward`, `what follows the backward`: where something is, after "in"."""
+    return _PLACES.get(phase, f"the {phase}")
+
+
+def state_of(optimizers: Sequence[str]) -> str:
+    """`Adam's state`, `the optimizers' state`."""
+    classes = set(optimizers)
+    return f"{optimizers[0]}'s state" if len(classes) == 1 else "the optimizers' state"

@@ -1,0 +1,201 @@
+"""From what an allocator did over several steps of a loop to a timeline for each of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..measuring.allocator import AllocatorRecording
+from .loop_watch import PhaseStart
+from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, FORWARD, GRADIENTS, STATE, TEMPORARIES
+from .step_timeline import Phase, StepTimeline
+from .walked import Walked
+
+_COME_AND_GO = (GRADIENTS, STATE)
+"""Of what was there before the recording no end is seen; these have ended when they are walked no more."""
+
+
+@dataclass(slots=True)
+class BlockSeen:
+    """One block of the recording. `born` and `died` are rows; born -1: it was there before; died None: it stays."""
+
+    nbytes: int
+    born: int
+    phase: str
+    kind: str | None = None
+    died: int | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """What was seen of several steps.
+
+    Attributes:
+        recording: of the allocator, over all of it.
+        moments: where phases begin, see `LoopWatch`; the last one is the end.
+        nbytes: by address the bytes of what was walked there.
+        parameters: what is walked in the end.
+        device: whose memory.
+        apart: pairs of marks around what is not the loop's.
+    """
+
+    recording: AllocatorRecording
+    moments: Sequence[PhaseStart]
+    nbytes: Mapping[int, int]
+    parameters: Walked
+    device: str
+    apart: Sequence[tuple[int, int]] = ()
+    blocks: list[BlockSeen] = field(default_factory=list)
+    block_of: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _Naming(self).run()
+
+    def row(self, moment: int) -> int:
+        """The first row after a moment."""
+        return self.recording.marks[self.moments[moment].mark][0]
+
+    def ns(self, moment: int) -> int:
+        return self.recording.marks[self.moments[moment].mark][1]
+
+    def timeline(self, start: int, end: int) -> StepTimeline:
+        """The memory of the step that begins with one moment, and ends with another."""
+        first, last, base = self.row(start), self.row(end), self.ns(start)
+        there = [
+            number
+            for number, block in enumerate(self.blocks)
+            if block.born < first and (block.died is None or block.died >= first)
+        ]
+        numbers = {number: new for new, number in enumerate(there)}
+        events, event_ns, event_of = array("q"), array("q"), array("q")
+        for row, number, born in self._events(first, last):
+            while len(event_of) <= row - first:
+                event_of.append(len(events))
+            if born:
+                numbers[number] = len(numbers)
+            events.append(numbers[number] if born else ~numbers[number])
+            event_ns.append(self.recording.rows[row].ns - base if row < len(self.recording.rows) else 0)
+        event_of.extend([len(events)] * (last - first + 1 - len(event_of)))
+        phases = tuple(
+            Phase(
+                each.phase,
+                event_of[self.recording.marks[each.mark][0] - first],
+                self.recording.marks[each.mark][1] - base,
+                each.optimizer,
+            )
+            for each in self.moments[start:end]
+        )
+        return StepTimeline(
+            self.device,
+            len(there),
+            array("q", (self.blocks[number].nbytes for number in numbers)),
+            tuple(self.blocks[number].kind or TEMPORARIES for number in numbers),
+            events,
+            event_ns,
+            phases,
+            self.ns(end) - base,
+            tuple(numbers),
+        )
+
+    def _events(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
+        """Of these rows each birth and death: (row, block, whether it is born). Ends that no row tells come first."""
+        ended: dict[int, list[int]] = {}
+        for number, block in enumerate(self.blocks):
+            if block.died is not None and first <= block.died < last and self._unseen_end(number, block.died):
+                ended.setdefault(block.died, []).append(number)
+        for row in range(first, last):
+            for number in ended.get(row, ()):
+                yield row, number, False
+            number = self.block_of[row]
+            if number >= 0:
+                yield row, number, self.blocks[number].born == row
+
+    def _unseen_end(self, number: int, row: int) -> bool:
+        return row >= len(self.block_of) or self.block_of[row] != number
+
+
+class _Naming:
+    """Follows the rows once, and says of each block what it is, by the addresses that were walked at the moments."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._live: dict[int, int] = {}
+        self._stood: dict[int, str] = {}  # by address of what was there before, its category
+        self._ours = [False] * (len(window.recording.rows) + 1)
+        for first, last in window.apart:
+            marks = window.recording.marks
+            for row in range(marks[first][0], marks[last][0]):
+                self._ours[row] = True
+
+    def run(self) -> None:
+        window = self._window
+        moments = iter([*enumerate(window.moments)])
+        following = next(moments, None)
+        phase = BETWEEN
+        our_blocks: set[int] = set()  # addresses
+        for number, row in enumerate(window.recording.rows):
+            while following is not None and window.row(following[0]) <= number:
+                phase = self._moment(following[1], number)
+                following = next(moments, None)
+            block = -1
+            if row.nbytes > 0 and self._ours[number]:
+                our_blocks.add(row.address)
+            elif row.nbytes > 0:
+                our_blocks.discard(row.address)
+                self._end_of_what_stood(row.address, number)
+                block = self._live[row.address] = len(window.blocks)
+                window.blocks.append(BlockSeen(row.nbytes, number, phase))
+            elif row.address in our_blocks:
+                our_blocks.remove(row.address)
+            elif row.address in self._live:
+                block = self._live.pop(row.address)
+                window.blocks[block].died = number
+                self._stood.pop(row.address, None)
+            window.block_of.append(block)
+        while following is not None:
+            self._moment(following[1], len(window.recording.rows))
+            following = next(moments, None)
+        for kind, addresses in window.parameters.items():
+            self._name(kind, addresses)
+
+    def _moment(self, moment: PhaseStart, row: int) -> str:
+        blocks = self._window.blocks
+        for kind in _COME_AND_GO:
+            if kind in moment.walked:
+                addresses = moment.walked[kind]
+                self._let_go(kind, addresses, row)
+                self._name(kind, addresses)
+        if moment.phase == BACKWARD:
+            for number in self._live.values():
+                if blocks[number].kind is None and blocks[number].phase == FORWARD:
+                    blocks[number].kind = ACTIVATIONS
+        elif moment.phase == FORWARD:
+            for number in self._live.values():
+                if blocks[number].kind is None and blocks[number].phase == BETWEEN:
+                    blocks[number].kind = BATCH
+        return moment.phase
+
+    def _name(self, kind: str, addresses: Sequence[int]) -> None:
+        window = self._window
+        for address in addresses:
+            number = self._live.get(address)
+            if number is None:  # it was there before, or is none of the allocator's
+                number = self._live[address] = len(window.blocks)
+                window.blocks.append(BlockSeen(window.nbytes[address], -1, ""))
+                self._stood[address] = kind
+            if window.blocks[number].kind != STATE or kind == STATE:
+                window.blocks[number].kind = kind
+
+    def _let_go(self, kind: str, addresses: Sequence[int], row: int) -> None:
+        """What was there before, and is not any more."""
+        known = set(addresses)
+        for address in [each for each, of in self._stood.items() if of == kind and each not in known]:
+            self._end_of_what_stood(address, row)
+
+    def _end_of_what_stood(self, address: int, row: int) -> None:
+        """It has ended, though no row says so: it is walked no more, or a new block is where it was."""
+        number = self._live.pop(address, None)
+        if number is not None:
+            self._window.blocks[number].died = row
+            self._stood.pop(address, None)

@@ -1,0 +1,478 @@
+"""Whole steps of loops that stay as they are: what they hold, to the byte, and that nothing of us stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+import tapehead as th
+from tapehead.engine.steps.step_timeline import StepTimeline
+
+Loop = Callable[[nn.Module], Iterator[Any]]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)
+    )
+
+
+def loss_of(model: nn.Module, scale: float = 1.0) -> Tensor:
+    return functional.cross_entropy(model(torch.randn(8, 16)), torch.randint(0, 4, (8,))) * scale
+
+
+def adam(**options: Any) -> Loop:
+    def loop(model: nn.Module) -> Iterator[Any]:
+        optimizer = Adam(model.parameters(), **options)
+        while True:
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            yield [optimizer]
+
+    return loop
+
+
+def accumulation_and_clipping(model: nn.Module) -> Iterator[Any]:
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    while True:
+        for _ in range(3):
+            loss_of(model, 1 / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield [optimizer]
+        optimizer.zero_grad()
+
+
+def lbfgs(model: nn.Module) -> Iterator[Any]:
+    optimizer = LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.step(closure)
+        yield [optimizer]
+
+
+def gan(model: nn.Module) -> Iterator[Any]:
+    critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    of_critic, of_model = Adam(critic.parameters()), Adam(model.parameters())
+    while True:
+        made = model(torch.randn(8, 16))
+        of_critic.zero_grad()
+        (critic(made.detach()).mean() - critic(torch.randn(8, 4)).mean()).backward()
+        of_critic.step()
+        of_model.zero_grad()
+        (-critic(made).mean()).backward()
+        of_model.step()
+        yield [of_critic, of_model]
+
+
+def scaled(model: nn.Module) -> Iterator[Any]:
+    optimizer = Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number in range(99):
+        optimizer.zero_grad()
+        loss = loss_of(model) * (float("inf") if number == 1 else 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        yield [optimizer]
+
+
+LOOPS: dict[str, Loop] = {
+    "adam, for-loop": adam(foreach=False),
+    "adam, foreach": adam(foreach=True),
+    "adam, fused": adam(fused=True),
+    "momentum, accumulation, clipping": accumulation_and_clipping,
+    "lbfgs": lbfgs,
+    "gan": gan,
+    "scaler": scaled,
+}
+
+
+def tensors_of(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(each)
+
+
+def walked(optimizers: list[Optimizer]) -> dict[str, int]:
+    """What optimizers hold and what stands in .grad, each storage once."""
+    parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    sums = {}
+    for kind, found in {
+        "optimizer state": [each for optimizer in optimizers for each in tensors_of(dict(optimizer.state))],
+        "gradients": [each.grad for each in parameters if each.grad is not None],
+        "parameters": parameters,
+    }.items():
+        sums[kind] = sum(
+            {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values()
+        )
+    return sums
+
+
+def held_after_optimizer(timeline: StepTimeline) -> dict[str, int]:
+    """What the recording says of the moment at which the last optimizer of the step has stepped."""
+    after = timeline.phases[-1]
+    return timeline.parts_at(after.event if after.name == "between" else len(timeline.events))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_state_gradients_and_parameters_are_the_walked_sums_to_the_byte(name: str) -> None:
+    loop = LOOPS[name](model())
+    sums = []
+    with th.record_steps(steps=3) as steps:
+        for optimizers in loop:
+            sums.append(walked(optimizers))
+            if len(sums) == 5:
+                break
+    assert len(steps) == 3
+    for step, wanted in zip(steps, sums, strict=False):
+        held = held_after_optimizer(step.timeline)
+        assert {kind: held.get(kind, 0) for kind in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_profiled_step_holds_the_same(name: str) -> None:
+    loop = LOOPS[name](model())
+    held: list[dict[str, int]] = []
+    step = th.profile_step(lambda: held.append(walked(next(loop))))
+    found = step.timeline.parts_at(len(step.timeline.events))
+    assert {kind: found.get(kind, 0) for kind in held[step.number]} == held[step.number]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_training_is_bit_by_bit_as_without(name: str) -> None:
+    def trained(recorded: bool) -> list[Tensor]:
+        made = model()
+        torch.manual_seed(1)
+        loop = LOOPS[name](made)
+        if recorded:
+            with th.record_steps(steps=2):
+                for _ in range(4):
+                    optimizers = next(loop)
+        else:
+            for _ in range(4):
+                optimizers = next(loop)
+        state = [each for optimizer in optimizers for each in tensors_of(dict(optimizer.state))]
+        return [
+            *made.state_dict().values(),
+            *(each.grad for each in made.parameters() if each.grad is not None),
+            *state,
+        ]
+
+    for one, other in zip(trained(True), trained(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def in_place() -> list[Any]:
+    """All that may be put in place for a recording."""
+    hooks = nn.modules.module
+    return [
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        torch.autograd.backward,
+        torch.amp.GradScaler.__dict__["_maybe_opt_step"],
+        hooks._has_any_global_hook,
+        *(list(getattr(hooks, name)) for name in dir(hooks) if name.startswith("_global_") and name.endswith("hooks")),
+        list(_global_optimizer_pre_hooks),
+        list(_global_optimizer_post_hooks),
+        torch.autograd._profiler_enabled(),
+    ]
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("after", [0, 1, 6])
+def test_nothing_stays_in_place(error: type[BaseException] | None, after: int) -> None:
+    before = in_place()
+    loop = adam()(model())
+    steps = th.record_steps(steps=3)
+
+    def run() -> None:
+        with steps:
+            for _ in range(after):
+                next(loop)
+            if error is not None:
+                raise error
+
+    with nullcontext() if error is None else pytest.raises(error):
+        run()
+    assert in_place() == before
+    assert len(steps) == min(after, 3)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_error_inside_of_a_step_leaves_nothing_in_place(where: str) -> None:
+    before = in_place()
+    made = model()
+
+    def fail(*given: object) -> None:
+        raise ArithmeticError(where)
+
+    optimizer = SGD(made.parameters(), 0.1)
+    if where == "forward":
+        made[2].register_forward_hook(fail)
+    elif where == "backward":
+        made[2].register_full_backward_hook(fail)
+    else:
+        optimizer.register_step_post_hook(fail)
+
+    def run() -> None:
+        with th.record_steps():
+            loss_of(made).backward()
+            optimizer.step()
+
+    with pytest.raises(ArithmeticError, match=where):
+        run()
+    assert in_place() == before
+
+
+def test_the_loop_goes_on_unseen_when_the_steps_are_there() -> None:
+    before = in_place()
+    loop = adam()(model())
+    with th.record_steps(steps=2) as steps:
+        for _ in range(4):
+            next(loop)
+        assert in_place() == before
+        th.profile(lambda: loss_of(model()))  # memory can be measured again
+        next(loop)
+    assert len(steps) == 2
+
+
+def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
+    loop = adam(foreach=True)(model())
+    with th.record_steps(steps=3) as steps:
+        for _ in range(5):
+            next(loop)
+    first, second, third = steps
+    assert first.state_made == steps[1].timeline.parts_at(0)["optimizer state"]
+    assert second.state_made == third.state_made == 0
+    assert first.like_before is None
+    assert second.like_before is False
+    assert third.like_before is True
+    assert "It is a first step: Adam's state is made in it" in str(first)
+    assert "first step" not in str(second)
+
+
+def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
+    def taken(**options: Any) -> tuple[int, int]:
+        made = model()
+        loop = adam(**options)(made)
+        step = th.profile_step(lambda: next(loop))
+        return step.timeline.temporaries_of("optimizer"), sum(each.nbytes for each in made.parameters())
+
+    parameters = taken(foreach=True)[1]
+    assert taken(fused=True)[0] < 100
+    assert parameters <= taken(foreach=True)[0] < parameters + 100
+    largest = max(each.nbytes for each in model().parameters())
+    assert largest < taken(foreach=False)[0] <= 2 * largest + 200
+
+
+def test_steps_that_a_scaler_leaves_out_are_said() -> None:
+    loop = scaled(model())
+    with th.record_steps(steps=3) as steps:
+        for _ in range(5):
+            next(loop)
+    assert [step.skipped for step in steps] == [(), ("Adam",), ()]
+    assert [step.optimizers for step in steps] == [("Adam",), (), ("Adam",)]
+    assert "The gradient scaler left out Adam's step, as gradients were not finite." in str(steps)
+
+
+def test_two_optimizers_are_one_step() -> None:
+    loop = gan(model())
+    with th.record_steps(steps=2) as steps:
+        for _ in range(3):
+            next(loop)
+    assert [step.optimizers for step in steps] == [("Adam", "Adam")] * 2
+    names = [phase.name for phase in steps[1].timeline.phases]
+    assert names.count("backward") == 2
+    assert names.count("optimizer") == 2
+
+
+def test_accumulation_shows_gradients_beside_activations() -> None:
+    made = model()
+    loop = accumulation_and_clipping(made)
+    step = th.profile_step(lambda: next(loop))
+    assert [phase.name for phase in step.timeline.phases].count("backward") == 3
+    gradients = sum(each.nbytes for each in made.parameters())
+    forward = next(each for each in step.phases if each.phase == "forward")
+    assert forward.parts["gradients"] == gradients
+    assert forward.parts["activations"] > 0
+
+
+def test_a_closure_runs_its_forward_and_backward_inside_of_the_step() -> None:
+    loop = lbfgs(model())
+    step = th.profile_step(lambda: next(loop))
+    names = [phase.name for phase in step.timeline.phases]
+    assert names[:5] == ["between", "optimizer", "forward", "backward", "after backward"]
+    assert step.optimizers == ("LBFGS",)
+
+
+def test_a_moving_average_of_the_parameters_changes_nothing() -> None:
+    made = model()
+    average = torch.optim.swa_utils.AveragedModel(made)
+    optimizer = Adam(made.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(made).backward()
+        optimizer.step()
+        average.update_parameters(made)
+
+    found = th.profile_step(step)
+    assert found.like_before
+    assert found.timeline.parts_at(0)["parameters"] == sum(each.nbytes for each in made.parameters())
+
+
+def test_a_loop_without_modules_has_a_forward_too() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    optimizer = SGD([weight], 0.01)
+    with th.record_steps(steps=2) as steps:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (torch.randn(8, 64) @ weight).tanh().sum().backward()
+            optimizer.step()
+    assert [phase.name for phase in steps[1].timeline.phases] == [
+        "forward",
+        "backward",
+        "after backward",
+        "optimizer",
+        "between",
+    ][: len(steps[1].timeline.phases)]
+    assert steps[1].timeline.parts_at(0)["parameters"] == weight.nbytes
+
+
+def test_levels_are_those_of_the_categories_and_of_the_blocks() -> None:
+    loop = adam()(model())
+    step = th.profile_step(lambda: next(loop))
+    timeline = step.timeline
+    for event in range(len(timeline.events) + 1):
+        assert timeline.levels[event] == sum(column[event] for column in timeline.category_levels.values())
+    for event in (0, timeline.peak_event, len(timeline.events)):
+        assert timeline.levels[event] == sum(timeline.parts_at(event).values())
+        assert timeline.levels[event] == sum(timeline.nbytes[number] for number in timeline.alive_at(event))
+    assert max(phase.nbytes for phase in step.phases) == step.peak_bytes == step.peak().nbytes
+    assert sum(each["bytes"] for each in step.records() if each["at_peak"]) == step.peak_bytes
+
+
+def test_the_peak_is_said_in_words() -> None:
+    loop = adam()(model())
+    peak = th.profile_step(lambda: next(loop)).peak()
+    share = th.share_text(peak.categories["optimizer state"], peak.nbytes)
+    assert f"{share} is Adam's state" in str(peak)
+    assert "The step is at its highest in the " in peak._repr_html_()
+
+
+def test_notebooks_show_tables() -> None:
+    loop = adam()(model())
+    with th.record_steps() as steps:
+        for _ in range(3):
+            next(loop)
+    for shown in (steps, steps[1], steps[1].peak()):
+        assert shown._repr_html_().count("<table>") == 1
+
+
+@pytest.mark.parametrize("order", ["inside", "around"])
+def test_policies_and_captures_go_on_working(order: str) -> None:
+    made = model()
+    optimizer = Adam(made.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with th.capture():
+            loss = loss_of(made)
+        loss.backward()
+        optimizer.step()
+
+    runs: list[th.Run] = []
+    outer, inner = th.policy("bfs", on_run=runs.append), th.record_steps(steps=2)
+    contexts = (outer, inner) if order == "inside" else (inner, outer)
+    with contexts[0], contexts[1]:
+        for _ in range(3):
+            step()
+    assert len(runs) == 3
+    assert len(inner) == 2
+    names = [phase.name for phase in inner[1].timeline.phases]
+    assert names == ["forward", "backward", "after backward", "optimizer", "between"]
+
+
+def test_recordings_inside_of_each_other_are_refused_in_a_sentence() -> None:
+    before = in_place()
+    with th.record_steps() as steps:
+        with pytest.raises(RuntimeError, match="memory is being measured already"), th.record_steps():
+            pass
+        with pytest.raises(RuntimeError, match="memory is being measured already"):
+            th.profile_step(lambda: None)
+        with pytest.raises(RuntimeError, match="memory is being measured already"):
+            th.profile(lambda: loss_of(model()))
+        with pytest.raises(RuntimeError, match="being recorded already"), steps:
+            pass
+        with pytest.raises(RuntimeError, match="when the `with` block of th.record_steps\\(\\) has ended"):
+            steps[0]
+    assert in_place() == before
+    with torch.profiler.profile(), pytest.raises(RuntimeError, match="torch profiler is at work"), th.record_steps():
+        pass
+    assert in_place() == before
+
+
+def test_windows_are_bounded() -> None:
+    with pytest.raises(ValueError, match="expected 2 to 10: each event of the allocator takes about 1.9 kB"):
+        th.record_steps(steps=11)
+    with pytest.raises(ValueError, match="expected 2 to 10: the first step makes the optimizer's state"):
+        th.record_steps(steps=1)
+
+
+def test_what_is_no_step_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no optimizer stepped in the function.*th.profile\(make_loss\)"):
+        th.profile_step(lambda: loss_of(model()).backward())
+    with th.record_steps() as steps:
+        loss_of(model()).backward()
+    with pytest.raises(IndexError, match="none was recorded: no optimizer has stepped"):
+        steps[0]
+
+
+def test_models_on_other_devices_are_refused_before_anything_runs() -> None:
+    made = nn.Linear(3, 3, device="meta")
+    with pytest.raises(NotImplementedError, match="weight of Linear is on meta"), th.record_steps():
+        made(torch.ones(2, 3, device="meta"))
+
+
+def test_steps_of_other_threads_are_not_taken_for_ours() -> None:
+    from threading import Thread
+
+    loop, other = adam()(model()), adam()(copy.deepcopy(model()))
+    with th.record_steps(steps=2) as steps:
+        for _ in range(3):
+            thread = Thread(target=lambda: next(other))
+            thread.start()
+            thread.join()
+            next(loop)
+    assert [step.optimizers for step in steps] == [("Adam",), ("Adam",)]
+
+
+def test_evaluation_between_steps_is_no_forward() -> None:
+    made = model()
+    loop = adam()(made)
+    with th.record_steps(steps=2) as steps:
+        for _ in range(3):
+            next(loop)
+            with torch.no_grad():
+                made(torch.randn(4, 16))
+    assert [phase.name for phase in steps[1].timeline.phases].count("forward") == 1
