@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from operator import is_
+from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet, ref
 
@@ -37,6 +38,7 @@ from ...inspector.torch_internals.tensors import (
     without_bytes,
 )
 from ..tasks.hook_watch import subclasses
+from ..trace.out_of_memory import explain_out_of_memory
 from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
 
 
@@ -75,8 +77,12 @@ class AsFound:
             self._opened = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            explain_out_of_memory(error)
+        self._opened.__exit__(kind, error, traceback)
 
     @property
     def modules(self) -> list[nn.Module]:

@@ -17,6 +17,7 @@ from ..orders.policies import POLICIES, find_policy
 from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy, policy_name
 from ..sessions.agreement import in_group
+from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import backward, check_choices
@@ -86,6 +87,8 @@ class Installation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            explain_out_of_memory(error)
         self.remove()
 
     def _run(
@@ -151,7 +154,8 @@ def _run_installed(
     if innermost is None or not tensors:  # removed meanwhile in another thread; nothing to put into an order
         torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
     else:
-        innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
+        with out_of_memory_explained():
+            innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
 
 
 def install(

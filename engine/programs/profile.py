@@ -18,6 +18,7 @@ from ..sessions.native import Plan, run_native
 from ..sessions.stepper import run_measured
 from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import expect_flags
+from ..trace.out_of_memory import out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import check_choices, run_tape
@@ -92,7 +93,8 @@ def profile(
     with Measurement(device) as measurement:
         with capture(model, measurement.observe), FollowedTapes() as followed:
             measurement.begin_forward()
-            loss = make_loss()
+            with out_of_memory_explained():
+                loss = make_loss()
             measurement.observe(None, loss)
         made = loss_or_tape(loss)
         call = BackwardCall(made, None, retain_graph, create_graph)

@@ -34,6 +34,7 @@ from ..tasks.runner import Runner
 from ..tasks.task_streams import on_stream
 from ..trace.bare_record import BareRecord
 from ..trace.batches import Batch, Fallback
+from ..trace.out_of_memory import explain_out_of_memory
 from ..trace.recorder import Recorder
 from ..trace.statistics import Level
 from ..words.phrases import counted
@@ -326,6 +327,7 @@ class DirectBackward:
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapehead: raised in {described}")
+        explain_out_of_memory(error, self.graph)
         self.runner.failed(self.graph.tasks[task_id])
 
     def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:

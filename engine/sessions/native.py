@@ -39,6 +39,7 @@ from ..queue.ready_queue import sort_key
 from ..tasks.backward_call import BackwardCall
 from ..tasks.task_hooks import Gradients, hook_name
 from ..tasks.tensor_hooks import LateTensorHooks
+from ..trace.out_of_memory import explain_out_of_memory
 from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.statistics import Level
@@ -193,6 +194,7 @@ def explain(error: Exception, graph: Graph, freed: Node | None) -> None:
         error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")
     else:
         error.add_note('tapehead: run it again on a fresh forward with trace="off" to be told in which task')
+    explain_out_of_memory(error, graph)
 
 
 def _all_hooks(handle: RemovableHandle) -> dict[int, Any]:
@@ -322,6 +324,7 @@ class Watch:
     def explain(self, error: BaseException) -> None:
         """Notes on the error in which task it was raised."""
         error.add_note(f"tapehead: raised {self._place(error)}")
+        explain_out_of_memory(error, self.graph)
 
     def _place(self, error: BaseException) -> str:
         describe = self.graph.in_order([*self.order, *self._inside.values(), *self.upcoming()]).describe

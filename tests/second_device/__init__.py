@@ -100,6 +100,6 @@ def _device_module(device: Any) -> ModuleType:
     its.update(manual_seed_all=lambda seed: None, get_rng_state=lambda device=None: torch.get_rng_state())
     its.update(set_rng_state=lambda state, device=None: torch.set_rng_state(state))
     its.update(get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16])
-    its.update(memory_allocated=device.memory_allocated)
+    its.update(memory_allocated=device.memory_allocated, set_memory_limit=device.set_memory_limit)
     its.update(write_down=device.write_down, take_lines=device.take_lines, stream_of=device.stream_of)
     return module

@@ -131,6 +131,7 @@ struct Allocator final : c10::Allocator {
   static constexpr size_t BEFORE = 64; // keeps what follows aligned
   static_assert(sizeof(Head) <= BEFORE);
   static inline std::array<std::atomic<int64_t>, DEVICES> used{};
+  static inline std::array<std::atomic<int64_t>, DEVICES> limit{}; // bytes; 0: as much as the host has
 
   static void tell(void* data, int64_t bytes, c10::DeviceIndex device) {
     int64_t now = used[device] += bytes;
@@ -147,6 +148,11 @@ struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::Device device(KIND, current_device);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
+    int64_t most = limit[current_device];
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, most == 0 || used[current_device] + static_cast<int64_t>(bytes) <= most, device,
+        " is out of memory: tried to allocate ", bytes, " bytes of ", most, ", of which ",
+        used[current_device].load(), " are in use");
     char* base = static_cast<char*>(c10::alloc_cpu(bytes + BEFORE));
     new (base) Head{static_cast<int64_t>(bytes), current_device};
     tell(base + BEFORE, static_cast<int64_t>(bytes), current_device);
@@ -370,6 +376,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("current_device", [] { return static_cast<int>(current_device); });
   module.def("set_device", [](int device) { current_device = static_cast<c10::DeviceIndex>(device); });
   module.def("memory_allocated", [](int device) { return Allocator::used.at(device).load(); });
+  module.def("set_memory_limit", [](int device, int64_t bytes) { Allocator::limit.at(device) = bytes; });
   module.def("write_down", [](bool whether) { writes_down = whether; });
   module.def("take_lines", &take_lines);
   module.def("stream_of", &stream_of);

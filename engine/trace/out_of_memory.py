@@ -1,0 +1,212 @@
+"""An allocation that failed: who held what at that moment, and what would help, as notes on the error."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.marks import tensors_of
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.saved import saved_slots
+from ...inspector.torch_internals.sequence_numbers import current_number
+from ...inspector.torch_internals.tensors import is_fake, storage_of
+from ..words.phrases import folded, joined, pattern, task_name
+from ..words.sizes import share_text, size_text
+
+_OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
+_NOTE = "tapehead: when it was asked for more, "
+_PARAMETERS, _BUFFERS, _GRADIENTS, _STATE = "parameters", "buffers", "gradients", "optimizer state"
+_SAVED, _OTHERS = "saved by tasks that had not run", "other tensors"
+_UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
+_HELP = {
+    _SAVED: "computing some of it again instead of saving it, th.plan_mirror(make_loss), and a smaller batch",
+    _PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
+    _GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
+    _STATE: "an optimizer with less state",
+    _OTHERS: "letting go of what is no longer needed: gc.get_referrers(tensor) tells who holds one",
+    _UNSEEN: "another order of the tasks, th.plan(loss), and a smaller batch",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch raised it since a device had no memory left."""
+    return _device_of(error) is not None
+
+
+def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> None:
+    """Notes on such an error who holds how much of that device, and what would help; on any other nothing, and nothing
+    twice. `graph`: of the backward that failed, for the names of its tasks."""
+    device = _device_of(error)
+    if device is None or any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    try:
+        with unobserved():
+            holding = _Holding(device, graph)
+    except (RuntimeError, MemoryError):  # there may be too little left even to look
+        return
+    for note in holding.notes():
+        error.add_note(note)
+
+
+@contextmanager
+def out_of_memory_explained() -> Iterator[None]:
+    """An allocation that fails inside is explained."""
+    try:
+        yield
+    except Exception as error:
+        explain_out_of_memory(error)
+        raise
+
+
+def _device_of(error: BaseException) -> torch.device | None:
+    """Of which device there was too little; None for any other error."""
+    if isinstance(error, torch.OutOfMemoryError):
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            return None
+        named = re.search(rf"(?:GPU|{accelerator.type}:) ?(\d+)", str(error))
+        index = int(named[1]) if named else torch.accelerator.current_device_index()
+        return torch.device(accelerator.type, index)
+    told = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
+    return torch.device("cpu") if told else None
+
+
+class _Holding:
+    """Who holds how much of a device: each storage once, by the first of these reasons.
+
+    Attributes:
+        parts: bytes by category, in the order in which they were looked for.
+        savers: bytes that tasks of one kind and place save, and how many tasks these are.
+        largest: the largest of the other tensors.
+    """
+
+    def __init__(self, device: torch.device, graph: Graph | None) -> None:
+        self.device = device
+        self.parts: Counter[str] = Counter()
+        self.savers: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        self.largest: tuple[int, str] = 0, ""
+        self._counted: set[int] = set()
+        tensors, optimizers, modules = _alive()
+        parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
+        self._add(_PARAMETERS, parameters)
+        self._add(_BUFFERS, [buffer for module in modules for buffer in module._buffers.values()])
+        leaves = (each for each in tensors if each.is_leaf and each.requires_grad)
+        self._add(_GRADIENTS, [each.grad for each in leaves])
+        self._add(_STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
+        self._add_saved(tensors, graph)
+        for each in tensors:
+            nbytes = self._add(_OTHERS, [each])
+            if nbytes > self.largest[0]:
+                dtype = str(each.dtype).removeprefix("torch.")
+                self.largest = nbytes, f"{tuple(each.shape)} {dtype}, {size_text(nbytes)}"
+        unseen = _allocated(device) - self.parts.total()
+        if unseen > 0:
+            self.parts[_UNSEEN] = unseen
+
+    def _add(self, category: str, tensors: Iterable[Tensor | None]) -> int:
+        """Counts the storages among them that nobody has counted yet."""
+        added = 0
+        for tensor in tensors:
+            if tensor is None or is_lazy(tensor) or is_fake(tensor) or tensor.device != self.device:
+                continue
+            storage = storage_of(tensor)
+            if storage is not None and storage.address not in self._counted:
+                self._counted.add(storage.address)
+                added += storage.nbytes
+        if added:
+            self.parts[category] += added
+        return added
+
+    def _add_saved(self, tensors: Sequence[Tensor], graph: Graph | None) -> None:
+        """What nodes keep: those of the graph, and those of all other results that are alive. What several keep counts
+        to the one that was made first: it runs last."""
+        names: dict[Node, tuple[str, str]] = {}
+        if graph is not None:
+            for task, node in zip(graph.tasks, graph.nodes, strict=True):
+                names[node] = task_name(task), task.parameter or graph.module(task) or ""
+        reached = _reached(each.grad_fn for each in tensors if each.grad_fn is not None)
+        for node in sorted(names.keys() | reached, key=current_number):
+            nbytes = self._add(_SAVED, [slot.tensor for slot in saved_slots(node)])
+            if nbytes:
+                name, where = names.get(node, (node.name(), ""))
+                before, places = self.savers.get((name, pattern(where)), (0, []))
+                self.savers[name, pattern(where)] = before + nbytes, [*places, where]
+
+    def notes(self) -> Iterator[str]:
+        """The sentences: who held what, and what would help."""
+        whole = self.parts.total()
+        if not whole:
+            return
+        where = "the CPU" if self.device.type == "cpu" else str(self.device)
+        parts = [
+            f"{size_text(nbytes)} ({share_text(nbytes, whole)}) {category}{self._details(category)}"
+            for category, nbytes in self.parts.most_common()
+        ]
+        yield f"{_NOTE}{where} held {size_text(whole)}: {'; '.join(parts)}"
+        (most, _), *_ = self.parts.most_common()
+        helping = f"{_HELP[most]}; " if most in _HELP else ""
+        yield (
+            f"tapehead: what may help: {helping}th.fits(make_model, make_batch, make_optimizer, memory) tries a "
+            "training step and what would make it smaller, and allocates nothing"
+        )
+
+    def _details(self, category: str) -> str:
+        if category == _SAVED:
+            most = sorted(self.savers.items(), key=lambda saver: -saver[1][0])[:3]
+            return ", the most by " + joined([_saver(name, *found) for (name, _), found in most])
+        return f", the largest {self.largest[1]}" if category == _OTHERS else ""
+
+
+def _saver(name: str, nbytes: int, places: Sequence[str]) -> str:
+    """`12 × SoftmaxBackward0 (blocks.*.attn, 1.2 GiB)`."""
+    times = f"{len(places):,} × " if len(places) > 1 else ""
+    where = ", ".join(part for part in (folded(places), size_text(nbytes)) if part)
+    return f"{times}{name} ({where})"
+
+
+def _alive() -> tuple[list[Tensor], list[Optimizer], list[nn.Module]]:
+    """By their types, as isinstance() would ask objects of the program what they are."""
+    tensors: list[Tensor] = []
+    optimizers: list[Optimizer] = []
+    modules: list[nn.Module] = []
+    of_type: dict[type, list[Any] | None] = {}
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in of_type:
+            kinds = ((Tensor, tensors), (Optimizer, optimizers), (nn.Module, modules))
+            of_type[kind] = next((found for base, found in kinds if issubclass(kind, base)), None)
+        found = of_type[kind]
+        if found is not None:
+            found.append(each)
+    return [each for each in tensors if not is_lazy(each)], optimizers, modules
+
+
+def _reached(roots: Iterable[Node]) -> set[Node]:
+    """The nodes of these graphs."""
+    found = set(roots)
+    waiting = list(found)
+    while waiting:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _allocated(device: torch.device) -> int:
+    """What the device's allocator has given, where it says so."""
+    with suppress(AttributeError, NotImplementedError, RuntimeError):
+        if device.type != "cpu":
+            return int(torch.get_device_module(device).memory_allocated(device.index))
+    return 0

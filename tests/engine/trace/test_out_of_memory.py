@@ -1,0 +1,149 @@
+"""Where an allocation fails: the notes on the error say who held what, under each verb, and the program goes on."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.trace.out_of_memory import explain_out_of_memory
+
+TOO_MUCH = 2**48
+
+
+class Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient + torch.empty(TOO_MUCH, device=gradient.device).sum()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.softmax(layer(x), -1)
+        for layer in self.layers:
+            x = layer(Greedy.apply(x))
+        return x.sum()
+
+
+def policed(make_loss: Callable[[], Tensor]) -> None:
+    with th.policy("bfs"):
+        make_loss().backward()
+
+
+VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
+    "backward": lambda make_loss: th.backward(make_loss()),
+    "direct": lambda make_loss: th.backward(make_loss(), engine="direct"),
+    "traced": lambda make_loss: th.backward(make_loss(), trace="off"),
+    "policy": policed,
+    "debug": lambda make_loss: th.debug(make_loss()).run(),
+    "profile": lambda make_loss: th.profile(make_loss),
+    "compare": lambda make_loss: th.compare(make_loss, ["heap"]),
+}
+
+
+def notes(call: Callable[[], object]) -> list[str]:
+    with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as raised:
+        call()
+    return list(getattr(raised.value, "__notes__", ()))
+
+
+def parameters_alive() -> int:
+    """The bytes of all parameters there are, those that other tests have left among them."""
+    alive = {
+        each.data_ptr(): each.nbytes for each in gc.get_objects() if type(each) is nn.Parameter and not each.is_meta
+    }
+    return sum(alive.values())
+
+
+def held(said: str, category: str) -> float:
+    """The bytes of a category, as a sentence says them; it rounds."""
+    found = re.search(rf"([\d.]+) (B|KiB|MiB) \([\w ]+%\) {category}", said)
+    assert found is not None, said
+    return float(found[1]) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[found[2]]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_held_what_is_said_once(verb: str) -> None:
+    model, batch = Model(), torch.randn(512, 64)
+    gc.collect()
+    told = notes(lambda: VERBS[verb](lambda: model(batch)))
+    (holding,) = [note for note in told if "when it was asked for more, the CPU held" in note]
+    assert held(holding, "parameters") == pytest.approx(parameters_alive(), rel=0.01)
+    assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
+    assert "3 × SoftmaxBackward0" in holding
+    assert told[-1].startswith("tapehead: what may help: ")
+
+
+def test_a_forward_that_fails_tells_gradients_and_state() -> None:
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for layer in model.layers:
+        layer(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+
+    def failing() -> Tensor:
+        return torch.empty(TOO_MUCH)
+
+    def in_loop() -> None:
+        with th.policy("heap"):
+            failing()
+
+    weights = sum(each.nbytes for each in model.parameters())
+    for call in (lambda: th.profile(failing), lambda: th.find_nan(failing), in_loop):
+        holding, helping = notes(call)
+        assert held(holding, "gradients") >= 0.99 * weights
+        assert held(holding, "optimizer state") >= 0.99 * 2 * weights
+        assert helping.startswith("tapehead: what may help: ")
+
+
+def test_other_errors_get_no_such_note() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    explain_out_of_memory(error)
+    assert not hasattr(error, "__notes__")
+
+
+def test_nothing_is_held_afterwards() -> None:
+    model, batch = Model(), torch.randn(4, 64)
+    before = len([each for each in gc.get_objects() if issubclass(type(each), Tensor)])
+    notes(lambda: th.backward(model(batch)))
+    gc.collect()
+    assert len([each for each in gc.get_objects() if issubclass(type(each), Tensor)]) <= before
+    model.layers[0](batch).sum().backward()
+    assert model.layers[0].weight.grad is not None
+
+
+@pytest.fixture
+def small(accelerators: tuple[torch.device, torch.device]) -> Iterator[torch.device]:
+    device = accelerators[1]
+    if device.type == "cuda":
+        pytest.skip("the limit of a CUDA device is a share of all it has")
+    module: Any = torch.get_device_module(device)
+    module.set_memory_limit(device.index, module.memory_allocated(device.index) + 3 * 2**20)
+    yield device
+    module.set_memory_limit(device.index, 0)
+
+
+@pytest.mark.parametrize("verb", ["backward", "direct", "policy", "debug"])
+def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device) -> None:
+    model, batch = Model().to(small), torch.randn(512, 64, device=small)
+    kept = torch.zeros(2**17, device=small)
+    told = notes(lambda: VERBS[verb](lambda: model(batch)))
+    (holding,) = [note for note in told if f"when it was asked for more, {small} held" in note]
+    assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
+    assert "the largest (131072,) float32, 512 KiB" in holding
+    assert kept.sum() == 0
