@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream gpu
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modul
 
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
+
+# Where a GPU is, torch usually is, too, and nothing can be installed: the environment here if there is one, else PYTHON.
+gpu: ## run the tests and benchmarks that want CUDA, where there is a GPU, and print one table
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) tests/gpu
 
 models: $(VENV)/models.stamp ## run models and training loops of well-known libraries through every verb
 	$(BIN)/python tests/models

@@ -1,0 +1,47 @@
+"""`make gpu`: what its table is made of, and what it says where there is no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parent / "gpu" / "__main__.py"
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_table", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_table"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_why_there_is_nothing_to_run() -> None:
+    ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert ran.stderr.startswith("nothing to run: ")
+
+
+def test_tests_are_counted_by_file_and_failures_named(gpu: ModuleType, tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2, 'one is not two'\n"
+        "@pytest.mark.skip\ndef test_left_out(): pass\n"
+    )
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    subprocess.run([*command, f"--junitxml={report}", str(tests)], capture_output=True, cwd=tmp_path)
+    whole, failed = gpu.counted(report)
+    assert whole.what == "test_some" and not whole.good
+    assert sorted(whole.found.split(", ")) == ["1 failed", "1 passed", "1 skipped"]
+    assert failed.what == "test_some: test_bad" and "one is not two" in failed.found
+    assert gpu.table([whole, failed])[0].startswith("✗ test_some ")
