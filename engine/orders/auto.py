@@ -18,6 +18,7 @@ from ...inspector.graph.latest import Latest
 from ...inspector.torch_internals.nodes import input_metadata, leaf_of
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
+from ..queue.kept_turns import forget_turns
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
 from .kept_orders import forget_orders
@@ -174,6 +175,7 @@ def forget_plans() -> None:
     forget_graphs()
     forget_kept()
     forget_orders()
+    forget_turns()
     _plans.clear()
     _left_alone.clear()
     _ordered.clear()

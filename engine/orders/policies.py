@@ -36,6 +36,7 @@ def _random(seed: str) -> Policy:
         "by lot",
         lambda task, arrival: (Random(f"{number} {task.id}").getrandbits(32), arrival),
         arrival_label,
+        keeps=True,
     )
 
 
@@ -108,6 +109,7 @@ POLICIES = {
             "last created, first run; AccumulateGrad last",
             lambda task, arrival: (int(task.is_leaf), -task.sequence_nr, arrival),
             creation_label,
+            keeps=True,
         ),
         _random("0"),
         # The planned ones: see `planners` for the rule, source and cost of each.

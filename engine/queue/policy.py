@@ -42,7 +42,7 @@ class Policy:
             from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
             in a graph, a task's place in the plan is its key.
         keeps: whether a plan holds for every graph of the same kind (`engine/orders/kept_plans.py`): a training loop
-            plans once.
+            plans once. Of one that does not plan: whether its keys put the tasks of all such graphs in one order.
         choose: for a policy that takes one of several others' orders: gives one that goes by it, from what `plan` gets.
         took: whose order that is.
         note: why, or why it is not the order that was asked for.
@@ -78,20 +78,27 @@ def creation_label(task: Task, arrival: int) -> str:
     return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
 
 
+class Places:
+    """Keys by a plan: of the ready tasks the one that stands first in it."""
+
+    __slots__ = "_last", "_places", "plan"
+
+    def __init__(self, plan: Sequence[int]) -> None:
+        self.plan = tuple(plan)
+        self._places = {task_id: place for place, task_id in enumerate(plan)}
+        self._last = len(self._places)
+
+    def __call__(self, task: Task, arrival: int) -> Key:
+        return self._places.get(task.id, self._last), arrival
+
+    def label(self, task: Task, arrival: int) -> str:
+        return f"{self._places.get(task.id, self._last) + 1}."
+
+
 def following(policy: Policy, plan: Sequence[int]) -> Policy:
     """The policy once it has planned: of the ready tasks the one that stands first in the plan."""
-    places = {task_id: place for place, task_id in enumerate(plan)}
-
-    def place_of(task: Task) -> int:
-        return places.get(task.id, len(places))
-
-    return replace(
-        policy,
-        plan=None,
-        choose=None,
-        key=lambda task, arrival: (place_of(task), arrival),
-        label=lambda task, arrival: f"{place_of(task) + 1}.",
-    )
+    places = Places(plan)
+    return replace(policy, plan=None, choose=None, key=places, label=places.label)
 
 
 def policy_name(policy: Policy | Choice) -> str:
@@ -115,9 +122,9 @@ def is_dynamic(policy: Policy | Choice) -> bool:
 
 
 # PyTorch before PR #4746 (2018).
-BFS = Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label)
+BFS = Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label, keeps=True)
 # PR #4746, its second candidate.
-DFS = Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label)
+DFS = Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label, keeps=True)
 # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR #7604).
 # Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
-HEAP = Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), creation_label)
+HEAP = Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), creation_label, keeps=True)

@@ -23,8 +23,9 @@ from ..orders.group_queues import (
 from ..orders.schedule import schedule
 from ..queue.chosen_order import allowed, chosen_order
 from ..queue.device_queues import AnyQueue, DeviceQueues, MakeQueue
+from ..queue.kept_turns import keep_turns, kept_turns
 from ..queue.policy import Choice, Policy, is_dynamic
-from ..queue.ready_queue import PolicyError, ready_queue
+from ..queue.ready_queue import KeyedQueue, PolicyError, ready_queue
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
 from ..tasks.history import Edited, Ran
@@ -56,7 +57,6 @@ class DirectBackward:
         needed: the tasks that run at all; None: all.
         runner: as given; there is none any more once it is over.
         order: the ids of the tasks that have run.
-        queue: the ready tasks.
         buffers: what waits for tasks.
         policy, terms: what picks; and from which position on what has picked.
         stops: the breakpoints and watchpoints.
@@ -93,7 +93,9 @@ class DirectBackward:
         if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
             runner.streams.give_up()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
-        self.queue = self._make_queue(self.graph, policy, self.order)
+        self._queue = self._make_queue(self.graph, policy, self.order)
+        self._ahead: Sequence[int] | None = None  # of all tasks: those that have run by it, the queue has not heard of
+        self._looked_ahead = False
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
         self.stops.speak_of(self.order)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
@@ -118,6 +120,44 @@ class DirectBackward:
         if self.runner.streams is not None:
             for task_id, buffer in self.buffers.by_task.items():
                 self.runner.streams.given(task_id, buffer.shown())
+
+    @property
+    def queue(self) -> AnyQueue:
+        """The ready tasks."""
+        ahead = self._ahead
+        if ahead is None:
+            return self._queue
+        found = self.queue_under(self.policy)
+        if len(self.order) < len(ahead) and (running := ahead[len(self.order)]) in found:
+            found.remove(running)
+        return found
+
+    @queue.setter
+    def queue(self, queue: AnyQueue) -> None:
+        self._queue, self._ahead = queue, None
+
+    def go_ahead(self) -> Sequence[int] | None:
+        """The tasks that are left in their order, where a graph like this one has told it; to run without the queue up
+        to `fall_in`. Only the first time: afterwards something else is wanted than that they run."""
+        order, queue = self.order, self._queue
+        if self._looked_ahead or type(queue) is not KeyedQueue:
+            return None
+        self._looked_ahead = True
+        if self.recorder is not None and not self.recorder.knows_labels(queue.arrived):
+            return None
+        turns = kept_turns(self.graph, self.policy)
+        if turns is None or list(turns[: len(order)]) != order:
+            return None
+        self._ahead = turns
+        return turns[len(order) :]
+
+    def fall_in(self) -> None:
+        """The queue hears of the tasks that have run without it."""
+        if self._ahead is not None:
+            all_ran = len(self.order) == len(self._ahead)
+            self.queue = (
+                self._make_queue(self.graph, self.policy, self.order) if all_ran else self.queue_under(self.policy)
+            )
 
     @property
     def current(self) -> Task | None:
@@ -154,25 +194,18 @@ class DirectBackward:
                 raise RuntimeError(f"no task is left: all {len(self.order)} have run")
             return self.queue.choose()
         if task_id not in self.queue:
-            raise ValueError(f"{self.described(task_id)} is not ready: it {self._why_not(task_id)}")
+            raise ValueError(f"{self.described(task_id)} is not ready: it {_why_not(self, task_id)}")
         return task_id
-
-    def _why_not(self, task_id: int) -> str:
-        if self.needed is not None and task_id not in self.needed:
-            return "is not going to run: no path leads from it to inputs="
-        if missing := self.buffers.missing[task_id]:
-            return f"waits for {counted(missing, 'more gradient')}"
-        return "has run"
 
     def run_one(self, task_id: int, by_hand: bool) -> None:
         """Runs a ready task, and those that run as one with it."""
         self.stops.stopped = None
-        self.inside(lambda: self._run_next(task_id, hooks=True, by_hand=by_hand), ends=True)
+        self.inside(lambda: _run_next(self, task_id, hooks=True, by_hand=by_hand), ends=True)
 
     def run_to(self, task_id: int) -> None:
         """Runs what the policy picks before this task, or up to what stops a run."""
         if task_id in self.order or not (self.needed is None or task_id in self.needed):
-            raise ValueError(f"{self.described(task_id)} {self._why_not(task_id)}")
+            raise ValueError(f"{self.described(task_id)} {_why_not(self, task_id)}")
         self.run_until(task_id)
 
     def run_until(self, last: int | None) -> None:
@@ -185,21 +218,24 @@ class DirectBackward:
             bare = watch is not None and not ask and quiet
             apart = () if self.groups is None else self.groups.tasks
             until = frozenset(apart if last is None else (*apart, last))
-            queue = self.queue
+            queue, whole = self.queue, not self.order
             while queue and not self.stop_asked:
                 if bare and watch is not None and self.is_plain:
                     self.runner.run_bare(self, until, watch)
+                    queue = self.queue
                     if not queue or self.stop_asked:
                         break
                 task_id = queue.choose()
                 if task_id == last:
                     return
-                self._run_next(task_id, ask or (watch is not None and watch.registered()), last=last)
+                _run_next(self, task_id, ask or (watch is not None and watch.registered()), last=last)
                 if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     stops.stopped = stop
                     return
             if self.stop_asked and queue:
                 stops.stopped = Stop("asked", None, None, "stop() was called")
+            elif whole and watch is not None and type(queue) is KeyedQueue:
+                keep_turns(self.graph, self.policy, self.order)
 
         self.stops.stopped = None
         try:
@@ -278,12 +314,6 @@ class DirectBackward:
         """From here on each task runs by itself. `why` makes the sentence from the name of a task."""
         if (groups := self.groups) is not None:
             self.inside(lambda: groups.give_up_all(self, why))
-
-    def _run_next(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
-        if self.groups is not None and task_id in self.groups:
-            self.groups.execute(self, task_id, hooks, by_hand, last)
-        else:
-            self.execute(task_id, hooks, by_hand)
 
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
         """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
@@ -401,3 +431,20 @@ class DirectBackward:
         for task_id in list(self.consumed):  # in the order in which they ran
             del self.consumed[task_id]
         self._given.clear()
+
+
+def _run_next(
+    backward: DirectBackward, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None
+) -> None:
+    if backward.groups is not None and task_id in backward.groups:
+        backward.groups.execute(backward, task_id, hooks, by_hand, last)
+    else:
+        backward.execute(task_id, hooks, by_hand)
+
+
+def _why_not(backward: DirectBackward, task_id: int) -> str:
+    if backward.needed is not None and task_id not in backward.needed:
+        return "is not going to run: no path leads from it to inputs="
+    if missing := backward.buffers.missing[task_id]:
+        return f"waits for {counted(missing, 'more gradient')}"
+    return "has run"

@@ -17,7 +17,7 @@ from ..memory.layouts import copy_for, layout_of, suits
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 
 
-def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None) -> None:
+def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None = None) -> None:
     """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
 
     The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's.
@@ -40,6 +40,24 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     for hook in hooks:
         if hook(leaf) is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
+    """`accumulate` of a gradient that fits its leaf, where there are no hooks; with less looking at the usual one."""
+    gradient = gradients[0]
+    if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
+        leaf = leaf_of(node)
+        usual = leaf.is_contiguous() and 0 not in gradient.stride() and not gradient._is_zerotensor()
+        if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
+            with _filling:
+                if leaf.grad is None:
+                    try:
+                        leaf.grad = gradient.detach()
+                        return
+                    except RuntimeError:  # it does not fit after all
+                        pass
+    del gradient
+    accumulate(node, gradients)
 
 
 _filling = threading.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
-from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.retained import noting
-from ...inspector.torch_internals.saved import free_saved, hides_saved, packed_by_user, saved_variables
+from ...inspector.torch_internals.saved import all_saved, free_saved, packed_by_user
 from ..queue.device_queues import AnyQueue
 from ..queue.ready_queue import KeyedQueue
-from .accumulate import accumulate
+from .accumulate import accumulate, accumulate_fitting
 from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import InputBuffer, fitted
 from .input_buffers import InputBuffers
+from .task_layout import Received, TaskLayout
 
 
 class BareNotes(Protocol):
@@ -58,6 +58,10 @@ class BareLoop(Protocol):
 
     def bare_record(self) -> BareNotes | None: ...
 
+    def go_ahead(self) -> Sequence[int] | None: ...
+
+    def fall_in(self) -> None: ...
+
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
     def fail(self, error: BaseException, task_id: int) -> None: ...
@@ -69,6 +73,7 @@ class BareTasks:
     Args:
         graph: the graph.
         takes: for each task what it takes, one per input number.
+        as_in_graph: whether that is what the graph says.
         keep_graph: whether the nodes keep what they saved.
         graph_task: is told of the node that runs.
         free: lets go of what a node saved.
@@ -78,6 +83,7 @@ class BareTasks:
         self,
         graph: Graph,
         takes: list[tuple[TensorMeta, ...]],
+        as_in_graph: bool,
         keep_graph: bool,
         graph_task: GraphTask,
         free: Callable[[Sequence[Any]], None] = free_saved,
@@ -87,53 +93,65 @@ class BareTasks:
         self._keep_graph = keep_graph
         self._graph_task = graph_task
         self._free = free
-        leaf, plain = Kind.ACCUMULATE_GRAD, Kind.CPP
-        self._leaves = [task.kind is leaf for task in graph.tasks]
-        special = [task.id for task in graph.tasks if task.kind is not plain and task.kind is not leaf]
-        if any(map(hides_saved, {type(node): node for node in graph.nodes}.values())):
-            special += [task_id for task_id, node in enumerate(graph.nodes) if hides_saved(node)]
-        self._special = frozenset(special)
+        self._layout = TaskLayout.of(graph, takes, as_in_graph)
+        self._fitting = as_in_graph
 
     def run(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
         """Up to one of these tasks, to the end, or until there may be hooks."""
-        apart = self._special.union(last)
+        apart = self._layout.special.union(last)
         while (queue := loop.queue) and loop.is_plain and not loop.stop_asked and not watch.registered():
             task_id = queue.choose()
             if task_id in last:
                 break
             if task_id in apart or torch.is_anomaly_enabled():
                 loop.execute(task_id, hooks=False)
-            else:
-                self._run_plain(loop, apart, watch)
+                continue
+            turns = loop.go_ahead()
+            try:
+                if turns is None:
+                    self._run_plain(loop, _chosen(queue), queue, apart, watch)
+                else:
+                    self._run_plain(loop, iter(turns), None, apart, watch)
+            finally:
+                loop.fall_in()
 
-    def _run_plain(self, loop: BareLoop, apart: Collection[int], watch: HookWatch) -> None:
+    def _run_plain(
+        self, loop: BareLoop, turns: Iterator[int], queue: AnyQueue | None, apart: Collection[int], watch: HookWatch
+    ) -> None:
         """Up to a task that is apart, or which runs code of the user's. Calls between the parts of this would cost as
-        much as small tasks themselves."""
-        queue, order, buffers, missing = loop.queue, loop.order, loop.buffers.by_task, loop.buffers.missing
-        graph, nodes, leaves, takes_of = self._graph, self._graph.nodes, self._leaves, self._takes
-        edges, frees, graph_task, record = graph.out_edges, not self._keep_graph, self._graph_task, loop.bare_record()
+        much as small tasks themselves.
+
+        Args:
+            turns: the tasks, in their order.
+            queue: is told of what runs, and what is ready then; None: nobody is.
+        """
+        order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
+        layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.bare_record()
+        all_ways, takes, leaves, frees = layout.ways, layout.takes, layout.leaves, not self._keep_graph
         free = self._free
-        asks = record is not None and not (type(queue) is KeyedQueue and record.knows_labels(queue.arrived))
+        take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
+        asks = queue is not None and record is not None and not _knows_labels(record, queue)
         handles, told = RemovableHandle.next_id, noting.asked
-        while queue:
-            task_id = queue.choose()
+        for task_id in turns:
             if task_id in apart or loop.stop_asked:
                 return
             if (handles != RemovableHandle.next_id or told != noting.asked) and watch.registered():
                 return
-            node, leaf = nodes[task_id], leaves[task_id]
-            saved = saved_variables(node) if frees and not leaf else ()
+            node, read = nodes[task_id], layout.readers[task_id]
+            saved = () if read is None or not frees else all_saved(node, read)
             if (saved and packed_by_user(saved)) or is_spent(node):
+                loop.fall_in()
                 loop.execute(task_id, hooks=False)
                 return
-            queue.remove(task_id)
+            if queue is not None:
+                queue.remove(task_id)
             gradients = buffers.pop(task_id).gradients
             graph_task.node = node
             try:
                 if record is not None:
                     record.start(task_id, gradients)
-                if leaf:
-                    accumulate(node, gradients, None)
+                if leaves[task_id]:
+                    take(node, gradients)
                     if record is not None:
                         record.end(task_id)
                     gradients.clear()
@@ -144,27 +162,27 @@ class BareTasks:
                     record.end(task_id)
                 outputs = list(result) if type(result) is tuple else [result]
                 del result
-                its = edges[task_id]
-                unusual = _unusual(outputs, its, takes_of)
-                if unusual or (record is not None and (record.looks_at_all or len(its) != len(outputs))):
-                    _settle(unusual, outputs, takes_of, graph, task_id, record)
+                unusual = _unusual(outputs, takes[task_id])
+                if unusual or (record is not None and (record.looks_at_all or len(takes[task_id]) != len(outputs))):
+                    self._settle(unusual, outputs, task_id, record)
                 gradients.clear()
                 free(saved)
                 order.append(task_id)
-                for edge in its:
-                    next_task, gradient = edge.next_task, outputs[edge.output]
+                for output, next_task, number, inputs in all_ways[task_id]:
+                    gradient = outputs[output]
                     if (buffer := buffers.get(next_task)) is None:
-                        buffer = buffers[next_task] = InputBuffer(len(takes_of[next_task]))
-                        buffer.gradients[edge.input] = gradient
-                        outputs[edge.output] = None  # the buffer alone holds it
-                    elif gradient is not None and buffer.add(edge.input, gradient):
-                        outputs[edge.output] = None
+                        buffer = buffers[next_task] = InputBuffer(inputs)
+                        buffer.gradients[number] = gradient
+                        outputs[output] = None  # the buffer alone holds it
+                    elif gradient is not None and buffer.add(number, gradient):
+                        outputs[output] = None
                     gradient = None
                     missing[next_task] -= 1
                     if not missing[next_task]:
-                        queue.push(next_task)
+                        if queue is not None:
+                            queue.push(next_task)
                         if record is not None:
-                            record.arrive(next_task, queue.label(next_task) if asks else None)
+                            record.arrive(next_task, queue.label(next_task) if asks and queue is not None else None)
                 outputs.clear()
             except BaseException as error:
                 if record is not None:
@@ -172,36 +190,40 @@ class BareTasks:
                 loop.fail(error, task_id)
                 raise
 
+    def _settle(
+        self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: BareNotes | None
+    ) -> None:
+        """Notes how the outputs look, and makes of them what the next tasks take."""
+        if record is not None:
+            record.gave(task_id, outputs, unusual)
+        for edge in unusual:
+            gradient = outputs[edge.output]
+            if gradient is not None:
+                outputs[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self._graph, edge)
 
-def _unusual(outputs: list[Tensor | None], edges: Sequence[Edge], takes_of: list[tuple[TensorMeta, ...]]) -> list[Edge]:
+
+def _unusual(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Edge]:
     """The edges on which there is no gradient, or one that is not at once as its receiver takes it (see `fits`)."""
     found = []
     strided = torch.strided
-    for edge in edges:
-        gradient, takes = outputs[edge.output], takes_of[edge.next_task][edge.input]
+    for output, shape, dtype, device, edge in takes:
+        gradient = outputs[output]
         if (
             type(gradient) is not Tensor
-            or gradient.shape != takes.shape
-            or gradient.dtype is not takes.dtype
+            or gradient.shape != shape
+            or gradient.dtype is not dtype
             or gradient.layout is not strided
-            or gradient.device != takes.device
+            or gradient.device != device
         ):
             found.append(edge)
     return found
 
 
-def _settle(
-    unusual: list[Edge],
-    outputs: list[Tensor | None],
-    takes_of: list[tuple[TensorMeta, ...]],
-    graph: Graph,
-    task_id: int,
-    record: BareNotes | None,
-) -> None:
-    """Notes how the outputs look, and makes of them what the next tasks take."""
-    if record is not None:
-        record.gave(task_id, outputs, unusual)
-    for edge in unusual:
-        gradient = outputs[edge.output]
-        if gradient is not None:
-            outputs[edge.output] = fitted(gradient, takes_of[edge.next_task][edge.input], graph, edge)
+def _chosen(queue: AnyQueue) -> Iterator[int]:
+    """What the queue gives, until it is empty."""
+    while queue:
+        yield queue.choose()
+
+
+def _knows_labels(record: BareNotes, queue: AnyQueue) -> bool:
+    return type(queue) is KeyedQueue and record.knows_labels(queue.arrived)

@@ -37,11 +37,14 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
         RuntimeError: shape, dtype or device can't be made to fit; PyTorch's message with the task added.
     """
     if meta.shape is not None and gradient.shape != meta.shape:
-        if not _broadcasts(meta.shape, gradient.shape):
+        try:
+            gradient = gradient.sum_to_size(meta.shape)
+        except RuntimeError:
+            if _broadcasts(meta.shape, gradient.shape):
+                raise
             raise _invalid(
                 graph, edge, f"got {list(gradient.shape)} but expected shape compatible with {list(meta.shape)}"
-            )
-        gradient = gradient.sum_to_size(meta.shape)
+            ) from None
     if gradient.dtype != meta.dtype:
         if not (gradient.dtype.is_floating_point or gradient.is_complex() == meta.dtype.is_complex):
             raise _invalid(graph, edge, f"expected {meta.dtype} but got {gradient.dtype}")

@@ -17,7 +17,7 @@ from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Edge, Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
-from ...inspector.torch_internals.engine import gradient_dtype
+from ...inspector.torch_internals.engine import gradient_dtypes
 from ...inspector.torch_internals.hooks import node_hooks
 from ...inspector.torch_internals.nodes import call_node, leaf_of
 from ...inspector.torch_internals.saved import (
@@ -220,7 +220,7 @@ class TaskRunner(Runner):
     @cached_property
     def _bare(self) -> BareTasks:
         free = free_saved if self.streams is None else self.streams.free_saved
-        return BareTasks(self._graph, self.takes, self.keep_graph, self.graph_task, free)
+        return BareTasks(self._graph, self.takes, self.records_bare, self.keep_graph, self.graph_task, free)
 
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
         with nullcontext() if self.streams is None else self.streams.entered():
@@ -300,8 +300,10 @@ class TaskRunner(Runner):
 
 def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
     """By task what it takes: a leaf's `grad_dtype` is not in its node's metadata."""
+    kind = Kind.ACCUMULATE_GRAD
     found = [task.inputs for task in graph.tasks]
-    for task in graph.tasks:
-        if task.kind is Kind.ACCUMULATE_GRAD and (dtype := gradient_dtype(leaf_of(graph.nodes[task.id]))) is not None:
-            found[task.id] = (replace(task.inputs[0], dtype=dtype),)
+    leaves = [task.id for task in graph.tasks if task.kind is kind]
+    usual = [found[task_id][0].dtype for task_id in leaves]
+    for place, dtype in gradient_dtypes([graph.nodes[task_id] for task_id in leaves], usual).items():
+        found[leaves[place]] = (replace(found[leaves[place]][0], dtype=dtype),)
     return found

@@ -390,10 +390,18 @@ def first_gradients(
     return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
-def gradient_dtype(leaf: Tensor) -> torch.dtype | None:
-    """The dtype to which the user wants a leaf's gradient cast (`Tensor.grad_dtype`); None where nobody said so."""
-    wanted: torch.dtype | None = getattr(leaf, "grad_dtype", None)
-    return None if wanted == leaf.dtype else wanted
+def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype]:
+    """To which dtypes the user wants gradients cast (`Tensor.grad_dtype`): by place among these AccumulateGrad, where
+    it is neither the usual one nor the leaf's."""
+    if not hasattr(Tensor, "grad_dtype"):
+        return {}
+    nodes: Sequence[Any] = leaves
+    unusual = [
+        (place, node.variable)
+        for place, (node, dtype) in enumerate(zip(nodes, usual, strict=True))
+        if node.variable.grad_dtype is not dtype
+    ]
+    return {place: leaf.grad_dtype for place, leaf in unusual if leaf.grad_dtype not in (None, leaf.dtype)}
 
 
 def in_backward() -> bool:

@@ -22,15 +22,16 @@ def input_metadata(node: Node) -> list[InputMetadata]:
 
 def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, ...]]:
     """`input_metadata` of many nodes, without a call for each."""
-    return [
-        tuple(
-            [
-                (None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device)
-                for meta in node._input_metadata
-            ]
-        )
-        for node in nodes
-    ]
+    found: list[tuple[InputMetadata, ...]] = []
+    add = found.append
+    for node in nodes:
+        metas: list[Any] = node._input_metadata
+        if len(metas) == 1:
+            (meta,) = metas
+            add(((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device),))
+        else:
+            add(tuple(input_metadata(node)))
+    return found
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:

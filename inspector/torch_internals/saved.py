@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -151,6 +152,39 @@ def saved_variables(node: Node) -> list[Any]:
     except RuntimeError:  # freed
         return []
     return found
+
+
+SavedReader = Callable[[Node], Sequence[Any]]
+
+
+def saved_reader(node: Node) -> SavedReader | None:
+    """What does `saved_variables` for nodes of this one's type, see `all_saved`. None where they have no slots."""
+    names = _raw_slots(type(node))
+    if not names:
+        return None
+    if _has_lists(node, names):
+        return saved_variables
+    return attrgetter(*names) if len(names) > 1 else _one_slot(names[0])
+
+
+def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
+    """What a reader of its type finds in the node; nothing in one that was freed."""
+    try:
+        return read(node)
+    except RuntimeError:
+        return ()
+
+
+def _has_lists(node: Node, names: Sequence[str]) -> bool:
+    """Whether a slot has several tensors, as far as that can be told."""
+    try:
+        return tuple in [type(getattr(node, name)) for name in names]
+    except RuntimeError:  # freed
+        return True
+
+
+def _one_slot(name: str) -> SavedReader:
+    return lambda node: (getattr(node, name),)
 
 
 def free_saved(saved: Sequence[Any]) -> None:
