@@ -6,20 +6,23 @@ on its own.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import Kind
 from ..graph.ranks import ranks_of
 from ..graph.repeats import Edges, RepeatedPart, find_shapes, first_task, fold_runs, tasks_of
+from ..graph.source import Source
 from ..graph.words import counted
 from .views import fold_views
 
 ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
+ROW_LINE = 64  # a longer row is a grid, of so many chips a line
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
-MOST_LOOSE = 4_000  # of more siblings runs of tasks that no module call holds are folded, too
+MOST_LOOSE = 120  # of more things in one box runs of tasks that no module call holds are folded, too
 MOST_DRAWN = 200_000  # boxes and tasks: 70 MB of SVG
 _MOST_NAMES = 3  # in the title of such a run
 
@@ -174,11 +177,13 @@ class _Folding:
         if isinstance(self._fold, str):
             merged = _merge_parallel_calls(children, ranks)
             if len(merged) < len(children):
-                children, _ = self._without_circles(merged, edges)
-        many = len(children) > MOST_LOOSE
+                children, ranks = self._without_circles(merged, edges)
+        many = self._count_things(children, ranks) > MOST_LOOSE
         if self._folds_repeats and (many or any(isinstance(child, RepeatedPart) for child in children)):
             shapes = [self._shape(child, place) for place, child in enumerate(children)]
-            folded = fold_runs(children, shapes, self._edges_between(children, edges), loose=many)
+            folded = fold_runs(
+                children, shapes, self._edges_between(children, edges), self._source_of if many else None
+            )
             if len(folded) < len(children):
                 children, _ = self._without_circles(folded, edges)
         children = [_unwrapped(child) for child in children]
@@ -197,6 +202,18 @@ class _Folding:
             child.closed = self._is_closed(child)
             opened.append((child, [] if child.closed else inner[index]))
         return opened
+
+    def _count_things(self, children: list[RepeatedPart | int], ranks: list[int]) -> int:
+        """How many things a box shows, a line of chips as one."""
+        tasks = self._graph.tasks
+        alike = Counter(
+            (rank, tasks[child].name) for child, rank in zip(children, ranks, strict=True) if isinstance(child, int)
+        )
+        parts = len(children) - alike.total()
+        return parts + sum(count if count < ROW_LENGTH else ceil(count / ROW_LINE) for count in alike.values())
+
+    def _source_of(self, task: int) -> Source | None:
+        return self._graph.tasks[task].source
 
     def _shape(self, child: RepeatedPart | int, place: int) -> int:
         """What was merged of parallel calls is like nothing else."""
@@ -272,7 +289,7 @@ class _Folding:
             for hidden, task in zip(tasks_of(member), tasks, strict=True):
                 self._stands_in[hidden] = task
         if all(isinstance(child, int) for child in shown):
-            part.class_name = self._names_of(tasks)
+            part.class_name, part.made_at = self._names_of(tasks), self._lines_of(tasks)
         part.children = shown[0].children if len(shown) == 1 and isinstance(shown[0], RepeatedPart) else shown
         part.tasks = tasks
 
@@ -282,6 +299,15 @@ class _Folding:
         more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else []
         shown = names[:_MOST_NAMES] if more else names
         return " and ".join([", ".join(shown), *more])
+
+    def _lines_of(self, tasks: Sequence[int]) -> str:
+        """Where a row of tasks comes from: "model.py:60–66" of one function's lines; otherwise "12 tasks"."""
+        sources = [self._source_of(task) for task in tasks]
+        known = [source for source in sources if source is not None]
+        if len(known) < len(sources) or len({(source.file, source.function) for source in known}) > 1:
+            return counted(len(tasks), "task")
+        first, last = (extreme(source.line for source in known) for extreme in (min, max))
+        return replace(known[0], line=first).short + (f"–{last}" if last > first else "")
 
     def _within_shown(self, part: RepeatedPart, edges: Edges) -> Edges:
         turn = self._place  # of no further use for tasks in this part
@@ -415,7 +441,7 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
         calls = f", {part.calls} calls" if part.calls > 1 else ""
         return title, (part.class_name if title != part.class_name else "") + calls
     if part.class_name and not any(isinstance(child, RepeatedPart) for child in part.members[-1]):
-        return part.class_name, f"{counted(len(part.members[-1]), 'task')} ×{len(part.members):,}"
+        return part.class_name, f"{part.made_at} ×{len(part.members):,}"
     first, last = (_member_title(part, part.members[at]) for at in (0, -1))
     title = last if first == last else f"{first} – {last}"
     lasts = [child for child in part.members[-1] if isinstance(child, RepeatedPart)]
@@ -423,7 +449,7 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
     loose = len(part.members[-1]) - len(lasts)
     if loose:
         one = f"({one} + {counted(loose, 'task')})"
-    return title, f"{one} ×{len(part.members)}"
+    return title, f"{one} ×{len(part.members):,}"
 
 
 def _member_title(part: RepeatedPart, member: Sequence[RepeatedPart | int]) -> str:

@@ -274,7 +274,7 @@ class Graph:
         of views ("⋯ 7 views"), then modules that hold no other ("fc Linear"), then others from the innermost outwards;
         equal blocks in a row are drawn once ("×12"). The legend says what is folded. "repeats" draws equal blocks once
         and opens the rest, "none" opens everything, a number closes the modules from that depth on (0: the outermost),
-        and a collection of module paths closes those. Of more than 4,000 siblings, "fit" and "repeats" fold runs of
+        and a collection of module paths closes those. Of more than 120 siblings, "fit" and "repeats" fold runs of
         equal tasks, too, which are in no module: the box says how many. `theme` is "light", "dark" or "auto", which
         follows the reader's preference.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from .graph import Graph
+from .source import Source
 
 LEAST_HIDDEN = 8  # folding a run must hide so many tasks to be worth a frame
 LONGEST_PERIOD = 32
@@ -26,6 +27,7 @@ class RepeatedPart:
         "closed",
         "depth",
         "is_views",
+        "made_at",
         "members",
         "path",
         "repeat",
@@ -41,6 +43,7 @@ class RepeatedPart:
         self.above = ""  # the path of the box around it
         self.calls = 1
         self.is_views = False  # a chain of views, in no module of their own
+        self.made_at = ""  # of a run of tasks alone: the lines that made them, or how many they are
         self.closed = False
         self.repeat: int | None = None
         self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges
@@ -112,11 +115,12 @@ def fold_runs(
     children: list[RepeatedPart | int],
     shapes: list[int],
     edges: dict[int, list[tuple[int, int]]],
-    loose: bool = False,
+    source_of: Callable[[int], Source | None] | None = None,
 ) -> list[RepeatedPart | int]:
     """Folds each run of equal siblings, of a period of one or more, into one part.
 
-    At least one module is in each period, unless runs of `loose` tasks are folded, too.
+    At least one module is in each period, unless it is said where tasks come from: then runs of tasks alone are folded,
+    too, each beginning where the forward went back to an earlier line.
     """
     folded: list[RepeatedPart | int] = []
     next_part = len(children)
@@ -127,9 +131,13 @@ def fold_runs(
         first_part_from[index] = next_part
     start = 0
     while start < len(children):
-        first, longest = (start, LONGEST_LOOSE_PERIOD) if loose else (first_part_from[start], LONGEST_PERIOD)
+        first, longest = (start, LONGEST_LOOSE_PERIOD) if source_of else (first_part_from[start], LONGEST_PERIOD)
         period, times = _longest_run(children, shapes, edges, start, range(first - start + 1, longest + 1))
         if times > 1:
+            skipped = _goes_back(children, start, period, source_of) if source_of else 0
+            folded.extend(children[start : start + skipped])
+            start += skipped
+            times = _times(children, shapes, edges, start, period)
             end = start + period * times
             members = [children[index : index + period] for index in range(start, end, period)]
             folded.append(_run_part(members))
@@ -156,13 +164,40 @@ def _longest_run(
             continue
         if start + best[0] * best[1] + period > len(children):
             break  # no run is longer
-        times = 1
-        while _equal_members(children, shapes, edges, start, start + period * times, period):
-            times += 1
+        times = _times(children, shapes, edges, start, period)
         hidden = (times - 1) * len(tasks_of(children[start : start + period]))
         if hidden >= LEAST_HIDDEN and period * times > best[0] * best[1]:
             best = (period, times)
     return best
+
+
+def _times(
+    children: list[RepeatedPart | int],
+    shapes: list[int],
+    edges: dict[int, list[tuple[int, int]]],
+    start: int,
+    period: int,
+) -> int:
+    times = 1
+    while _equal_members(children, shapes, edges, start, start + period * times, period):
+        times += 1
+    return times
+
+
+def _goes_back(
+    children: list[RepeatedPart | int], start: int, period: int, source_of: Callable[[int], Source | None]
+) -> int:
+    """After how many of a period the forward went back to an earlier line; 0 if it did not, or more than once."""
+    sources = [source_of(first_task(child)) for child in children[start : start + period]]
+    back = [
+        place
+        for place, (before, source) in enumerate(zip([sources[-1], *sources], sources, strict=False))
+        if before is not None
+        and source is not None
+        and (before.file, before.function) == (source.file, source.function)
+        and source.line < before.line
+    ]
+    return back[0] if len(back) == 1 and start + back[0] + 2 * period <= len(children) else 0
 
 
 def _equal_members(

@@ -182,6 +182,24 @@ def test_of_very_many_siblings_runs_of_loose_tasks_are_folded_too(monkeypatch: p
     assert "3 tasks ×20" in graph.to_svg()
 
 
+def test_a_run_of_loose_tasks_begins_where_the_forward_goes_back_and_says_its_lines() -> None:
+    x = torch.zeros(4, requires_grad=True)
+    with th.capture():
+        state = x.exp()
+        for _ in range(60):
+            state = state.sin()
+            state = state * 2
+            state = state.tanh()
+        loss = state.sum()
+    graph = th.graph(loss)
+    shift = [replace(task, name="MulBackward0") if task.name == "ExpBackward0" else task for task in graph.tasks]
+    for each in (graph, replace(graph, tasks=tuple(shift))):  # of the second also an earlier start would do
+        [run] = all_groups(fold_graph(each))
+        line = each.tasks[run.items[0]].source.line  # type: ignore[index, union-attr]
+        assert (run.title, run.times) == ("Sin, Mul, Tanh", 60)
+        assert run.subtitle == f"test_fold.py:{line}–{line + 2} ×60"
+
+
 def test_a_long_chain_of_equal_tasks_is_drawn_as_one_of_them() -> None:
     x = torch.ones(4, requires_grad=True)
     for _ in range(5_000):

@@ -11,7 +11,8 @@ from torch import nn
 
 import tapehead as th
 from tapehead.inspector.drawing.cells import SPINE
-from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, layout
+from tapehead.inspector.drawing.fold import fold_graph
+from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, lay_out, layout
 from tapehead.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
 from tapehead.inspector.graph.kinds import Kind
 
@@ -246,7 +247,8 @@ def test_every_task_and_every_edge_is_in_the_picture_or_represented(name: str, f
 
 def test_a_chain_is_straight_and_wraps_into_columns_of_a_readable_shape() -> None:
     count = 300
-    placed = layout(make_graph(["MulBackward0"] * count, [(task, task - 1) for task in range(1, count)]))
+    graph = make_graph(["MulBackward0"] * count, [(task, task - 1) for task in range(1, count)])
+    placed = lay_out(graph, fold_graph(graph, "none"))
     columns: dict[float, list[int]] = {}
     for task in placed.tasks:
         columns.setdefault(task.rect.x + task.rect.width / 2, []).append(task.task)

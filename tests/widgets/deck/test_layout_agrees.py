@@ -83,11 +83,23 @@ def without_modules() -> Graph:
     return th.graph(torch.stack([each.cos() for each in total.unbind()] * 2).sum())
 
 
+def loop_without_modules() -> Graph:
+    """Sixty equal steps of tensor operations."""
+    weight, state = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
+    with th.capture():
+        for _ in range(60):
+            gate = torch.sigmoid(state @ weight)
+            state = gate * torch.tanh(state @ weight) + state
+        loss = state.sum()
+    return th.graph(loss)
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     **{name: partial(captured, name) for name in ("gpt2", "resnet50", "linear50", "unet", "recommender", "ensemble")},
     "lstm_cell": partial(captured, "lstm_cell", steps=12),
     "transformer_block": transformer_block,
     "without_modules": without_modules,
+    "loop_without_modules": loop_without_modules,
 }
 
 

@@ -92,6 +92,14 @@ export function chain(count: number): Sketch {
   };
 }
 
+/** A chain in no module that nowhere does the same twice in a row: a square-free word of three letters. */
+export function withoutRepeats(count: number): Sketch {
+  const ones = (number: number) => number.toString(2).replaceAll("0", "").length;
+  const kinds = ["MulBackward0", "AddmmBackward0", "TBackward0"];
+  const names = Array.from({ length: count }, (_, task) => kinds[1 + (ones(task + 1) % 2) - (ones(task) % 2)]);
+  return { ...chain(count), names };
+}
+
 /** A cell that is called again and again, with `tasks` tasks each time and one task between two calls. */
 export function unrolled(calls: number, tasks: number): Sketch {
   const period = tasks + 1;

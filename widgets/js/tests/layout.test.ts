@@ -7,8 +7,9 @@ import { shorten, shortenMiddle, textWidth } from "../src/layout/text_width.ts";
 import { firstView, READABLE } from "../src/layout/first_view.ts";
 import { makeTree, opened, type Tree } from "../src/layout/tree.ts";
 import { NONE } from "../src/model/document.ts";
+import { DeckGraph } from "../src/model/graph.ts";
 import { checkEdges, checkGeometry, checkTasks } from "./geometry.ts";
-import { chain, graphOf, irregular, randomNumbers, randomSketch, type Sketch, unrolled } from "./graphs.ts";
+import { chain, documentOf, graphOf, irregular, randomNumbers, randomSketch, type Sketch, unrolled, withoutRepeats } from "./graphs.ts";
 
 /** About what a deck gives its graph, pixels. */
 const ROOM = { width: 1000, height: 560 };
@@ -126,7 +127,7 @@ function checkTree(tree: Tree): void {
   const held = tree.boxes.flatMap((box) => box.children.filter((child) => typeof child === "number"));
   assert.deepEqual(
     held.sort((a, b) => a - b),
-    Array.from(tree.boxOf.keys()).filter((task) => !tree.pills[task]),
+    Array.from(tree.boxOf.keys()).filter((task) => !tree.pills[task] && tree.standIn[task] === task),
   );
   assert.equal(tree.top.size, tree.boxOf.length);
   const way = (task: number) => {
@@ -137,7 +138,7 @@ function checkTree(tree: Tree): void {
   };
   const { task: from, next: to } = tree.graph.document.edges;
   from.forEach((task, edge) => {
-    if (tree.pills[to[edge]]) return;
+    if (tree.pills[to[edge]] || [task, to[edge]].some((end) => tree.standIn[end] !== end)) return;
     const [source, target] = [way(task), way(to[edge])];
     const apart = source.findIndex(({ id }, level) => id === -1 || id !== target[level].id);
     assert(source[apart].rank < target[apart].rank, `edge from task ${task} to ${to[edge]} leads up`);
@@ -182,7 +183,7 @@ test("very many parallel calls are several boxes, none with more than it can sho
 });
 
 test("a graph without modules opens as runs of tasks, and what is open stays bounded", () => {
-  const tree = makeTree(graphOf(chain(100_000)));
+  const tree = makeTree(graphOf(withoutRepeats(100_000)));
   for (const box of tree.boxes) assert(box.children.length <= 120);
   assert.deepEqual(tree.top.children.length, 10);
   assert.deepEqual(tree.boxes[1].title, "tasks #0 to #9999");
@@ -195,11 +196,29 @@ test("a graph without modules opens as runs of tasks, and what is open stays bou
   assert(followed.tasks.length <= 220);
 });
 
+test("of very many tasks in no module equal ones in a row are drawn once, from where the forward goes back", () => {
+  const steps = 1500;
+  const document = documentOf({
+    ...chain(3 * steps + 4),
+    names: ["ExpBackward0", ...new Array(steps + 1).fill(["MulBackward0", "AddBackward0", "TanhBackward0"]).flat()],
+  });
+  document.lines = [20, 21, 23].map((line) => {
+    return { file: "/m/model.py", short: `model.py:${line}`, line, function: "forward", first: line, code: [""] };
+  });
+  document.tasks.line = document.tasks.name.map((_, task) => (task ? task % 3 : NONE)); // a step ends with its Mul
+  const tree = makeTree(new DeckGraph(document));
+  const [box] = tree.boxes.slice(1);
+  assert.equal(tree.boxes.length, 2);
+  assert.deepEqual([box.title, box.subtitle, box.layers?.count], ["Tanh, Mul, Add", "model.py:20–23 ×1,500", steps]);
+  assert.deepEqual(tree.top.children.filter((child) => typeof child === "number"), [0, 1, 2, 3 * steps + 3]);
+  check(tree, everyBox(tree));
+});
+
 test("equal calls of a cell are drawn once, whatever their number", () => {
   const tree = makeTree(graphOf(unrolled(1500, 4)));
   const [only] = tree.top.children;
   assert(typeof only !== "number");
-  assert.deepEqual([tree.top.children.length, only.subtitle, only.size], [1, "(LSTMCell + 1 task) ×1500", 7500]);
+  assert.deepEqual([tree.top.children.length, only.subtitle, only.size], [1, "(LSTMCell + 1 task) ×1,500", 7500]);
   assert.equal(only.layers?.count, 1500);
   const { open, tall } = firstView(tree, ROOM);
   const layout = layOut(tree, open, new LayoutCache(), tall);
@@ -257,7 +276,7 @@ test("runs never depend on each other in a circle, although modules are not conv
 });
 
 test("a module that needs tasks made long after its first one comes after them", () => {
-  const { names, edges } = chain(300);
+  const { names, edges } = withoutRepeats(300);
   const sketch: Sketch = {
     names,
     edges: [...edges.filter(([task, next]) => next !== 0 && task < 250), [250, 240], [250, 0]],

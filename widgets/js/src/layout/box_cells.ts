@@ -11,7 +11,7 @@ import type { Box, Tree } from "./tree.ts";
 export const PAD = 10;
 /** The height of an open box's title. */
 export const HEADER = 26;
-const WIDEST_LABEL = 230;
+const WIDEST_LABEL = 320;
 /** The cards behind equal layers stand out so far. */
 const CARDS_BEHIND = 6;
 /** Before the title of an open box, and between that and the buttons of layers. */
@@ -84,11 +84,11 @@ function openLabel(box: Box, width: number): FittedLabel {
 }
 
 /** Of title and subtitle the title is shortened last; numbers of calls are never cut. */
-function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path">, width: number): FittedLabel {
+function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path" | "layers">, width: number): FittedLabel {
   let title = shorten(box.title, width, 11, true);
   const left = width - textWidth(title, 11, true) - 6;
   let subtitle = left > 24 ? shorten(box.subtitle, left) : "";
-  if (/[×\d]/.test(box.subtitle) && !box.path && subtitle !== box.subtitle) {
+  if (subtitle !== box.subtitle && (box.layers || (!box.path && /\d/.test(box.subtitle)))) {
     subtitle = shorten(box.subtitle, width - 66);
     title = shorten(box.title, Math.max(60, width - textWidth(subtitle) - 6), 11, true);
   }

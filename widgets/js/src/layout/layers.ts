@@ -1,5 +1,7 @@
 /** Equal layers, of which one is drawn: which task of another layer stands where, and what the layers are called. */
 
+import type { DeckGraph } from "../model/graph.ts";
+import { grouped } from "../text.ts";
 import { type Child, Part } from "./parts.ts";
 import { tasksOf } from "./repeats.ts";
 
@@ -9,6 +11,8 @@ export const MOST_CELLS = 23;
 export const BUTTON = { width: 28, pitch: 32, height: 16 };
 export const CELL = { width: 7, pitch: 9, height: 12 };
 export const STRIP_WIDTH = 96;
+/** So many names are in the title of layers that no module is in. */
+const MOST_NAMES = 3;
 
 /** How wide the buttons of so many layers are together. */
 export function layersWidth(count: number): number {
@@ -34,9 +38,12 @@ export class Layers {
     /** Those that the drawn one of these lies in. */
     readonly around: Layers | null,
     part: Part,
+    graph: DeckGraph,
   ) {
     this.members = part.members.map((member) => Int32Array.from(tasksOf(member)));
-    this.titles = part.members.map(titleOf);
+    const [shown] = part.members.slice(-1);
+    const named = shown.every((child) => typeof child === "number") ? namesOf(shown, graph) : null;
+    this.titles = part.members.map((member) => named ?? titleOf(member));
     this.paths = part.members.map(([first, ...others]) => (others.length || typeof first === "number" ? "" : first.path));
     const counted = this.titles.map((title) => /\d+$/.exec(title)?.[0] ?? "");
     const isCounted = new Set(counted).size === counted.length && !counted.includes("");
@@ -70,12 +77,33 @@ function titleOf(member: readonly Child[]): string {
   return names.length > 3 ? `${names[0]} – ${names[names.length - 1]}` : names.join(", ");
 }
 
-/** "Block ×4", "(LSTMCell + 2 tasks) ×1,500". */
-export function layersSubtitle({ members }: Part): string {
+/** "Sin, Mul and 4 more". */
+function namesOf(tasks: readonly number[], { titles }: DeckGraph): string {
+  const names = [...new Set(tasks.map((task) => titles[task]))];
+  const more = names.length > MOST_NAMES + 1 ? names.splice(MOST_NAMES).length : 0;
+  return names.join(", ") + (more ? ` and ${more} more` : "");
+}
+
+/** "model.py:60–66" of tasks that one function's lines made; otherwise "12 tasks". */
+function linesOf(tasks: readonly number[], graph: DeckGraph): string {
+  const lines = tasks.map((task) => graph.sourceLine(task));
+  const [first] = lines;
+  if (!first || lines.some((line) => line?.file !== first.file || line.function !== first.function)) {
+    return tasks.length === 1 ? "1 task" : `${tasks.length} tasks`;
+  }
+  const numbers = lines.map((line) => line?.line ?? first.line);
+  const [from, to] = [Math.min(...numbers), Math.max(...numbers)];
+  const file = first.short.slice(0, first.short.lastIndexOf(":"));
+  return `${file}:${from}${to > from ? `–${to}` : ""}`;
+}
+
+/** "Block ×4", "(LSTMCell + 2 tasks) ×1,500", "model.py:60–66 ×1,539". */
+export function layersSubtitle({ members }: Part, graph: DeckGraph): string {
   const [member] = members.slice(-1);
+  if (member.every((child) => typeof child === "number")) return `${linesOf(member, graph)} ×${grouped(members.length)}`;
   const parts = member.filter((child) => typeof child !== "number");
   const classes = [...new Set(parts.map(({ className }) => className))].join(", ");
   const loose = member.length - parts.length;
   const one = loose ? `(${classes} + ${loose} ${loose === 1 ? "task" : "tasks"})` : classes;
-  return `${one} ×${members.length}`;
+  return `${one} ×${grouped(members.length)}`;
 }

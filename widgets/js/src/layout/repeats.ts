@@ -1,12 +1,14 @@
 /** Equal blocks: module calls of the same shape, and runs of them among siblings. As in inspector/graph/repeats.py. */
 
-import { NONE } from "../model/document.ts";
+import { type DeckDocument, NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./parts.ts";
 
 /** To draw a run once must hide so many tasks to be worth a frame. */
 const LEAST_HIDDEN = 8;
 const LONGEST_PERIOD = 32;
+/** Of runs of tasks alone: a block has more tasks than modules. */
+const LONGEST_LOOSE_PERIOD = 128;
 
 /** By child its edges to siblings: the sibling's place, and what tells the ends in both apart. */
 export type Joined = (child: number) => readonly (readonly [target: number, ends: string])[];
@@ -73,8 +75,14 @@ function commonCall(one: number, other: number, around: Int32Array, depths: Int3
   return one === other ? one : NONE;
 }
 
-/** Makes one part of each run of equal siblings, of a period of one or more with at least one module in it. */
-export function foldRuns(children: readonly Child[], shapes: Int32Array, joined: Joined): Child[] {
+/** By child the source line of its first task; null where none is known. */
+export type LineOf = (child: Child) => DeckDocument["lines"][number] | null;
+
+/**
+ * Makes one part of each run of equal siblings, of a period of one or more. At least one module is in each, unless
+ * lines are given: then runs of tasks alone are folded, too, each beginning where the forward went back to an earlier line.
+ */
+export function foldRuns(children: readonly Child[], shapes: Int32Array, joined: Joined, lineOf?: LineOf): Child[] {
   const shape = children.map((child, place) => {
     const known = typeof child === "number" ? shapes[child] : child.shape;
     return known < 0 ? -1 - place : known;
@@ -88,9 +96,12 @@ export function foldRuns(children: readonly Child[], shapes: Int32Array, joined:
   const run = { children, shape, joined };
   const folded: Child[] = [];
   for (let start = 0; start < children.length; ) {
-    const [period, times] = longestRun(run, start, partFrom[start]);
+    const first = lineOf ? start : partFrom[start];
+    let [period, times] = longestRun(run, start, first, lineOf ? LONGEST_LOOSE_PERIOD : LONGEST_PERIOD);
     if (times === 1) folded.push(children[start++]);
     else {
+      for (let skip = lineOf ? goesBack(children, start, period, lineOf) : 0; skip; skip--) folded.push(children[start++]);
+      times = timesOf(run, start, period);
       const members = Array.from({ length: times }, (_, member) => {
         return children.slice(start + member * period, start + (member + 1) * period);
       });
@@ -108,19 +119,36 @@ interface Run {
 }
 
 /** The period and the number of members of the longest run that begins at `start`; [1, 1] where none is worth it. */
-function longestRun(run: Run, start: number, part: number): [period: number, times: number] {
+function longestRun(run: Run, start: number, first: number, longest: number): [period: number, times: number] {
   const { children, shape } = run;
   let best: [number, number] = [1, 1];
-  const most = Math.min(LONGEST_PERIOD, Math.floor((children.length - start) / 2));
-  for (let period = part - start + 1; period <= most; period++) {
+  const most = Math.min(longest, Math.floor((children.length - start) / 2));
+  for (let period = first - start + 1; period <= most; period++) {
     if (shape[start + period] !== shape[start]) continue;
-    let times = 1;
-    while (areEqual(run, start, start + period * times, period)) times++;
+    if (start + best[0] * best[1] + period > children.length) break; // no run is longer
+    const times = timesOf(run, start, period);
     let tasks = 0;
     for (const child of children.slice(start, start + period)) tasks += typeof child === "number" ? 1 : child.tasks.length;
     if ((times - 1) * tasks >= LEAST_HIDDEN && period * times > best[0] * best[1]) best = [period, times];
   }
   return best;
+}
+
+function timesOf(run: Run, start: number, period: number): number {
+  let times = 1;
+  while (areEqual(run, start, start + period * times, period)) times++;
+  return times;
+}
+
+/** After how many children of a period the forward went back to an earlier line; 0 where it did not, or more than once. */
+function goesBack(children: readonly Child[], start: number, period: number, lineOf: LineOf): number {
+  const lines = children.slice(start, start + period).map(lineOf);
+  const back = lines.flatMap((line, place) => {
+    const before = lines.at(place - 1);
+    const isBack = line && before && line.file === before.file && line.function === before.function && line.line < before.line;
+    return isBack ? [place] : [];
+  });
+  return back.length === 1 && start + (back[0] + 2 * period) <= children.length ? back[0] : 0;
 }
 
 /** Whether the siblings from `one` and from `other` on have the same shapes, and the same edges inside. */
@@ -145,7 +173,7 @@ function areEqual({ children, shape, joined }: Run, one: number, other: number, 
 function runOf(members: Child[][]): Part {
   const shown = members[members.length - 1];
   const parts = shown.filter((child) => typeof child !== "number");
-  const [{ path, className, index }] = parts;
+  const { path, className, index } = parts[0] ?? new Part("", "", 0);
   const above = shown.length > 1 ? path.slice(0, Math.max(0, path.lastIndexOf("."))) : path;
   const part = new Part(above, className, index);
   part.members = members;

@@ -49,8 +49,10 @@ export class Settling {
       const merged = mergeParallelCalls(children, ranks);
       if (merged.length < children.length) ({ children, ranks, links } = this.withoutCircles(merged, edges));
     }
-    if (children.some((child) => typeof child !== "number")) {
-      const folded = foldRuns(children, this.shapes, this.joined(children, edges));
+    const isMuch = this.countThings(children, ranks) > MOST_THINGS;
+    if (isMuch || children.some((child) => typeof child !== "number")) {
+      const lineOf = isMuch ? (child: Child) => this.graph.sourceLine(firstTask(child)) : undefined;
+      const folded = foldRuns(children, this.shapes, this.joined(children, edges), lineOf);
       if (folded.length < children.length) ({ children, ranks, links } = this.withoutCircles(folded, edges));
     }
     const scope = box.path || box.above;

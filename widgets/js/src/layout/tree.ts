@@ -126,7 +126,7 @@ function fill(tree: Tree): void {
         tree.rankOf[child] = settled.ranks[index];
         return child;
       }
-      const made = boxFor(child, box, boxes.length, settled.ranks[index]);
+      const made = boxFor(graph, child, box, boxes.length, settled.ranks[index]);
       boxes.push(made);
       const within = inner.get(child) as typeof edges;
       work.push({ box: made, part: child, edges: child.members.length ? drawOne(tree, made, child, within) : within });
@@ -135,9 +135,9 @@ function fill(tree: Tree): void {
   }
 }
 
-function boxFor(part: Part, parent: Box, id: number, rank: number): Box {
+function boxFor(graph: DeckGraph, part: Part, parent: Box, id: number, rank: number): Box {
   const { path, title } = part;
-  const subtitle = part.members.length ? layersSubtitle(part) : part.subtitle;
+  const subtitle = part.members.length ? layersSubtitle(part, graph) : part.subtitle;
   const kind = part.isViews ? "views" : part.labels && !path ? "run" : "module";
   return { layers: null, kind, id, parent, path, title, subtitle, children: [], size: 0, depth: parent.depth + 1, rank, things: 0 };
 }
@@ -145,7 +145,7 @@ function boxFor(part: Part, parent: Box, id: number, rank: number): Box {
 /** Has one of equal layers drawn for all. Gives the edges within that one. */
 function drawOne(tree: Tree, box: Box, part: Part, edges: Int32Array): Int32Array<ArrayBuffer> {
   const { task, next } = tree.graph.document.edges;
-  const layers = new Layers(box.id, layersAround(box.parent), part);
+  const layers = new Layers(box.id, layersAround(box.parent), part, tree.graph);
   const { members, drawn, titles } = layers;
   box.layers = layers;
   box.title = titles.length > 1 && titles[0] !== titles[drawn] ? `${titles[0]} – ${titles[drawn]}` : titles[drawn];

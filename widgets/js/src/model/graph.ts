@@ -69,6 +69,10 @@ export class DeckGraph {
     return line === NONE ? "" : this.document.lines[line].short;
   }
 
+  sourceLine(task: number): DeckDocument["lines"][number] | null {
+    return this.document.lines[this.document.tasks.line[task]] ?? null;
+  }
+
   /** Where a task is, for people: its parameter, its module, or the model; "" where no capture saw a module. */
   place(task: number): string {
     const model = this.document.tasks.call[task] === NONE ? "" : this.document.title;
