@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from .inspector.graph.graph import Edge, Graph, Task
     from .inspector.tapes.hips_tape import HipsTape, hips_tape
     from .widgets.deck.debug import debug
+    from .widgets.pages.with_picture import with_picture
 
 _MODULE_OF = {
     "CLASSIC": "engine.orders.policies",
@@ -160,6 +161,7 @@ _MODULE_OF = {
     "uninstall": "engine.programs.install",
     "unpack_order": "engine.orders.unpack_order",
     "wait_for_ranks": "engine.sessions.agreement",
+    "with_picture": "widgets.pages.with_picture",
     "workload": "engine.workloads.workloads",
 }
 """By public name the module that has it."""
@@ -280,5 +282,6 @@ __all__ = [
     "uninstall",
     "unpack_order",
     "wait_for_ranks",
+    "with_picture",
     "workload",
 ]

@@ -103,6 +103,18 @@ def draw_graph(
     `room` is the width and height that `fold="fit"` fits the graph into.
     """
     placed = first_view(graph, *room) if fold == "fit" else layout(graph, fold)
+    return draw_layout(graph, placed, least_width, outlines, signs, states)
+
+
+def draw_layout(
+    graph: Graph,
+    placed: Layout,
+    least_width: float = 0.0,
+    outlines: Sequence[Outline] = (),
+    signs: Sequence[Sign] = (),
+    states: Sequence[State] = (),
+) -> Drawing:
+    """The same of a graph that is laid out already."""
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
     width = max(placed.width, least_width)

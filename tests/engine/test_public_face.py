@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
     "unpack_order": lambda: {"loss_or_graph": make_loss()},
     "wait_for_ranks": lambda: {"seconds": 10.0},
+    "with_picture": lambda: {"figure": go.Figure()},
     "workload": lambda: {"name": "gpt2"},
 }
 """Arguments with which each can be called."""

@@ -75,7 +75,8 @@ class DeckTraits(Played):
         return self._live.document.packed()
 
     def moment(self) -> Moment:
-        return Moment(self.policy, self.position, len(self._live.plan.order), self._live.plan.timelines())
+        order = self._live.plan.order
+        return Moment(self.policy, self.position, len(order), self._live.plan.timelines(), order, self.current_task)
 
     def _take(self, news: News) -> None:
         """What the live session has to tell, to the page and to the traits.

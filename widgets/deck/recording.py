@@ -24,7 +24,7 @@ class Recording(Played):
         others = list(other_policies(run))
         document = run_document(run, title, others, mirroring)
         self._timelines = {name: timeline for name, _, timeline in others if timeline is not None}
-        self._planned = len(document.content["schedules"][0]["order"])
+        self._planned: list[int] = document.content["schedules"][0]["order"]
         self._packed = document.packed()
         super().__init__(run.graph, document.content["title"], _is_live=False)
 
@@ -38,4 +38,4 @@ class Recording(Played):
         """As it ended, or was left."""
         run = self._run
         timelines = {} if run.timeline is None else {run.policy: run.timeline, **self._timelines}
-        return Moment(run.policy, len(run.order), self._planned, timelines)
+        return Moment(run.policy, len(run.order), len(self._planned), timelines, self._planned)

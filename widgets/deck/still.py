@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock, Timer
 
@@ -13,10 +13,14 @@ from IPython import get_ipython
 from IPython.display import display, update_display
 
 from ...engine.memory.timeline import Timeline
+from ...engine.queue.pending import Pending
 from ...engine.words.estimates import told_first
 from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
-from ...inspector.drawing.svg import Drawing, draw_graph
+from ...inspector.drawing.first_view import first_view
+from ...inspector.drawing.layout import Layout
+from ...inspector.drawing.states import State, states_of
+from ...inspector.drawing.svg import draw_layout
 from ...inspector.drawing.svg_style import style_sheet
 from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
@@ -74,12 +78,27 @@ class Moment:
         policy: the name of the one that picks.
         ran, of: how many tasks have run, and how many there are to run.
         timelines: memory by policy, this one's first. Empty: it is not known.
+        order: the ids of all that run, first of those which have. Of one that is under way the graph shows how far.
+        current: the id of the one that runs next.
     """
 
     policy: str
     ran: int
     of: int
     timelines: Mapping[str, Timeline]
+    order: Sequence[int] = field(default=(), compare=False)
+    current: int | None = field(default=None, compare=False)
+
+    def states(self, graph: Graph) -> Sequence[State]:
+        """By task how far it is; nothing before the first has run and when all have."""
+        if not 0 < self.ran < len(self.order):
+            return ()
+        pending = Pending(graph)
+        ready = set(pending.start())
+        for task_id in self.order[: self.ran]:
+            ready.update(pending.run(task_id))
+        to_run = ready.intersection(self.order[self.ran :])
+        return states_of(len(graph), self.order[: self.ran], [*to_run], self.current)
 
 
 class Still:
@@ -163,7 +182,7 @@ class Still:
     def svg(self, moment: Moment) -> str:
         """Header, graph and memory, one below the other."""
         parts, y = [self._header(moment)], _HEADER
-        for elements, height in (self._graph_part, _memory_part(moment)):
+        for elements, height in (self._graph_part(moment), _memory_part(moment)):
             if height:
                 parts.append(f'<path class="th-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>')
                 parts.append(f'<g transform="translate({_number(_MARGIN)} {_number(y + _MARGIN)})">')
@@ -203,25 +222,30 @@ class Still:
         )
 
     @cached_property
-    def _graph_part(self) -> tuple[Sequence[str], float]:
-        """Elements and height. Drawn once: a deck may be shown and updated several times."""
-        drawing = _fitting(self._graph)
-        if drawing is None:
+    def _placed(self) -> Layout | None:
+        """Laid out once: a deck may be shown and updated several times."""
+        return _fitting(self._graph)
+
+    def _graph_part(self, moment: Moment) -> tuple[Sequence[str], float]:
+        """Elements and height."""
+        if self._placed is None:
             said = f"The graph of {len(self._graph):,} tasks is too large for a still picture: the live deck shows it."
             return [f'<text class="th-second th-larger" y="4">{said}</text>'], 8.0
+        drawing = draw_layout(self._graph, self._placed, states=moment.states(self._graph))
         scale = min(1.0, _INSIDE / drawing.width)
         left = (_INSIDE - scale * drawing.width) / 2
         start = f'<g transform="translate({_number(left)} 0) scale({scale:.4g})">'
         return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with some air
 
 
-def _fitting(graph: Graph) -> Drawing | None:
+def _fitting(graph: Graph) -> Layout | None:
     """The graph with as much of it unfolded as can be read, None where even the outermost modules are too many."""
     if len(graph) > _MOST_DRAWN:
         return None
-    drawing = draw_graph(graph, room=_ROOM)
+    placed = first_view(graph, *_ROOM)
+    drawing = draw_layout(graph, placed)
     small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
-    return drawing if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
+    return placed if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
 
 
 def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:

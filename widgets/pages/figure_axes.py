@@ -60,7 +60,7 @@ def _round_step(least: float) -> float:
 
 
 def axes_of(layout: Mapping[str, Any], box: Box) -> dict[str, Axis]:
-    """By plotly's name, `x`, `y2`, the axes of a layout. All of ours say from where to where they go."""
+    """By plotly's name, `x`, `y2`, the axes of a layout. Each says from where to where it goes."""
     left, top, right, bottom = box
     found = {}
     for name, options in layout.items():

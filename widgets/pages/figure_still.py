@@ -17,6 +17,7 @@ from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
 from .drawing import Drawing
 from .figure_axes import Axis, axes_of, drawn_axes
+from .figure_filled import filled
 from .theme import FONT, LIGHT
 from .treemap_still import drawn_treemap
 
@@ -48,8 +49,11 @@ def figure_svg(figure: Mapping[str, Any], background: str = LIGHT["panel"]) -> s
         figure: plotly's data and layout, as plain data.
         background: a colour.
     """
-    layout: Drawing = {"font": {}, **figure["layout"]}
-    traces = [each for each in figure["data"] if each.get("visible", True) is True]
+    known = filled(figure)
+    if known is None:
+        return None
+    layout: Drawing = {"font": {}, **known["layout"]}
+    traces = [each for each in known["data"] if each.get("visible", True) is True]
     if any(each["type"] not in _TRACES for each in traces):
         return None
     height = float(layout.get("height", _HEIGHT))
@@ -111,11 +115,14 @@ class _Picture:
 
     def at(self, value: float, reference: str, axis: str) -> float:
         """Where a shape or an annotation is that refers to an axis, or to the whole plot."""
+        share = float(value)
         if reference == "paper":
-            share = float(value)
             if axis == "x":
                 return self.left + share * (self.right - self.left)
             return self.bottom - share * (self.bottom - self.top)
+        if reference.endswith(" domain"):
+            whole = self.axis(reference.removesuffix(" domain"))
+            return whole.start + share * (whole.stop - whole.start)
         return self.axis(reference).at(value)
 
     def shape(self, shape: Drawing) -> Iterator[str]:
@@ -203,7 +210,8 @@ def _scatter(picture: _Picture, trace: Drawing, stacks: dict[tuple[str, str], li
         for place, (x, y) in enumerate(zip(trace["x"], ys, strict=True)):
             yield from _whisker(across, x, up.at(y), trace["error_x"], place)
     if "markers" in mode:
-        yield from (_mark(trace.get("marker", {}), x, y, picture.ink) for x, y in points)
+        ink = line.get("color", picture.ink)
+        yield from (_mark(trace.get("marker", {}), x, y, ink) for x, y in points)
     if "text" in mode:
         font = trace.get("textfont", {})
         for (x, y), text in zip(points, trace["text"], strict=True):
@@ -299,7 +307,7 @@ def _entry(picture: _Picture, trace: Drawing, x: float, y: float, colour: str) -
         if "lines" in trace.get("mode", "lines"):
             yield f'<path d="M{_number(x)} {_number(y)}h24" {stroke_of(line, colour)}/>'
         if "markers" in trace.get("mode", "lines"):
-            yield _mark(marker, x + 12, y, colour)
+            yield _mark(marker, x + 12, y, line.get("color", colour))
     yield from words(trace["name"], x + _KEY, y + 4, colour, _SIZE, "start")
 
 

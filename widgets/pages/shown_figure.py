@@ -30,7 +30,7 @@ class ShownFigure(go.Figure):
         """The picture as SVG, light where the figure has no background of its own."""
         background = self.layout.paper_bgcolor
         if background != _CLEAR:
-            return figure_svg(self.to_dict(), background)
+            return figure_svg(self.to_dict(), background or LIGHT["panel"])
         svg = figure_svg(self.to_dict(), LIGHT["panel"])
         return None if svg is None else in_light(svg)
 

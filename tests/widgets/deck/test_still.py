@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,25 @@ def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph
         assert f"{policy.upper()} {size_text(timeline.peak_bytes)}" in said
     place = timelines["bfs"].peak_place + 1
     assert any(text.startswith(f"peak {size_text(timelines['bfs'].peak_bytes)} in the {nth(place)}") for text in said)
+
+
+def test_of_a_backward_under_way_the_graph_shows_how_far_it_is(shell: InteractiveShell) -> None:
+    loss = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))(torch.ones(2, 4)).sum()
+
+    def states(svg: str) -> list[str]:
+        return re.findall(r'data-state="(\w+)"', svg)
+
+    with Deck(debug(loss)) as deck, capture_output():
+        before = deck._still.svg(deck.moment())
+        deck.step(count=3)
+        under_way = deck._still.svg(deck.moment())
+        ran, ready = len(deck.order), {entry.task.id for entry in deck.ready} - {deck.current_task}
+        deck.run()
+        after = deck._still.svg(deck.moment())
+    found = Counter(states(under_way))
+    assert found["running"] == 1 and found["done"] == ran == 3 and found["ready"] == len(ready) > 0
+    assert found["waiting"] and not states(before) and not states(after)
+    assert {"has run", "runs next", "ready"} <= set(words(under_way))
 
 
 def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:

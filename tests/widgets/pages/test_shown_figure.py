@@ -164,3 +164,51 @@ def test_boxes_of_a_treemap_fill_their_room_and_are_as_large_as_their_values() -
     assert areas == pytest.approx([600 * value for value in values])
     assert all(one >= other for one, other in pairwise(areas))
     assert all(x >= 9.99 and y >= 19.99 and x + w <= 310.01 and y + h <= 220.01 for x, y, w, h in boxes)
+
+
+def test_a_users_own_figure_gets_its_ranges_names_and_counts(shell: InteractiveShell) -> None:
+    figure = th.with_picture(go.Figure())
+    figure.add_scatter(x=[1, 30], y=["gpt2", "gpt2"], mode="lines", line_color="#123456", showlegend=False)
+    figure.add_scatter(x=[1, 5], y=["gpt2", "unet"], mode="markers", name="best", marker={"color": "#654321"})
+    figure.add_vline(x=5, line_color="#abcdef", annotation_text="here", annotation_position="top")
+    figure.update_layout(template="plotly_white", height=300)
+    figure.update_xaxes(type="log", tickvals=[1, 10])
+    root = ElementTree.fromstring(figure.still())
+    said = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert {"gpt2", "unet", "1", "10", "here"} <= set(said)
+    (line,) = [each for each in root.iter(f"{SVG}path") if each.get("stroke") == "#abcdef"]
+    top, bottom = 100, 300 - 80
+    x = re.match(r"M([\d.]+) (\S+)L\1 (\S+)", line.get("d", ""))
+    assert x is not None and {float(x[2].rstrip("L")), float(x[3])} == {top, bottom}, "of the whole height"
+    marks = [each.get("transform", "") for each in root.iter(f"{SVG}path") if each.get("fill") == "#654321"]
+    assert any(mark.startswith(f"translate({x[1]} ") for mark in marks), "the mark at 5 is on the line at 5"
+    with capture_output() as captured:
+        figure._ipython_display_()
+    assert "image/png" in captured.outputs[-1].data
+
+
+def test_a_histogram_is_drawn_with_the_counts_of_its_bins() -> None:
+    figure = th.with_picture(go.Figure(go.Histogram(x=[0.5, 1.5, 1.7, 9], xbins={"start": 0, "end": 3, "size": 1})))
+    figure.update_traces(marker_color="#123456").update_layout(height=300)
+    root = ElementTree.fromstring(figure.still())
+    (area,) = [each for each in root.iter(f"{SVG}path") if each.get("fill") == "#123456"]
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", area.get("d", ""))]
+    floor = max(heights)
+    assert floor - min(heights) == pytest.approx(2 * (floor - heights[0]), abs=0.2), (
+        "two in the second, one in the first"
+    )
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        go.Bar(x=["a", "b"], y=[1, 2]),
+        go.Histogram(x=[1, 2]),
+        go.Scatter(x=["2024-01-01", 3], y=[1, 2]),
+        go.Scatter(x=[1, 2], y=[1, 2], stackgroup="one"),
+        go.Heatmap(z=[[1]]),
+    ],
+    ids=["bars that stand", "no bins", "names and numbers", "stacked", "heatmap"],
+)
+def test_of_what_it_does_not_know_there_is_no_picture(trace: go.Figure) -> None:
+    assert th.with_picture(go.Figure(trace)).still() is None

@@ -1,0 +1,89 @@
+"""What plotly fills in of a figure by itself, filled in for its still: ranges, names on an axis, counts of a histogram.
+
+Of a few kinds of figures, and not plotly's choice to the pixel. Of others nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from numbers import Real
+from typing import Any
+
+from .drawing import Drawing
+
+_MARGIN = 0.06  # of the data's extent on either side, so that no mark is cut
+_OF_TEMPLATE = ("gridcolor", "showgrid")
+
+
+def filled(figure: Mapping[str, Any]) -> Drawing | None:
+    """The figure with all that a still needs; None where that is not known here."""
+    layout: Drawing = dict(figure["layout"])
+    style = layout.pop("template", {}).get("layout", {})
+    traces = [_counted(each) for each in figure["data"]]
+    if any(each is None for each in traces):
+        return None
+    known: list[Drawing] = [each for each in traces if each is not None]
+    wanting = [name for name in _axes(layout, known) if "range" not in layout.get(name, {})]
+    if wanting and any(each["type"] != "scatter" or "stackgroup" in each for each in known):
+        return None
+    for name in wanting:
+        of_axis = [each for each in known if each.get(f"{name[0]}axis", name[0]) == name[0] + name[5:]]
+        axis = {each: style.get(name[:5], {})[each] for each in _OF_TEMPLATE if each in style.get(name[:5], {})}
+        axis = layout[name] = axis | layout.get(name, {})
+        values = [value for each in of_axis for value in each[name[0]] if value is not None]
+        if values and all(isinstance(value, str) for value in values):
+            _name_places(axis, name[0], of_axis, values)
+        elif not values or not all(isinstance(value, Real) for value in values):
+            return None
+        else:
+            axis["range"] = list(_range(axis, values, any("markers" in each.get("mode", "") for each in of_axis)))
+    if "paper_bgcolor" not in layout and "paper_bgcolor" in style:
+        layout["paper_bgcolor"] = style["paper_bgcolor"]
+    return {"data": known, "layout": layout}
+
+
+def _axes(layout: Drawing, traces: Sequence[Drawing]) -> Iterator[str]:
+    """The names of the axes that the traces use."""
+    used = {each.get(f"{letter}axis", letter) for each in traces if "y" in each for letter in "xy"}
+    yield from (f"{axis[0]}axis{axis[1:]}" for axis in sorted(used))
+    yield from (name for name in layout if name[1:5] == "axis" and name[0] + name[5:] not in used)
+
+
+def _counted(trace: Drawing) -> Drawing | None:
+    """A histogram of numbers in bins that are given as the steps of its counts; other traces as they are."""
+    if trace["type"] == "bar" and trace.get("orientation") != "h":
+        return None
+    if trace["type"] != "histogram":
+        return dict(trace)
+    bins, values = trace.get("xbins", {}), trace.get("x", ())
+    if not {"start", "end", "size"} <= set(bins) or not all(isinstance(value, Real) for value in values):
+        return None
+    count = math.ceil((bins["end"] - bins["start"]) / bins["size"])
+    edges = [bins["start"] + bins["size"] * number for number in range(count + 1)]
+    counts = [sum(low <= value < high for value in values) for low, high in pairwise(edges)]
+    colour = trace.get("marker", {}).get("color")
+    shown: Drawing = {name: trace[name] for name in ("name", "showlegend", "xaxis", "yaxis") if name in trace}
+    area: Drawing = {"fill": "tozeroy", "fillcolor": colour, "line": {"shape": "hv", "width": 0}} if colour else {}
+    return {"type": "scatter", "mode": "lines", "x": edges, "y": [*counts, 0], **shown, **area}
+
+
+def _name_places(axis: Drawing, letter: str, traces: Sequence[Drawing], values: Sequence[str]) -> None:
+    """Names stand at 0, 1, 2 and so on, in the order in which they come."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(values))}
+    for each in traces:
+        each[letter] = [None if value is None else places[value] for value in each[letter]]
+    axis |= {"range": [-0.5, len(places) - 0.5], "tickvals": list(places.values()), "ticktext": list(places)}
+
+
+def _range(axis: Drawing, values: Sequence[float], padded: bool) -> tuple[float, float]:
+    is_log = axis.get("type") == "log"
+    low, high = min(values), max(values)
+    if is_log:
+        low, high = math.log10(low), math.log10(high)
+    elif axis.get("rangemode") == "tozero" or low == 0:
+        low, high = min(low, 0), max(high, 0)
+    margin = _MARGIN * (high - low or 1)
+    on_zero = low == 0 and not is_log  # as where counts begin
+    return low - (margin if padded and not on_zero else 0), high + margin
