@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ class _Measured(NamedTuple):
     dtype: torch.dtype
     shape: torch.Size
     strides: tuple[int, ...]
+    contiguous: bool
     numbers: Sequence[float]
 
     def is_all_of(self, other: Tensor) -> bool:
@@ -34,8 +34,8 @@ class _Measured(NamedTuple):
             and other.dtype is self.dtype
             and other.numel() == self.shape.numel()
             and not other.is_neg()
-            and is_dense(other.shape, other.stride())
-            and is_dense(self.shape, self.strides)
+            and (other.is_contiguous() or is_dense(other.shape, other.stride()))
+            and (self.contiguous or is_dense(self.shape, self.strides))
         )
 
 
@@ -81,12 +81,16 @@ class BareStatistics:
             row, numbers = known
             all_numbers = [numbers]
         self._columns.input_row[task_id] = row
-        with suppress(RuntimeError):  # one without memory of its own, or that counts no writes
+        if not self._edges[task_id]:  # it gives nothing on
+            return
+        try:
             for gradient, numbers in zip(gradients, all_numbers, strict=True):
                 if gradient is not None and numbers is not None:
-                    shape, strides = gradient.shape, gradient.stride()
+                    shape, strides, contiguous = gradient.shape, gradient.stride(), gradient.is_contiguous()
                     version, start = gradient._version, gradient.data_ptr()
-                    self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, numbers))
+                    self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, contiguous, numbers))
+        except RuntimeError:  # one without memory of its own, or that counts no writes
+            pass
 
     def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
         """`unusual`: the edges on which something else goes than was given."""
@@ -123,9 +127,11 @@ class BareStatistics:
         """The numbers of what the task took, if this is it, or a view of it."""
         if not self._taken or type(gradient) is not Tensor or gradient.layout is not torch.strided:
             return None
-        with suppress(RuntimeError):
+        try:
             start = gradient.data_ptr()
             for taken in self._taken:
                 if taken.start == start and taken.is_all_of(gradient):
                     return taken.numbers
+        except RuntimeError:
+            pass
         return None
