@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
-        if "accelerators" in getattr(item, "fixturenames", ()):
+        if {"accelerator", "accelerators"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("accelerator")
 
 
@@ -142,6 +142,16 @@ def accelerators(request: pytest.FixtureRequest) -> tuple[torch.device, torch.de
     if not request.config.getoption("second_device"):
         pytest.skip("runs on the second device: tests/second_device/test_alone.py")
     return torch.device(second_device.NAME, 0), torch.device(second_device.NAME, 1)
+
+
+@pytest.fixture
+def accelerator(request: pytest.FixtureRequest) -> torch.device:
+    """A device that is not the CPU: CUDA's where there is one, and the second device."""
+    if request.config.getoption("second_device"):
+        return torch.device(second_device.NAME, 0)
+    if not torch.cuda.is_available():
+        pytest.skip("runs on the second device: tests/second_device/test_alone.py")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 
 from ...inspector.torch_internals.allocators import start_allocation_events, stop_allocation_events
+
+CPU = torch.device("cpu")
 
 MARK_BYTES = 12_347
 """A size which nothing else has, as good as certainly; and of each mark the address is known, too."""
@@ -64,6 +66,24 @@ class AllocatorRecording:
         marks = [(new_row[row], ns) for row, ns in self.marks]
         return replace(self, rows=kept, marks=marks, tasks=[(new_row[row], ns) for row, ns in self.tasks])
 
+    def without_blocks(self, addresses: Sequence[int]) -> AllocatorRecording:
+        """The same without one block at each of these addresses in turn, all of which were freed at once."""
+        kept: list[AllocatorEvent] = []
+        new_row: list[int] = []
+        expected = deque(addresses)
+        freed = None
+        for row in self.rows:
+            new_row.append(len(kept))
+            if expected and row.address == expected[0] and row.nbytes >= MARK_BYTES:
+                freed = expected.popleft()
+            elif row.address == freed and row.nbytes <= -MARK_BYTES:
+                freed = None
+            else:
+                kept.append(row)
+        new_row.append(len(kept))
+        marks = [(new_row[row], ns) for row, ns in self.marks]
+        return replace(self, rows=kept, marks=marks, tasks=[(new_row[row], ns) for row, ns in self.tasks])
+
     def _kept(self, spans: Sequence[tuple[int, int]]) -> tuple[list[AllocatorEvent], list[int]]:
         """The rows but for blocks born between these pairs of rows; and for each row, and the end, its new number."""
         kept: list[AllocatorEvent] = []
@@ -92,24 +112,22 @@ class AllocatorRecording:
         return first, AllocatorRecording(self.rows[row:], marks, tasks)
 
 
-class AllocatorRecorder(Protocol):
-    """Records one device's allocator."""
-
-    def start(self) -> None: ...
+class Marks(Protocol):
+    """What takes marks among the events of allocators."""
 
     def mark(self) -> None: ...
 
-    def stop(self) -> AllocatorRecording: ...
 
+class ProfiledAllocators:
+    """Records the allocators that report to torch's profiler, the CPU's and those of accelerators, all at once.
 
-class CpuAllocator:
-    """Records the CPU's allocator, for one thread and the tasks which the engine runs for it.
+    For one thread and the tasks which the engine runs for it. A mark is a block of an odd size on the CPU that is
+    allocated and freed at once: it stands among the events where it was made, which no clock could tell as surely. One
+    takes about 1.5 microseconds.
 
-    A mark is a block of an odd size that is allocated and freed at once: it stands among the events where it was made,
-    which no clock could tell as surely. About 1.5 microseconds each.
-
-    Known limitations: what other threads allocate is not seen, nor memory that does not come from torch's allocator
-    (scratch memory of oneDNN and MKL). A block that was there before the recording is not seen to be freed.
+    Known limitations: what other threads allocate is not seen, nor memory that does not come from torch's allocators
+    (scratch memory of oneDNN and MKL). A block of the CPU that was there before the recording is not seen to be freed.
+    Of a caching allocator the blocks are told, which are larger than what was asked for.
 
     Args:
         tasks: note, too, when the engine begins each task, hooks of tensors included. This times each operation, and
@@ -127,31 +145,52 @@ class CpuAllocator:
     def mark(self) -> None:
         self._addresses.append(torch.UntypedStorage(MARK_BYTES).data_ptr())  # type: ignore[no-untyped-call]
 
-    def stop(self) -> AllocatorRecording:
-        """Ends the recording; what was marked since `start` is found in it."""
+    def stop(self, devices: Collection[torch.device] = ()) -> dict[torch.device, AllocatorRecording]:
+        """Ends the recording; what was marked since `start` is found in it. All have the same marks and tasks.
+
+        Of the CPU, of these devices, and of those of which an event was told.
+        """
         events = stop_allocation_events()
-        rows: list[AllocatorEvent] = []
-        marks: list[tuple[int, int]] = []
+        told = {device for _, device, _, _ in events.rows}
+        found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *told}}
+        recordings = list(found.values())
         expected = iter(self._addresses)
         address = next(expected, None)
         freed = None
-        tasks: list[tuple[int, int]] = []
         starts = iter([*events.tasks, None])
         start = next(starts)
-        for row in map(AllocatorEvent._make, events.rows):
-            while start is not None and row.ns >= start:
-                tasks.append((len(rows), start))
+        for ns, device, where, nbytes in events.rows:
+            while start is not None and ns >= start:
+                for each in recordings:
+                    each.tasks.append((len(each.rows), start))
                 start = next(starts)
-            if row.address == address and row.nbytes == MARK_BYTES:
-                marks.append((len(rows), row.ns))
+            if where == address and nbytes == MARK_BYTES and device == CPU:
+                for each in recordings:
+                    each.marks.append((len(each.rows), ns))
                 freed, address = address, next(expected, None)
-            elif row.address == freed and row.nbytes == -MARK_BYTES:
+            elif where == freed and nbytes == -MARK_BYTES and device == CPU:
                 freed = None
             else:
-                rows.append(row)
+                found[device].rows.append(AllocatorEvent(ns, where, nbytes))
         if address is not None:
             raise RuntimeError(
-                f"only {len(marks)} of {len(self._addresses)} marks are among the allocator's events: was another "
-                "profiler started or stopped meanwhile?"
+                f"only {len(recordings[0].marks)} of {len(self._addresses)} marks are among the allocator's events: "
+                "was another profiler started or stopped meanwhile?"
             )
-        return AllocatorRecording(rows, marks, tasks)
+        return found
+
+
+class CpuAllocator:
+    """Records the CPU's allocator alone; see `ProfiledAllocators`."""
+
+    def __init__(self) -> None:
+        self._all = ProfiledAllocators()
+
+    def start(self) -> None:
+        self._all.start()
+
+    def mark(self) -> None:
+        self._all.mark()
+
+    def stop(self) -> AllocatorRecording:
+        return self._all.stop()[CPU]

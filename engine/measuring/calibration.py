@@ -170,7 +170,9 @@ class _Reader:
         inputs = {turn.visit.task: turn.visit.inputs for turn in self.lives.turns}
         for root, given in zip(self.measured.graph.roots, self.given, strict=True):
             seen = inputs[root.task][root.input] if root.task in inputs else None
-            found.append(None if given or seen is None else seen.layout)
+            meta = self.measured.graph.tasks[root.task].inputs[root.input]
+            counts = not given and str(meta.device) == self.measured.device
+            found.append(seen.layout if counts and seen is not None else None)
         return tuple(found)
 
     def _footprint(self, place: int, turn: Turn) -> Footprint | None:

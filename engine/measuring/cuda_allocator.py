@@ -144,6 +144,10 @@ class CudaAllocator:
 
     Args:
         device: a CUDA device; None is the current one.
+
+    Attributes:
+        device: with its number.
+        marks: the addresses of the marks.
     """
 
     def __init__(self, device: torch.device | int | str | None = None) -> None:
@@ -151,15 +155,15 @@ class CudaAllocator:
         if wanted.type != "cuda":
             raise ValueError(f"CudaAllocator records a CUDA device, not {wanted}")
         self._number = torch.cuda.current_device() if wanted.index is None else wanted.index
-        self._device = torch.device("cuda", self._number)
-        self._addresses: list[int] = []
+        self.device = torch.device("cuda", self._number)
+        self.marks: list[int] = []
         self._levels: list[Level] | None = None
         self._peak_before = 0
 
     def start(self) -> None:
         """Begins to record. Raises RuntimeError if the user records the history already."""
         start_cuda_history(_MOST)
-        self._reserved_before = torch.cuda.memory_reserved(self._device)
+        self._reserved_before = torch.cuda.memory_reserved(self.device)
 
     def note_levels(self) -> None:
         """From now on, at each mark and at the end, the allocator's own numbers are noted: how high they have been.
@@ -170,20 +174,20 @@ class CudaAllocator:
         other peaks of torch.cuda.memory_stats() would have said is lost.
         """
         self._levels = []
-        self._peak_before = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._peak_before = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def mark(self) -> None:
         self._note()
-        block = torch.UntypedStorage(MARK_BYTES, device=self._device)  # type: ignore[no-untyped-call]
-        self._addresses.append(block.data_ptr())
+        block = torch.UntypedStorage(MARK_BYTES, device=self.device)  # type: ignore[no-untyped-call]
+        self.marks.append(block.data_ptr())
         del block
         if self._levels is not None:
-            torch.cuda.reset_peak_memory_stats(self._device)  # after the mark, which is no part of the peak
+            torch.cuda.reset_peak_memory_stats(self.device)  # after the mark, which is no part of the peak
 
     def _note(self) -> None:
         if self._levels is not None:
-            self._levels.append(_level(torch.cuda.memory.memory_stats_as_nested_dict(self._device)))
+            self._levels.append(_level(torch.cuda.memory.memory_stats_as_nested_dict(self.device)))
 
     def stop(self) -> CudaRecording:
         """Ends the recording; what was marked since `start` is found in it."""
@@ -193,7 +197,7 @@ class CudaAllocator:
             raise RuntimeError(
                 f"the CUDA allocator did more than the {_MOST:,} things of which its history has room: record less"
             )
-        return read_history(entries, self._addresses, self._reserved_before, self._levels or (), self._peak_before)
+        return read_history(entries, self.marks, self._reserved_before, self._levels or (), self._peak_before)
 
 
 def _level(numbers: Mapping[str, Any]) -> Level:

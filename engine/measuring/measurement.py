@@ -20,16 +20,15 @@ from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
-from ..memory.measured_device import device_of
+from ..memory.measured_device import devices_of, measurable
 from ..memory.timeline import Maker, Timeline
-from .allocator import AllocatorEvent, AllocatorRecorder, AllocatorRecording, CpuAllocator
+from .allocator import CPU, AllocatorEvent, AllocatorRecording
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
 from .memory_watch import Followed, MemoryWatch, look, unseen
+from .recorded_allocators import RecordedAllocators
 from .saved_blocks import kept_by
-
-_CPU = torch.device("cpu")
 
 
 class Measurement:
@@ -37,20 +36,20 @@ class Measurement:
 
     A context, which leaves no profiler running. Without the forward, the storages that nodes keep are found by looking
     at the nodes: what only the user keeps, and what torch hides in its nodes, is not seen then. They are followed
-    through weak references, as the CPU's allocator does not tell of the end of what was there before; CUDA's does.
+    through weak references, as the CPU's allocator does not tell of the end of what was there before; others do.
 
-    On CUDA one recording serves both, and a mark parts them. When the engine begins a task is not known there: what
-    hooks of tensors allocate and free counts to the task before the one which they precede.
+    In CUDA's history one recording serves both, and a mark parts them. When the engine begins a task is not known
+    there: what hooks of tensors allocate and free counts to the task before the one which they precede.
 
     Args:
-        device: whose memory. None: the accelerator on which the backward runs, else the CPU.
+        device: whose memory. None: of all devices on which the backward runs.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self._device = None if device is None else _measurable(torch.device(device))
-        self._recorders: dict[torch.device, AllocatorRecorder] = {}
+        self._device = None if device is None else measurable(torch.device(device))
+        self._recorder: RecordedAllocators | None = None
         self._recorded = False  # the forward
-        self._forward: AllocatorRecording | None = None
+        self._forward: dict[torch.device, AllocatorRecording] = {}
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
         self._hooked = False
@@ -68,23 +67,21 @@ class Measurement:
     ) -> None:
         with ExitStack() as each:
             each.callback(one_recording.release)
-            for recorder in self._recorders.values():
-                each.callback(recorder.stop)
-            self._recorders = {}
+            if self._recorder is not None:
+                each.callback(self._recorder.close)
+            self._recorder = None
 
     def begin_forward(self) -> None:
         """From now on all blocks are followed: of all devices that may turn out to be the backward's."""
         self._hooks_before = hooks_registered()
-        devices = [self._device or _CPU]
-        if self._device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            devices.append(_measurable(torch.device("cuda")))
-        for device in devices:
-            self._start(device, _allocator_of(device))
+        history = None
+        if self._device is not None:
+            history = _history_of([self._device])
+        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            history = _history_of([measurable(torch.device("cuda"))])
+        self._recorder = RecordedAllocators(history, profiled=self._device is None or history is None)
+        self._recorder.start()
         self._recorded = True
-
-    def _start(self, device: torch.device, recorder: AllocatorRecorder) -> None:
-        recorder.start()
-        self._recorders[device] = recorder
 
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
         """An operation or a module's call has ended with this result. None: the whole forward has."""
@@ -99,27 +96,22 @@ class Measurement:
             if made is None:
                 self._hooked |= hooks_registered() != self._hooks_before
         self._made.append(made)
-        for recorder in self._recorders.values():
-            recorder.mark()
+        if self._recorder is not None:
+            self._recorder.mark()
 
     def settle(self, graph: Graph) -> None:
-        """Decides which device is measured, now that the graph is known. Others are no longer recorded.
+        """Decides which devices are measured, now that the graph is known. Others are no longer recorded.
 
         Raises:
-            ValueError: this can't be told, or the forward was not recorded there; or there is no memory below the
-                graph's tensors.
+            ValueError: memory is not measured on one of them; or there is no memory below the graph's tensors.
         """
         _refuse_without_bytes(graph)
-        device = self._device or _measurable(device_of(graph))
-        if self._recorded and device not in self._recorders:
-            found = " and ".join(map(str, self._recorders))
-            raise ValueError(
-                f"the backward runs on {device}, and the forward's memory was recorded on {found}: tell before, with "
-                f'device="{device}"'
-            )
-        for other in [each for each in self._recorders if each != device]:
-            self._recorders.pop(other).stop()
-        self._settled = device
+        self._devices = [self._device] if self._device else list(map(measurable, devices_of(graph)))
+        if self._recorder is None:
+            history = _history_of(self._devices)
+            self._recorder = RecordedAllocators(history, profiled=history is None or len(self._devices) > 1)
+        else:
+            self._recorder.keep(self._devices)
 
     def begin(
         self,
@@ -140,9 +132,10 @@ class Measurement:
             create_graph: whether it is to make a graph of its own.
             accumulation: of the direct engine, which tells the watch when each task begins; None: it is PyTorch's own.
         """
+        assert self._recorder is not None, "settle() comes before"
         self._accumulation = accumulation or PYTORCHS
         tells = accumulation is not None
-        self._graph, self._given, device = graph, given, self._settled
+        self._graph, self._given = graph, given
         self._keep_graph, self._create_graph = keep_graph, create_graph
         self._leaves = {
             task_id: LeafState(seen.layout, leaf.grad is not None)
@@ -150,28 +143,28 @@ class Measurement:
             if (seen := look(leaf)) is not None
         }
         self._kept = kept_by(graph, self._written)
-        found = [] if self._recorded else _find(graph, [each for each in outputs if isinstance(each, Tensor)], device)
-        self._found = found
-        recorder = self._recorders.get(device) or _allocator_of(device)
-        may_be_hooked = not self._recorded or (not tells and (self._hooked or _may_be_hooked(graph)))
-        if isinstance(recorder, CudaAllocator) or not may_be_hooked:
-            self.watch = MemoryWatch(graph, recorder)
-            if not self._recorded:
-                self._start(device, recorder)
-            if isinstance(recorder, CudaAllocator):
-                recorder.note_levels()
-            recorder.mark()  # the forward's part ends
-        else:
-            kept: dict[int, list[Followed]] = {}
-            for followed, _ in found:
+        tensors = [each for each in outputs if isinstance(each, Tensor)]
+        self._found = {each: [] if self._recorded else _find(graph, tensors, each) for each in self._devices}
+        kept: dict[int, list[Followed]] = {}
+        for device, found in self._found.items():
+            for followed, _ in () if self._recorder.tells_of_older(device) else found:
                 for task, _ in self._kept.saved.get(followed.address, ()):
                     kept.setdefault(task, []).append(followed)
-            recorder = CpuAllocator(tasks=not tells)
-            self.watch = MemoryWatch(graph, recorder, kept)
-            if self._recorded:  # nothing may be freed between the two recordings
-                self._forward = self._recorders.pop(device).stop()
-            self._start(device, recorder)
+        self.watch = MemoryWatch(graph, self._recorder, kept)
+        self._begin_backward(tells)
         return self.watch
+
+    def _begin_backward(self, tells: bool) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        if not self._recorded:
+            recorder.start(tasks=not tells)
+        if recorder.history is not None:
+            recorder.history.note_levels()
+        recorder.mark()  # the forward's part ends
+        if self._recorded and not tells and (self._hooked or _may_be_hooked(self._graph)):
+            ended = recorder.begin_tasks(self._devices)  # nothing may be freed between the two recordings
+            self._forward = {device: each.split(len(self._made))[0] for device, each in ended.items()}
 
     def begin_stepped(
         self,
@@ -187,30 +180,46 @@ class Measurement:
         return self.begin(graph, outputs, given, keep_graph, create_graph, accumulation)
 
     def end(self) -> None:
-        """backward() has returned."""
+        """backward() has returned.
+
+        Raises:
+            ValueError: nothing was told of a device on which tasks ran.
+        """
+        assert self._recorder is not None
         self.watch.look_for_freed()
         with collector_paused():
-            recording = self._recorders.pop(self._settled).stop()
-        if len(recording.marks) > len(self.watch.marks):  # of the forward, too
-            forward, recording = recording.split(len(self._made))
-            if self._recorded:
-                self._forward = forward
-        self._backward = recording
+            recordings = self._recorder.stop(self._devices)
+        self._backward: dict[torch.device, AllocatorRecording] = {}
+        for device, recording in recordings.items():
+            if (more := len(recording.marks) - len(self.watch.marks)) > 0:  # of the forward, too
+                forward, recording = recording.split(more - 1)
+                if self._recorded:
+                    self._forward[device] = forward
+            self._backward[device] = recording
+            if not recording.rows and not self._forward.get(device, recording).rows and _works(self._graph, device):
+                raise ValueError(
+                    f"the allocator of {device} tells torch's profiler nothing, so its memory can't be measured; "
+                    "th.simulate(th.graph(loss)) predicts it"
+                )
 
-    def results(self, trees: Sequence[Sequence[int]] = ()) -> tuple[Timeline, Footprints]:
-        """The timeline, and what it teaches about other orders. `trees` as in `Measured`."""
+    def results(self, trees: Sequence[Sequence[int]] = ()) -> list[tuple[Timeline, Footprints]]:
+        """By device the timeline, and what it teaches about other orders, the one that is meant first.
+
+        That is the accelerator's; of several, the one with the highest peak. `trees` as in `Measured`.
+        """
         with collector_paused():
-            return self._results(trees)
+            found = [self._result(device, trees) for device in self._devices]
+        return sorted(found, key=lambda each: (each[0].device == str(CPU), -each[0].peak_bytes))
 
-    def _results(self, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints]:
-        forward, backward = self._forward, self._backward
+    def _result(self, device: torch.device, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints]:
+        forward, backward, found = self._forward.get(device), self._backward[device], self._found[device]
         makers = [_maker(made) for made in self._made]
         if forward is None:
             forward = AllocatorRecording(
-                [AllocatorEvent(0, followed.address, followed.nbytes) for followed, _ in self._found], [], []
+                [AllocatorEvent(0, followed.address, followed.nbytes) for followed, _ in found], [], []
             )
-            makers = [maker for _, maker in self._found]
-        if self.watch.freed:
+            makers = [maker for _, maker in found]
+        if self.watch.freed and device == CPU:  # of others it is told
             ns = [ns for _, ns in backward.marks]
             backward = backward.with_rows(
                 {
@@ -221,9 +230,9 @@ class Measurement:
         backward = backward.without(self.watch.spans_apart())
         measured = Measured(
             self._graph,
-            str(self._settled),
+            str(device),
             forward,
-            self._forward is not None,
+            device in self._forward,
             makers,
             self._returned,
             self._kept,
@@ -256,25 +265,14 @@ def _refuse_without_bytes(graph: Graph) -> None:
             )
 
 
-def _allocator_of(device: torch.device) -> AllocatorRecorder:
-    return CpuAllocator() if device == _CPU else CudaAllocator(device)
+def _history_of(devices: Sequence[torch.device]) -> CudaAllocator | None:
+    """What records the one CUDA device among these; None where there is none, or are several."""
+    cuda = [device for device in devices if device.type == "cuda"]
+    return CudaAllocator(cuda[0]) if len(cuda) == 1 else None
 
 
-def _measurable(device: torch.device) -> torch.device:
-    """The device with its number.
-
-    Raises:
-        ValueError: memory is not measured on such, or it is not there.
-    """
-    if device.type == "cpu":
-        return _CPU
-    if device.type != "cuda":
-        raise ValueError(f"memory is measured on the CPU and on CUDA devices, not on {device}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = device.index if device.index is not None else torch.cuda.current_device() if count else 0
-    if number >= count:
-        raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} CUDA devices here")
-    return torch.device("cuda", number)
+def _works(graph: Graph, device: torch.device) -> bool:
+    return any(task.device == device for task in graph.tasks)
 
 
 def _may_be_hooked(graph: Graph) -> bool:

@@ -27,7 +27,7 @@ from ...inspector.torch_internals.tensors import (
 )
 from ..memory.footprint import TensorLayout
 from ..memory.layouts import is_dense, sparse
-from .allocator import AllocatorRecorder
+from .allocator import Marks
 
 
 class Seen(NamedTuple):
@@ -129,7 +129,7 @@ class MemoryWatch:
 
     Args:
         graph: the graph.
-        allocator: what is recorded.
+        allocator: takes the marks.
         kept: by task the storages to follow that its node keeps, for an allocator which does not tell of their end.
 
     Attributes:
@@ -141,7 +141,7 @@ class MemoryWatch:
     def __init__(
         self,
         graph: Graph,
-        allocator: AllocatorRecorder,
+        allocator: Marks,
         kept: Mapping[int, Sequence[Followed]] = MappingProxyType({}),
     ) -> None:
         self._graph = graph

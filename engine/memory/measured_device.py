@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
+from ...inspector.arguments import expect
 from ...inspector.graph.graph import Graph
+from ..words.phrases import joined
 
 
 def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.device:
@@ -28,6 +32,45 @@ def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.d
     if found:
         return torch.device(found[0])
     return device or torch.device("meta" if _on_meta(graph) else "cpu")
+
+
+def devices_of(graph: Graph) -> list[torch.device]:
+    """Those whose memory its backward takes, the CPU first; "meta" alone for tensors without memory."""
+    if _on_meta(graph):
+        return [torch.device("meta")]
+    return sorted(graph.devices, key=lambda device: (device.type != "cpu", str(device)))
+
+
+def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:
+    """The one of these that is meant: by its whole name, or by its kind where there is one of it.
+
+    Raises:
+        TypeError, ValueError: `wanted` is no device, or none of these is meant, or several could be.
+    """
+    expect(wanted, torch.device | str, "device", 'a device: "cpu", "cuda:0"')
+    name = str(wanted)
+    of_kind = [name] if name in found else [each for each in found if each.partition(":")[0] == name]
+    if len(of_kind) == 1:
+        return of_kind[0]
+    raise ValueError(f"device={name!r} is none of those whose memory was measured: {joined(list(found))}")
+
+
+def measurable(device: torch.device) -> torch.device:
+    """The device with its number.
+
+    Raises:
+        ValueError: memory is not measured on such, or it is not there.
+    """
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "meta":
+        raise ValueError(f"memory is measured on the CPU and on accelerators, not on {device}")
+    here = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if here is not None and here.type == device.type else 0
+    number = device.index if device.index is not None else torch.accelerator.current_device_index() if count else 0
+    if number >= count:
+        raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} {device.type} devices here")
+    return torch.device(device.type, number)
 
 
 def _on_meta(graph: Graph) -> bool:

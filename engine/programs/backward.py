@@ -62,9 +62,9 @@ def backward(
             device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
             each device's own tasks; with engine="direct" one task at a time, in the order in which the devices would
             start them, see `Stepper`.
-        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`. With one queue alone, and on
-            the one accelerator of the graph, else on the CPU. Of the forward it finds what the nodes keep; `th.profile`
-            sees the forward, too, and so all there is.
+        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`, on each device on which it
+            runs: `Run.timelines`. With one queue alone. Of the forward it finds what the nodes keep; `th.profile` sees
+            the forward, too, and so all there is.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
         batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a

@@ -49,9 +49,8 @@ def profile(
         trace: as in `th.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
             computed: those of "full", whose histograms need more than the gradient itself, can double what the process
             takes.
-        device: whose memory is measured. None: of the accelerator on which the backward runs, else of the CPU. It must
-            be given where CUDA is first used inside make_loss, where the model is on another device than the current
-            one, and where there are several.
+        device: whose memory is measured. None: of each device on which the backward runs; `Run.timelines` has them,
+            `Run.timeline` is the accelerator's, and of several that of the highest peak.
         engine, accumulate, release: as in `th.backward`.
         batch: as in `th.backward`. What tasks of a group allocate counts to the last of them, and there are no
             `footprints`: what ran as one does not tell what other orders take.
@@ -64,18 +63,19 @@ def profile(
         `th.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
 
     Known limitations: what other threads allocate, and memory that torch's allocator does not give (scratch memory of
-    oneDNN, Python's own objects), is not seen. On CUDA all threads are; what libraries take at their first use and keep
-    (cuBLAS: up to 32 MiB) counts as not attributed, so run a step before; hooks of tensors count to the task before;
-    and the device's peak counters are reset: `Timeline.blocks.peak_allocated` says what
-    torch.cuda.max_memory_allocated() would.
+    oneDNN, Python's own objects), is not seen. Of accelerators the blocks are measured, as their allocators tell
+    torch's profiler. One CUDA device has a history, with the bytes as they were asked for, unless CUDA is first used
+    inside make_loss or the model is not on the current device: then give `device`. There all threads are seen; what
+    libraries take at their first use and keep (cuBLAS: up to 32 MiB) counts as not attributed, so run a step before;
+    hooks of tensors count to the task before; and the device's peak counters are reset:
+    `Timeline.blocks.peak_allocated` says what torch.cuda.max_memory_allocated() would.
 
     The direct engine's memory is that of PyTorch's, to the byte, but where it frees later what nodes hide from Python
     (see `Stepper`): slices that were assigned to, and checkpointed regions, in a process where anything has hooks.
 
     Raises:
         TypeError: make_loss is no function, or returned no tensor.
-        ValueError: it returned more than one element; which device is meant can't be told, or memory is not measured
-            there.
+        ValueError: it returned more than one element; or memory is not measured on one of its devices.
         NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, or tasks to run
             as one, on that one; or the direct engine refuses the graph.
         RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and

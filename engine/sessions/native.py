@@ -164,8 +164,7 @@ def run_native(
     run = Run(graph, order_name(policy), "native", order, planned, elapsed_ns, trace=record, note=note_on(policy))
     if measurement is None:
         return run
-    timeline, footprints = measurement.results()
-    return replace(run, timeline=timeline, footprints=footprints)
+    return run.with_memory(measurement.results())
 
 
 DISTURBED = (

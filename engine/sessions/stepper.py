@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -331,8 +330,7 @@ def run_measured(
         run = stepper.run()
         measurement.end()
         trees = [batch.tasks for batch in run.batches or () if batch.kind == "tree"]
-        timeline, footprints = measurement.results(trees)
-        return replace(run, timeline=timeline, footprints=None if run.batches else footprints)
+        return run.with_memory(measurement.results(trees), predicts=not run.batches)
 
 
 def runner_of(call: BackwardCall, measuring: Measuring | None = None) -> Runner:

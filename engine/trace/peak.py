@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -208,6 +208,7 @@ def peak_report(
     others: Mapping[str, int] | None = None,
     before: NotCounted | None = None,
     trace: Trace | None = None,
+    elsewhere: tuple[Timeline, ...] = (),
 ) -> PeakReport:
     """Explains the peak of a backward.
 
@@ -216,6 +217,7 @@ def peak_report(
         others: what is known of the peak in bytes under other policies, by name: hints mention it.
         before: what is known of what was there before the forward.
         trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
+        elsewhere: the memory of other devices in the same backward.
 
     Raises:
         TypeError: `timeline` is none.
@@ -227,13 +229,16 @@ def peak_report(
         expect(before, NotCounted, "before", "what th.compare found, `comparison.before`")
     if trace is not None:
         expect(trace, Trace, "trace", "a Trace: `run.trace`")
+    expect(elsewhere, tuple, "elsewhere", "a tuple of the timelines of other devices")
+    for each in elsewhere:
+        expect(each, Timeline, "each of elsewhere", "the Timeline of another device")
     storages = [
         (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
         for number in timeline.alive()
     ]
     groups = groups_of(timeline, storages)
     found = hints(Peak(timeline, storages, others or {}, trace))
-    return PeakReport(timeline, tuple(_answer(timeline, groups, before)), groups, found)
+    return PeakReport(timeline, tuple(_answer(timeline, groups, before, elsewhere)), groups, found)
 
 
 def groups_of(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
@@ -288,15 +293,18 @@ def _module_title(graph: Graph, group: PeakGroup) -> str:
     return title if group.modules == 1 else f"{group.modules:,} × {title}"
 
 
-def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounted | None) -> Iterator[str]:
+def _answer(
+    timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounted | None, elsewhere: Sequence[Timeline]
+) -> Iterator[str]:
     count, place = len(timeline.order), timeline.peak_place
+    of = f" of {timeline.device}" if elsewhere else ""
     peak = size_text(timeline.peak_bytes)
     if timeline.peak_task is not None:
         where = timeline.graph.describe(timeline.peak_task)
-        yield (f"The peak is {peak}, in {where}, the {nth(place + 1)} of {count:,} tasks.")
+        yield (f"The peak{of} is {peak}, in {where}, the {nth(place + 1)} of {count:,} tasks.")
     else:
         when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
-        yield f"The peak is {peak}, {when}."
+        yield f"The peak{of} is {peak}, {when}."
     if groups:
         first = groups[0]  # the largest of the category with most
         alike = [group for group in groups if group.category is first.category]
@@ -319,6 +327,9 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounte
             f"this task, {size_text(rounding)} of it by rounding; the allocator held "
             f"{size_text(blocks.reserved[place])}, {size_text(unused)} of it in no block."
         )
+    if elsewhere:
+        peaks = [f"that of {each.device} is {size_text(each.peak_bytes)}" for each in elsewhere]
+        yield f"Each device has a peak of its own: {', '.join(peaks)}."
     if timeline.basis != "measured":
         basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run: nothing was executed"
         yield f"Predicted from {basis}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -13,6 +13,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.shown import drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
+from ..memory.measured_device import chosen_device
 from ..memory.timeline import Timeline
 from ..queue.pending import queue_lengths
 from ..words.sizes import size_text
@@ -20,6 +21,8 @@ from .batches import Batches
 from .trace import Trace
 
 if TYPE_CHECKING:
+    import torch
+
     from .peak import PeakReport
 
 Engine = Literal["native", "direct"]
@@ -41,11 +44,13 @@ class Run:
         planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
         elapsed_ns: nanoseconds of the backward itself, without reading the graph and planning.
         trace: what happened to each task; None where it was not recorded.
-        timeline: its memory, where that was measured.
-        footprints: what the measurement teaches about other orders, for `simulate`.
+        timeline: its memory, where that was measured: of the device that was asked for; else of the accelerator, and of
+            several of the one with the highest peak. `timelines` has all.
+        footprints: what the measurement teaches about other orders, for `simulate`; of the same device.
         accumulation: how gradients were summed, and when they were let go.
         batches: what ran as one, and what did not and why; None without `batch=`.
         note: why it is that order: why "auto" kept PyTorch's own, or the ranks of a process group did.
+        elsewhere: the memory of the other devices on which the backward ran, each with its footprints.
     """
 
     graph: Graph
@@ -60,6 +65,7 @@ class Run:
     accumulation: Accumulation = PYTORCHS
     batches: Batches | None = None
     note: str = ""
+    elsewhere: tuple[tuple[Timeline, Footprints | None], ...] = ()
 
     @classmethod
     def late(
@@ -97,7 +103,12 @@ class Run:
             raise AttributeError(f"a Run has no {name!r}")
 
     def __repr__(self) -> str:
-        peak = "" if self.timeline is None else f", peak {size_text(self.timeline.peak_bytes)}"
+        several = len(self.timelines) > 1
+        peaks = [
+            f"{size_text(each.peak_bytes)}{f' on {device}' if several else ''}"
+            for device, each in self.timelines.items()
+        ]
+        peak = f", peak {', '.join(peaks)}" if peaks else ""
         saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
         note = f" ({self.note})" if self.note else ""
         return (
@@ -119,17 +130,42 @@ class Run:
         """The highest level of memory in the backward, see `Timeline`. Raises ValueError if it was not measured."""
         return self._measured().peak_bytes
 
-    def peak(self) -> PeakReport:
+    @cached_property
+    def timelines(self) -> dict[str, Timeline]:
+        """By device its memory, `timeline` first: {"cuda:0": ..., "cpu": ...}. Empty: not measured."""
+        found = () if self.timeline is None else (self.timeline, *(timeline for timeline, _ in self.elsewhere))
+        return {each.device: each for each in found}
+
+    @cached_property
+    def footprints_by_device(self) -> dict[str, Footprints]:
+        """By device what the measurement teaches about other orders, for `simulate`; as `timelines`."""
+        found = (self.footprints, *(footprints for _, footprints in self.elsewhere))
+        return {each.device: each for each in found if each is not None}
+
+    def peak(self, device: torch.device | str | None = None) -> PeakReport:
         """What is alive at the peak: who made it, who keeps it, what frees it.
 
+        Args:
+            device: whose peak. None: that of `timeline`.
+
         Raises:
-            ValueError: memory was not measured.
+            ValueError: memory was not measured, or not on this device.
         """
         from ..memory.not_counted import not_counted
         from .peak import peak_report
 
-        before = None if self.footprints is None else not_counted(self.footprints)
-        return peak_report(self._measured(), before=before, trace=self.trace)
+        timeline = self._measured()
+        if device is not None:
+            timeline = self.timelines[chosen_device(device, self.timelines)]
+        footprints = self.footprints_by_device.get(timeline.device)
+        before = None if footprints is None else not_counted(footprints)
+        elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)
+        return peak_report(timeline, before=before, trace=self.trace, elsewhere=elsewhere)
+
+    def with_memory(self, found: Sequence[tuple[Timeline, Footprints]], predicts: bool = True) -> Self:
+        """The same run, of which this was measured. `predicts`: whether that says what other orders take."""
+        (timeline, footprints), *others = [(timeline, each if predicts else None) for timeline, each in found]
+        return replace(self, timeline=timeline, footprints=footprints, elsewhere=tuple(others))
 
     def _measured(self) -> Timeline:
         if self.timeline is None:

@@ -14,20 +14,23 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .modes import unobserved
+
 one_recording = Lock()
 """Held while an allocator is recorded: torch's profiler crashes where two threads use it."""
 
 
 class AllocationEvents(NamedTuple):
-    """What the CPU's allocator did in one thread.
+    """What the allocators of the CPU and of accelerators did in one thread.
 
     Attributes:
-        rows: (nanoseconds since 1970, address, bytes) in order of time; bytes are negative for a block that was freed.
+        rows: (nanoseconds since 1970, device, address, bytes) in order of time; bytes are negative for a block that was
+            freed. A caching allocator's are of the block, which may be larger than what was asked for.
         tasks: nanoseconds at which the engine began each task that is not nested in another one, its tensor hooks
             included. Empty where tasks were not asked for.
     """
 
-    rows: list[tuple[int, int, int]]
+    rows: list[tuple[int, torch.device, int, int]]
     tasks: list[int]
 
 
@@ -37,9 +40,10 @@ def profiler_is_on() -> bool:
 
 
 def start_allocation_events(tasks: bool = False) -> None:
-    """Lets torch's profiler note what the CPU's allocator does in this thread, and in what it starts on the engine.
+    """Lets torch's profiler note what allocators do in this thread, and in what it starts on the engine.
 
-    Without `tasks` no operation is timed, which leaves the cost at about one microsecond for each block.
+    The CPU's does not tell of the end of blocks that were there before; accelerators' do. Without `tasks` no operation
+    is timed, which leaves the cost at about one microsecond for each block.
 
     Raises:
         RuntimeError: a profiler is at work already, in any thread; there can be one alone.
@@ -61,8 +65,10 @@ def start_allocation_events(tasks: bool = False) -> None:
     )
     with _quiet_kineto():
         torch._C._autograd._prepare_profiler(config, activities)
-    scopes = {profiler.RecordScope.FUNCTION if tasks else profiler.RecordScope.LITE_INTERPRETER}
+    scopes = {profiler.RecordScope.USER_SCOPE} | ({profiler.RecordScope.FUNCTION} if tasks else set())
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
+    with unobserved():
+        _open_scope.append(torch.ops.profiler._record_function_enter_new("tapehead", None))
     _log_errors_alone(True)
 
 
@@ -81,7 +87,7 @@ def _quiet_kineto() -> Iterator[None]:
 
 _ALLOCATION = "[memory]"
 _EVALUATE = "autograd::engine::evaluate_function: "
-_CPU = torch.device("cpu")
+_open_scope: list[Any] = []  # around all that is recorded: outside of any, what accelerators do has no address
 _ERRORS = 2  # glog's level of errors
 _logged_before: list[int] = []  # the level that was there, while it is raised
 
@@ -112,15 +118,17 @@ def _log_level() -> ctypes.c_int | None:
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
     _log_errors_alone(False)
-    rows: list[tuple[int, int, int]] = []
+    with unobserved():
+        torch.ops.profiler._record_function_exit._RecordFunction(_open_scope.pop())
+    rows: list[tuple[int, torch.device, int, int]] = []
     tasks: list[int] = []
     todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
     while todo:
         events, nested = todo.pop()
         rows += [
-            (event.start_time_ns, fields.ptr, fields.alloc_size)
+            (event.start_time_ns, (fields := event.extra_fields).device, fields.ptr, fields.alloc_size)
             for event in events
-            if event.name == _ALLOCATION and (fields := event.extra_fields).device == _CPU  # not an accelerator's
+            if event.name == _ALLOCATION
         ]
         for event in events:
             name = event.name

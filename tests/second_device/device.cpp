@@ -297,6 +297,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return gradients;
 }
 
+// The same as the CPU's cells, of which torch asks other devices to make one kernel.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
+    const at::Tensor& input, const at::Tensor& hidden, const at::Tensor& cell, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& hidden_bias) {
+  auto gates = input + hidden;
+  if (bias && bias->defined()) gates = gates + *bias + *hidden_bias;
+  auto parts = gates.chunk(4, 1); // input, forget, cell, output
+  auto next = parts[1].sigmoid() * cell + parts[0].sigmoid() * parts[2].tanh();
+  return {parts[3].sigmoid() * next.tanh(), next, at::empty({0}, gates.options())};
+}
+
 void on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   Blocks reads, writes;
   const auto& schema = operation.schema();
@@ -315,11 +326,32 @@ void on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   write_down(schema.name(), stream_now(c10::Device(KIND, current_device)), 0, reads, writes);
 }
 
+// Sums, which the engine makes of gradients that meet, take nothing on the CPU.
+at::Tensor& add_in_place(at::Tensor& tensor, const at::Tensor& other, const at::Scalar& alpha) {
+  InKernel kernel;
+  on_host(tensor).add_(on_host(other), alpha);
+  write_down_kernel("aten::add_", {tensor, other}, {tensor});
+  return tensor;
+}
+
+at::Tensor add(const at::Tensor& one, const at::Tensor& other, const at::Scalar& alpha) {
+  if (!one.sizes().equals(other.sizes()) || one.dtype() != other.dtype() || one.device() != other.device())
+    return at::native::call_fallback_fn<&on_cpu, at::_ops::add_Tensor>::call(one, other, alpha);
+  InKernel kernel;
+  auto sum = at::empty_like(one);
+  auto its = on_host(sum);
+  at::add_out(its, on_host(one), on_host(other), alpha);
+  write_down_kernel("aten::add", {one, other}, {sum});
+  return sum;
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { library.impl("_thnn_fused_lstm_cell", lstm_cell); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", empty);
@@ -327,6 +359,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", copy_from);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar);
+  library.impl("add.Tensor", add);
+  library.impl("add_.Tensor", add_in_place);
   library.impl("as_strided", at::native::as_strided_tensorimpl);
   library.impl("view", at::native::view);
   library.impl("_reshape_alias", at::native::_reshape_alias);

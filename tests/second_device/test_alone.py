@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="they run on CUDA devices")
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_what_asks_for_an_accelerator_holds_on_the_second_device() -> None:
-    asking = [str(path) for path in TESTS.rglob("test_*.py") if "accelerators" in path.read_text()]
+    asking = [str(path) for path in TESTS.rglob("test_*.py") if "accelerator" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "--second-device", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += ["-m", "accelerator and not slow", *sorted(asking)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -19,7 +19,7 @@ from tapehead.engine.measuring.allocator import MARK_BYTES
 from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
 from tapehead.engine.measuring.measurement import Measurement
 from tapehead.engine.memory.measured_device import device_of
-from tapehead.engine.memory.timeline import BlockLevels, Category, Timeline
+from tapehead.engine.memory.timeline import BlockLevels, Timeline
 from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.sessions.native import Plan, run_native
@@ -46,8 +46,8 @@ class CpuInCudasWords(CudaAllocator):
     """
 
     def __init__(self) -> None:
-        self._device = torch.device("cpu")
-        self._addresses = []
+        self.device = torch.device("cpu")
+        self.marks = []
         self._levels = None
         self._first_noted = 0
 
@@ -62,7 +62,7 @@ class CpuInCudasWords(CudaAllocator):
         self.mark()  # what was before is not in the history
 
     def note_levels(self) -> None:
-        self._first_noted = len(self._addresses)
+        self._first_noted = len(self.marks)
 
     def stop(self) -> CudaRecording:
         entries = [
@@ -72,10 +72,10 @@ class CpuInCudasWords(CudaAllocator):
                 "size": abs(nbytes),
                 "time_us": ns // 1000,
             }
-            for ns, address, nbytes in stop_allocation_events().rows
+            for ns, _, address, nbytes in stop_allocation_events().rows
             if nbytes
         ]
-        recording = read_history(entries, self._addresses)
+        recording = read_history(entries, self.marks)
         sums = list(accumulate((row.nbytes for row in recording.rows), initial=OLDER))
         stops = [row for row, _ in recording.marks[self._first_noted :]] + [len(recording.rows)]
         peaks = [sums[stops[0]], *(max(sums[begin : end + 1]) for begin, end in pairwise(stops))]
@@ -88,9 +88,7 @@ def in_cudas_words(monkeypatch: pytest.MonkeyPatch) -> CpuInCudasWords:
     """Makes measurements take the way of CUDA. The recorder that the next one uses."""
     first = CpuInCudasWords()
     recorders = [first]
-    monkeypatch.setattr(
-        measurement, "_allocator_of", lambda device: recorders.pop() if recorders else CpuInCudasWords()
-    )
+    monkeypatch.setattr(measurement, "_history_of", lambda devices: recorders.pop() if recorders else CpuInCudasWords())
     return first
 
 
@@ -113,14 +111,14 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SMALL)
 def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWords) -> None:
     model, make_loss = WORKLOADS[name].build()
-    run = th.profile(make_loss, "bfs")
+    run = th.profile(make_loss, "bfs", device="cpu")
     assert run.timeline is not None and run.footprints is not None
     assert MARK_BYTES not in run.timeline.nbytes
     assert run.timeline.blocks.requested == array("q", [OLDER + peak for peak in run.timeline.task_peaks])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "_allocator_of", lambda device: measurement.CpuAllocator())
+        patch.setattr(measurement, "_history_of", lambda devices: None)
         model.zero_grad()
-        expected = th.profile(make_loss, "bfs")
+        expected = th.profile(make_loss, "bfs", device="cpu")
     assert expected.timeline is not None and expected.footprints is not None
     assert facts(run.timeline) == facts(expected.timeline)
     assert run.footprints.tasks == expected.footprints.tasks and not run.footprints.limits
@@ -129,11 +127,11 @@ def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWo
 @pytest.mark.parametrize("name", SMALL)
 def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: CpuInCudasWords) -> None:
     model, make_loss = WORKLOADS[name].build()
-    expected = th.profile(make_loss, "bfs").timeline
+    expected = th.profile(make_loss, "bfs", device="cpu").timeline
     model.zero_grad()
     with pytest.MonkeyPatch.context() as patch:
         late = CpuInCudasWords()
-        patch.setattr(measurement, "_allocator_of", lambda device: late)
+        patch.setattr(measurement, "_history_of", lambda devices: late)
         late.listen()
         loss = make_loss()
         run = th.backward(loss, policy="bfs", memory=True)
@@ -150,9 +148,9 @@ def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: Cp
 def test_random_programs_are_predicted_from_one_recording(seed: int, in_cudas_words: CpuInCudasWords) -> None:
     program = Program(seed, kept=seed % 2 == 1)
     program.reset()
-    footprints = th.profile(program.make_loss).footprints
+    footprints = th.profile(program.make_loss, device="cpu").footprints
     program.reset()
-    run = th.profile(program.make_loss, random_policy(seed))
+    run = th.profile(program.make_loss, random_policy(seed), device="cpu")
     predicted = th.simulate(run.graph, run.order, footprints)
     assert predicted.start_bytes == run.timeline.start_bytes
     assert predicted.estimates or predicted.peak_bytes == run.peak_bytes
@@ -166,7 +164,7 @@ def test_a_hooks_memory_makes_an_estimate(in_cudas_words: CpuInCudasWords) -> No
         y.register_hook(lambda gradient: torch.empty(1000).fill_(1)[:100] * gradient)
         return y.exp().sum()
 
-    run = th.profile(make_loss)
+    run = th.profile(make_loss, device="cpu")
     (storage,) = [each for each in run.timeline if each.nbytes == 4000]
     assert run.graph.tasks[run.order[storage.born]].name == "ExpBackward0", "the task before"
     limit = "memory is allocated between tasks, as by hooks of tensors (blocks: 2): predictions leave it out"
@@ -181,7 +179,7 @@ def test_a_hook_of_the_root_makes_an_estimate(in_cudas_words: CpuInCudasWords) -
         loss.register_hook(lambda gradient: gradient * 2)
         return loss
 
-    limits = th.profile(make_loss).footprints.limits
+    limits = th.profile(make_loss, device="cpu").footprints.limits
     assert any("memory is allocated between tasks" in limit for limit in limits)
 
 
@@ -192,7 +190,7 @@ def test_after_an_error_no_recorder_is_left(in_cudas_words: CpuInCudasWords) -> 
         return y.sum()
 
     with pytest.raises(ZeroDivisionError):
-        th.profile(make_loss)
+        th.profile(make_loss, device="cpu")
     assert not torch.autograd._profiler_enabled()
 
 
@@ -204,26 +202,18 @@ def graph_on(*devices: str) -> th.Graph:
     return th.Graph(tuple(tasks), (), (Root(0, 0),))
 
 
-def test_devices_that_can_not_be_measured_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_can_not_be_measured_are_refused_in_a_sentence() -> None:
     loss = torch.ones(2, requires_grad=True).sum()
-    with pytest.raises(ValueError, match="memory is measured on the CPU and on CUDA devices, not on meta"):
+    with pytest.raises(ValueError, match="memory is measured on the CPU and on accelerators, not on meta"):
         th.profile(lambda: loss, device="meta")
     with pytest.raises(ValueError, match="there is no cuda:99 to measure: torch sees"):
         th.profile(lambda: loss, device="cuda:99")
-    with pytest.raises(
-        ValueError, match=r"runs on cuda:0 and cuda:1, and .* one device: .* th.profile\(make_loss, device=\"cuda:0\"\)"
-    ):
-        Measurement().settle(graph_on("cpu", "cuda:1", "cuda:0"))
-    with pytest.raises(ValueError, match="on CUDA devices, not on xpu:0"):
-        Measurement().settle(graph_on("xpu:0"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with Measurement() as begun, pytest.raises(ValueError, match="there is no xpu:99 to measure: torch sees"):
+        begun.settle(graph_on("xpu:99"))
     with Measurement() as begun:
         begun.begin_forward()
-        with pytest.raises(
-            ValueError, match=r"runs on cuda:1, .* was recorded on cpu: tell before, with device=\"cuda:1\""
-        ):
-            begun.settle(graph_on("cuda:1"))
+        with pytest.raises(ValueError, match="there is no cuda:99 to measure"):
+            begun.settle(graph_on("cpu", "cuda:99"))
     assert not torch.autograd._profiler_enabled()
 
 
@@ -289,22 +279,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ON_CUDA)
-def test_cuda_reaches_the_levels_that_were_predicted(name: str) -> None:
-    model, make_loss = on_cuda(name)
-    calibration = measured(model, make_loss, "dfs")
-    for policy in ("heap", "bfs", random_policy(0)):
-        run = measured(model, make_loss, policy)
-        predicted = th.simulate(run.graph, run.order, calibration.footprints)
-        off = predicted.peak_bytes - run.peak_bytes
-        print(f"{name} {run.policy}: measured {run.peak_bytes:,}, predicted {off:+,}; estimates {predicted.estimates}")
-        assert run.timeline.device == str(torch.device("cuda", torch.cuda.current_device()))
-        assert abs(off) <= 0.01 * run.peak_bytes
-        assert predicted.start_bytes == run.timeline.start_bytes
-        assert predicted.end_bytes == run.timeline.end_bytes
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["heap", "bfs"])
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_cudas_own_counters_agree_with_the_levels(name: str, policy: str) -> None:
@@ -327,77 +301,6 @@ def test_cudas_own_counters_agree_with_the_levels(name: str, policy: str) -> Non
     assert blocks.peak_allocated >= max(blocks.allocated)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", SMALL)
-def test_attached_late_cuda_measures_the_same(name: str) -> None:
-    model, make_loss = on_cuda(name)
-    expected = measured(model, make_loss, "heap").timeline
-    model.zero_grad()
-    timeline = th.backward(make_loss(), memory=True).timeline
-    assert timeline.device == expected.device
-    assert (timeline.peak_bytes, timeline.end_bytes) == (expected.peak_bytes, expected.end_bytes)
-    assert timeline.task_peaks[1:] == expected.task_peaks[1:]
-
-
-@pytest.mark.gpu
-def test_without_a_device_it_is_the_graphs() -> None:
-    torch.cuda.init()
-    model = nn.Linear(8, 8)
-    timeline = th.profile(lambda: model(torch.ones(4, 8)).tanh().sum()).timeline
-    assert (timeline.device, timeline.blocks) == ("cpu", None) and timeline.start_bytes
-    model.cuda()
-    x = torch.ones(4, 8, device="cuda")
-    assert th.profile(lambda: model(x).tanh().sum(), device="cpu").timeline.peak_bytes < 1000
-    assert th.profile(lambda: model(x).tanh().sum(), device="cuda").timeline.device.startswith("cuda:")
-    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
-
-
-@pytest.mark.gpu
-def test_of_a_graph_on_two_devices_each_can_be_measured() -> None:
-    x = torch.randn(1000, device="cuda", requires_grad=True)
-
-    def make_loss() -> Tensor:
-        return (x * 2).exp().cpu().sin().exp().sum()
-
-    for device in (None, "cpu"):
-        x.grad = None
-        calibration = th.profile(make_loss, device=device)
-        x.grad = None
-        run = th.profile(make_loss, "bfs", device=device)
-        assert run.timeline.device == (device or str(x.device)) and run.timeline.start_bytes > 0
-        predicted = th.simulate(run.graph, run.order, calibration.footprints)
-        assert (predicted.peak_bytes, predicted.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
-
-
-@pytest.mark.gpu
-def test_what_the_user_holds_on_cuda_is_said_to_be_held() -> None:
-    layer, kept = nn.Linear(64, 64).cuda(), []
-    x = torch.randn(32, 64, device="cuda")
-    th.backward(layer(x).sum())
-
-    def make_loss() -> Tensor:
-        kept.append(layer(x))
-        return layer(kept[-1].tanh()).sum()
-
-    timeline = measured(layer, make_loss, "heap").timeline
-    storages = [each for each in timeline if each.number in timeline.held and each.nbytes == 32 * 64 * 4]
-    assert [(each.died, each.category) for each in storages] == [(None, Category.FORWARD)]
-
-
-@pytest.mark.gpu
-def test_a_hooks_memory_on_cuda_makes_an_estimate() -> None:
-    x = torch.randn(100, device="cuda", requires_grad=True)
-
-    def make_loss() -> Tensor:
-        y = x * 2
-        y.register_hook(lambda gradient: torch.empty(1000, device="cuda").fill_(1)[:100] * gradient)
-        return y.exp().sum()
-
-    run = th.profile(make_loss)
-    assert any("memory is allocated between tasks" in limit for limit in run.footprints.limits)
-    assert th.simulate(run.graph, "bfs", run.footprints).estimates
-
-
 class TooMuch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -416,31 +319,6 @@ def test_running_out_of_memory_names_the_task_and_leaves_nothing_recording() -> 
     assert any("tapehead: raised in" in note and "TooMuch" in note for note in caught.value.__notes__)
     assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
     assert th.profile(lambda: x.exp().sum()).peak_bytes
-
-
-def _interrupted(gradient: Tensor) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("hook", "error"), [(lambda gradient: 1 / 0, ZeroDivisionError), (_interrupted, KeyboardInterrupt)]
-)
-@pytest.mark.parametrize("late", [False, True])
-def test_after_an_error_on_cuda_nothing_is_left_recording(hook: Any, error: Any, late: bool) -> None:
-    x = torch.randn(100, device="cuda", requires_grad=True)
-
-    def make_loss() -> Tensor:
-        y = x * 2
-        y.register_hook(hook)
-        return y.sum()
-
-    with pytest.raises(error):
-        _ = th.backward(make_loss(), memory=True) if late else th.profile(make_loss)
-    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
-    with pytest.raises(ZeroDivisionError):
-        th.profile(lambda: x * (1 // 0))
-    assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
 
 
 @pytest.mark.gpu
