@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ...inspector.arguments import a_kind
-from ...inspector.graph.graph import Edge, Graph
+from ...inspector.graph.graph import Edge, Graph, told_apart
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.engine import retains_any, run_engine
 from ...inspector.torch_internals.hooks import node_hooks
@@ -209,22 +209,28 @@ class GroupRunner:
     def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """From here on all tasks run by themselves. `why` makes the sentence from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
-            self._give_up(loop, group, why(self._graph.describe(group.tasks[0])))
+            self._give_up(loop, group, why(self._told(group.tasks[0])))
 
     def _never(self, group: Group) -> str | None:
         """Why a group is not going to run as one."""
-        at, runner = self._graph.describe(group.tasks[0]), self._runner
+        first, runner = group.tasks[0], self._runner
         if runner.graph_task.create_graph:
-            return f"create_graph=True makes a graph of what {at} does, which can be differentiated again"
+            return (
+                f"create_graph=True makes a graph of what {self._told(first)} does, which can be differentiated again"
+            )
         if group.product.function not in FUNCTIONS:
-            return f"{at} is a {group.product.function}, whose backward can't be made of others' here"
+            return f"{self._told(first)} is a {group.product.function}, whose backward can't be made of others' here"
         if self._accumulation != PYTORCHS:
-            return f"gradients are summed otherwise than PyTorch does ({self._accumulation.name}), {at}'s among them"
+            how = self._accumulation.name
+            return f"gradients are summed otherwise than PyTorch does ({how}), {self._told(first)}'s among them"
         if runner.needed is not None:
             for task_id in group.tasks:
                 if not all(edge.next_task in runner.needed for edge in self._graph.out_edges[task_id]):
-                    return f"inputs= makes a part of {self._graph.describe(task_id)} needless"
+                    return f"inputs= makes a part of {self._told(task_id)} needless"
         return None
+
+    def _told(self, task_id: int) -> str:
+        return told_apart(self._graph, task_id)
 
     def _of(self, task_ids: Sequence[int]) -> list[Group]:
         """The groups in which these tasks are."""
@@ -238,7 +244,7 @@ class GroupRunner:
 
     def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Why a stack's tasks can't run at one moment."""
-        describe = self._graph.describe
+        describe = self._told
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
         if missing is not None:
             return f"{describe(task_id)} was run before {describe(missing)} was ready"
@@ -253,10 +259,10 @@ class GroupRunner:
     def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
         """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
         if torch.is_anomaly_enabled():
-            return f"anomaly mode looks at what {self._graph.describe(task_ids[0])} gives"
+            return f"anomaly mode looks at what {self._told(task_ids[0])} gives"
         spent = next((task_id for task_id in task_ids if is_spent(self._graph.nodes[task_id])), None)
         if spent is not None:
-            return f"another session has run {self._graph.describe(spent)}"
+            return f"another session has run {self._told(spent)}"
         trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
         quiet = no_hooks(look=bool(trees))
         why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
@@ -274,14 +280,14 @@ class GroupRunner:
                 raise
             if names:
                 self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
-                at = self._graph.describe(task_id)
+                at = self._told(task_id)
                 return f"the tensor of {at} has the hook {names[0][1]}, which sees that task alone"
         return None
 
     def _hooked(self, task_ids: Sequence[int], trees: Sequence[_Tree]) -> str | None:
         """Which hook wants these tasks by themselves, of nodes and of trees: what a tree has left behind nobody may
         change until its last task, nor look between its tasks and the sum."""
-        describe = self._graph.describe
+        describe = self._told
         for task_id in task_ids:
             hook = next((hook for hooks in node_hooks(self._graph.nodes[task_id]) for hook in hooks), None)
             if hook is not None:
@@ -295,7 +301,7 @@ class GroupRunner:
         for tree in (tree for tree in trees if not tree.begun):
             between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
             if retains_any(list(between.values())):
-                at = self._graph.describe(min(between))
+                at = self._told(min(between))
                 return f"the tensor of {at}, or another between such a product and the sum, retains its own gradient"
         return None
 
@@ -318,13 +324,12 @@ class GroupRunner:
         """Which gradient can't be put together with the others."""
         for task_id in task_ids:
             (gradient,) = loop.buffers.by_task[task_id].gradients
-            at = self._graph.describe(task_id)
             if gradient is None:
-                return f"no gradient came to {at}"
+                return f"no gradient came to {self._told(task_id)}"
             if type(gradient) is not Tensor:
-                return f"the gradient of {at} is {a_kind(gradient)}"
+                return f"the gradient of {self._told(task_id)} is {a_kind(gradient)}"
             if not fits(gradient, self._graph.tasks[task_id].inputs[0]) or gradient._is_zerotensor():
-                return f"the gradient of {at} is not laid out like the others"
+                return f"the gradient of {self._told(task_id)} is not laid out like the others"
         return None
 
     def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...inspector.arguments import expect_choice
 from ...inspector.capturing.walk import graph as graph_of
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import counted
 from ...inspector.shown import text_of
@@ -310,7 +310,7 @@ def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward, hooked
 
 def _not_run(graph: Graph, hooked: Sequence[Task]) -> Iterator[str]:
     if hooked:
-        named = ", ".join(graph.describe(task) for task in hooked[:NAMED])
+        named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
         more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
         yield f"Hooks of leaves were not run, and what they make of a gradient was not looked at: {named}{more}."
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.capturing.walk import graph as graph_of
-from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.graph.graph import Graph, Outputs, told_apart
 from ...inspector.shown import text_of
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from ..trace.run import Run
@@ -93,7 +93,7 @@ class OrderCheck:
         of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
         yield f"The order of {self.policy} breaks {of}{steps}."
         for each in self.broken[:_MOST_SAID]:
-            first, then = self.graph.describe(each.first), self.graph.describe(each.then)
+            first, then = told_apart(self.graph, each.first), told_apart(self.graph, each.then)
             first_place, then_place = each.places
             yield (
                 f"C{str(each.constraint)[1:]}: {then} runs {nth(then_place + 1)} of {len(self.order):,},"

@@ -77,7 +77,7 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
         for (first, then), names in zip(pairwise(tasks), pairwise(texts), strict=True):
             step = Precedence(number, first, then, names)
             if both := first & then:
-                shared = joined([graph.describe(task) for task in sorted(both)])
+                shared = joined([told_apart(graph, task) for task in sorted(both)])
                 raise ValueError(
                     f"{step} can't be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and can't run "
                     f"before {'itself' if len(both) == 1 else 'themselves'}; narrow one of them"

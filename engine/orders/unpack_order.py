@@ -15,7 +15,7 @@ from torch import Tensor
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation, resolve_sources
-from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.graph.graph import Graph, Outputs, told_apart
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import dtype_name, shape_text
@@ -170,10 +170,10 @@ class UnpackOrder(ShownAsFindings):
             which = "All were" if packed == len(self.rows) > 1 else which
             yield f"{which} packed by saved_tensors_hooks, so the shape is not known before the unpack hook has run."
         if self.hidden:
-            names = joined([self.graph.describe(task) for task in self.hidden])
+            names = joined([told_apart(self.graph, task) for task in self.hidden])
             yield f"What these keep can't be seen from Python, and is not listed: {names}."
         if self.inside:
-            names = joined([self.graph.describe(task) for task in self.inside])
+            names = joined([told_apart(self.graph, task) for task in self.inside])
             yield f"What is unpacked inside of these is not listed: {names}."
 
     def _against_packing(self) -> str:
@@ -387,7 +387,7 @@ class SavedBy:
     def _nobody(self, tensor: Tensor) -> str:
         said = f"no task of this graph is known to unpack this tensor of {tensor_text(tensor)}"
         if self._packed:
-            tasks = joined([self._graph.describe(task) for task in self._packed])
+            tasks = joined([told_apart(self._graph, task) for task in self._packed])
             return (
                 f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
                 "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of th.unpack_order(loss)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, told_apart
 from .binary_heap import pop, push
 from .policy import Choice, Key, Policy, QueueState, policy_name
 
@@ -138,10 +138,12 @@ class ChoiceQueue(_Arrivals):
                 f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
             )
         if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
-            described = self._graph.describe(chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
+            described = (
+                told_apart(self._graph, chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
+            )
             raise PolicyError(
                 f"policy {name} returned {described}, which is not ready; ready: "
-                f"{', '.join(self._graph.describe(task) for task in ready[:5])}"
+                f"{', '.join(told_apart(self._graph, task) for task in ready[:5])}"
                 f"{' and more' if len(ready) > 5 else ''}"
             )
         self._chosen = chosen.id

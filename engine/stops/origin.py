@@ -312,7 +312,7 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
             made = f"their sum overflowed, or {made}"
         if not all(giver in as_received for giver in givers):
             made = f"PyTorch's sum over what was broadcast, or its cast, overflowed, or {made}"
-        yield f"what {listed([graph.describe(giver) for giver in givers])} gave was finite: {made}"
+        yield f"what {listed([told_apart(graph, giver) for giver in givers])} gave was finite: {made}"
     elif any(known(giver) is None for giver in givers):
         yield (
             "nobody looked at the gradients before that: watch all of them from the start, or record them "

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.tensors import version_of
@@ -279,7 +279,7 @@ class Watching:
         count = f"{len(missing)} leaf" if len(missing) == 1 else f"{len(missing)} leaves"
         lines = []
         for task_id, name in zip(missing, names, strict=True):
-            givers = " and ".join(graph.describe(edge.task) for edge in graph.in_edges[task_id])
+            givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} gave no gradient")
         text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
         return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))

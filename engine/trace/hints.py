@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.graph import Edge, Graph, Task, told_apart
 from ...inspector.graph.words import dtype_name
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import ON_CTX, Category, Storage, Timeline
@@ -205,7 +205,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
         nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
     widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
-    where = joined([graph.describe(task) for task in turning])
+    where = joined([told_apart(graph, task) for task in turning])
     wide = [
         graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
@@ -350,7 +350,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(copy.nbytes for copy in found),
             f"{_count(found, 'saved tensor')} {_is(found)} a copy of a tensor that is saved, too: "
-            f"{joined([graph.describe(task) for task in tasks])} copied {_them(found)} in the forward",
+            f"{joined([told_apart(graph, task) for task in tasks])} copied {_them(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
         )
 

@@ -93,7 +93,7 @@ class _Makers:
 
     def _words(self, leaf: int | None, task: int | None, operation: Any, module: str | None) -> tuple[str, str]:
         if leaf is not None:
-            path, _, last = (self._tasks[leaf].parameter or f"the leaf of task {leaf}").rpartition(".")
+            path, _, last = (self._tasks[leaf].parameter or f"leaf #{leaf}").rpartition(".")
             return f"{last}.grad", pattern(path)
         where = pattern(module or "")
         if task is not None:

@@ -18,6 +18,7 @@ from tapehead.engine.measuring.step_levels import allocated_levels
 from tapehead.engine.memory.timeline import IN_TREE
 from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.workloads.workloads import workload
+from tapehead.inspector.graph.graph import told_apart
 from tapehead.inspector.graph.words import nth
 from tapehead.inspector.torch_internals.engine import retains_any
 
@@ -524,8 +525,22 @@ def test_a_run_to_a_member_splits_its_group_and_one_to_the_first_does_not():
             assert task.id not in session.order
             assert bool(batched(session).fallbacks) is splits
             if splits:
-                assert only_reason(session) == f"the run was to stop before {session.graph.describe(task)}"
+                assert only_reason(session) == f"the run was to stop before {told_apart(session.graph, task)}"
             session.run()
+
+
+def test_two_products_of_one_line_are_told_apart_where_one_is_run_too_early():
+    weights = [torch.ones(4, 4, requires_grad=True) for _ in range(4)]
+    loss = torch.stack([torch.ones(2, 4) @ weight for weight in weights]).sum()
+    with th.debug(loss, batch="auto") as session:
+        while sum(entry.task.short_name == "Mm" for entry in session.ready) < 2:
+            session.step()
+        first, *_ = session.ready
+        stop = next(task for task in session.graph.tasks if task.short_name == "Mm" and task.id != first.task.id)
+        session.run_to(stop)
+        session.run()
+        reason = only_reason(session)
+    assert reason == f"the run was to stop before #{stop.id} {session.graph.describe(stop)}"
 
 
 def test_a_member_that_is_run_by_hand_too_early_splits_its_group():
@@ -540,7 +555,8 @@ def test_a_member_that_is_run_by_hand_too_early_splits_its_group():
             session.step(early)
             assert session.order[-1] == early.id
             session.run()
-            assert f"{session.graph.describe(early)} was run before" in only_reason(session)
+            early_name, _, late_name = only_reason(session).removesuffix(" was ready").partition(" was run before ")
+            assert early_name == told_apart(session.graph, early) != late_name
 
     assert_equal(gradients_of(leaves, backward), expected, bitwise=False)
 
