@@ -38,7 +38,7 @@ def add_debug(commands: Commands) -> None:
     debug.add_argument(
         "--queues",
         choices=tuple(QUEUES),
-        help="one ready queue for all devices, or one for each (as PyTorch's engine has them; native: one)",
+        help="one ready queue for all devices, or one for each (each, as PyTorch's engine; native, unless told: one)",
     )
     debug.add_argument(
         "--accumulate",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Outputs
 from ...inspector.graph.spent import first_over
 from ...inspector.tapes.hips_tape import HipsTape, not_native
@@ -53,12 +52,13 @@ def debug(
         accumulation: how gradients that meet are summed, and when they are let go.
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
-        queues: "one" ready queue for all devices, or one "per device", see `Stepper`. None: with engine="direct" as
-            PyTorch's engine does, a queue for each device; with "native", which is stepped with one alone, one.
+        queues: "one" ready queue for all devices, or one "per device", see `Stepper` and `NativeSession`. None: with
+            engine="direct" as PyTorch's engine does, a queue for each device; with "native", for the sake of a total
+            order, one.
 
     Raises:
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=, or a queue per device.
+            another accumulation than its own, or batch=; or a queue per device with what needs one for all.
         RuntimeError: a backward has freed the graph.
     """
     check_choices(engine, trace)
@@ -76,22 +76,13 @@ def debug(
                 queues=queues,
             )
         )
-    if queues is not None:
-        expect_choice(queues, get_args(Queues), "queues")
     call = BackwardCall.of(call)
     if isinstance(call.tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(NO_HISTORY)
-    session = unused(NativeSession(call, policy=policy, trace=trace))
-    if queues == "per device" and len(session.graph.devices) > 1:
-        session.close()
-        raise NotImplementedError(
-            'PyTorch\'s engine is stepped with one queue for all devices; th.debug(..., engine="direct", '
-            'queues="per device") gives each its own'
-        )
-    return session
+    return unused(NativeSession(call, policy=policy, trace=trace, queues=queues))
 
 
 S = TypeVar("S", Stepper, NativeSession)

@@ -325,12 +325,12 @@ class Watch:
         error.add_note(f"tapehead: raised {self._place(error)}")
         explain_out_of_memory(error, self.graph)
 
-    def _place(self, error: BaseException) -> str:
+    def _place(self, error: BaseException | None) -> str:
         describe = self.graph.in_order([*self.order, *self._inside.values(), *self.upcoming()]).describe
         if self._inside:
             return "in " + " or ".join(describe(task_id) for task_id in self._inside.values())
         upcoming = [describe(task_id) for task_id in self.upcoming()[:1]]
-        if upcoming and called_by_engine(error) is not None:
+        if upcoming and error is not None and called_by_engine(error) is not None:
             return f"in the hooks that run before {upcoming[0]}"
         parts = [f"after the end of {describe(self.order[-1])}"] if self.order else []
         parts += [f"before the start of {task}" for task in upcoming]

@@ -34,7 +34,6 @@ class NativeBackward:
     Attributes:
         graph: the graph; without its nodes once it is over.
         needed: the ids of the tasks that run at all; None: all.
-        planned: all tasks in the order in which they ran and are going to; empty under a dynamic policy.
         stops: the breakpoints and watchpoints.
         worker: the thread.
         over: why no step is possible any more.
@@ -45,14 +44,22 @@ class NativeBackward:
     ) -> None:
         self.graph: Graph = plan.graph
         self.needed = plan.needed
-        self.planned: Sequence[int] = plan.order
+        self._planned: Sequence[int] = plan.order
         recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
-        self.worker = Worker(call, state, plan, recorder, self.stops)
+        self.worker = self._worker(call, state, plan, recorder)
         self.stops.speak_of(self.worker.order)
         self.over: str | None = None
         self._given = given
         self._ended = False
+
+    def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
+        return Worker(call, state, plan, recorder, self.stops)
+
+    @property
+    def planned(self) -> Sequence[int]:
+        """All tasks in the order in which they ran and are going to; empty under a dynamic policy."""
+        return self._planned
 
     def described(self, task_id: int) -> str:
         """A task in words, with its place among those that ran and are going to, where that is known."""
@@ -98,8 +105,40 @@ class NativeBackward:
         waiting, gradients = self.stopped_at(), self.gradients
         return self.stops.before(waiting.id, self.worker.order, lambda: gradients)
 
-    def step(self) -> Task:
-        """Runs the current task and stops before the next."""
+    def taken(self, task: Task) -> tuple[Tensor | None, ...] | None:
+        """What a task is about to get, if the engine has taken it from its queue and stands before it."""
+        if task is not self.current:
+            return None
+        self.stopped_at()
+        return self.gradients
+
+    def edit(self, task: Task, gradients: tuple[Tensor | None, ...]) -> None:
+        """A task that is `taken` gets these."""
+        self.worker.edit(gradients)
+
+    def next_on(self, device: str) -> Task:
+        """The task that this device runs next."""
+        current = self.current
+        if current is None or str(current.device) != device:
+            described = "none" if current is None else self.described(current.id)
+            raise NotImplementedError(
+                f"the next task is {described}, and this session has one queue for all devices, so {device} has to "
+                'wait; queues="per device" gives each its own'
+            )
+        return current
+
+    def step(self, task: Task | None = None) -> Task:
+        """Runs the current task and stops before the next.
+
+        Raises:
+            NotImplementedError: this task is another.
+        """
+        if task is not None and task is not self.current:
+            current = self.current
+            raise NotImplementedError(
+                f"the next task is {'none' if current is None else self.described(current.id)}, and PyTorch's engine "
+                f'cannot run {self.described(task.id)} before it; th.debug(..., engine="direct") can, if it is ready'
+            )
         self.stopped_at()
         ran = len(self.worker.order)
         self._go_on(NEXT)
@@ -114,7 +153,7 @@ class NativeBackward:
         worker.follow(policy, planned)
         if worker.recorder is not None:
             worker.recorder.switch(policy, worker.taken)
-        self.planned = planned
+        self._planned = planned
         worker.sort_again |= worker.upcoming() != waiting
 
     def close(self) -> None:

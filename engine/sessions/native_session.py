@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, get_args
 from weakref import finalize
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Outputs, Task
+from ...inspector.torch_internals.engine import in_backward
 from ...inspector.torch_internals.modes import ThreadState
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.schedule import schedule
+from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..queue.ready_queue import AnyTask, PolicyError, ReadyTask
 from ..stops.stopped import Stop
@@ -24,6 +27,7 @@ from ..trace.run import Run
 from ..trace.statistics import Level
 from ..trace.trace import Trace
 from .agreement import in_group
+from .lanes import LanesBackward
 from .native import Plan
 from .native_backward import NativeBackward
 from .one_way import OneWay
@@ -72,7 +76,7 @@ class NativeSession(OneWay):
 
     The session's thread has the caller's grad mode, inference mode, autocast, `saved_tensors_hooks`, modes of functions
     and dispatch, default device, context variables, and accelerators' streams, all as of the session's making. On
-    accelerators all tasks share one queue and run in that thread.
+    accelerators all tasks share one queue and run in that thread, unless `queues` says otherwise.
 
     Known limitations. A profiler of the calling thread would not see the backward: refused. A `threading.local` of the
     user's is the session's thread's own in hooks. Warnings point to that thread. After a session that was closed before
@@ -83,6 +87,17 @@ class NativeSession(OneWay):
         tensors: the outputs where the backward starts, or all its arguments, as a `BackwardCall`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
         trace: what is recorded of each task, as for `th.backward`; None: nothing.
+        queues: "one" ready queue for all devices, in the policy's total order, or one "per device", worked through in
+            that device's own thread, as in training; None: one. Each thread then stands still before a task that it has
+            taken: `step` lets one of them go on, `step(device=)` that device's, `run` all at once. `current` is the one
+            that comes first where `Problem.durations` say how long tasks take. What a device takes is PyTorch's affair:
+            the policy's choice among what has arrived; but one that stands idle takes what is pushed first, in the
+            order of the edges of the task that pushes. So no order is certain, and `planned` is made again where
+            another task is taken. Once tasks have begun the policy stays. Meanwhile every other backward of the
+            process, one inside of a task, too, runs in the thread that calls it, with one queue, or it would wait for
+            the devices' threads; one that C++ begins without Python, or that was under way, does wait. An error ends
+            the session: what other devices hold does not run. A process in which Python has run in devices' threads may
+            abort at its exit (PyTorch's issue #38228).
 
     Attributes:
         graph: the graph that is run; without its nodes once the session is closed, or over after an error.
@@ -96,10 +111,13 @@ class NativeSession(OneWay):
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
+        queues: Queues | None = None,
     ) -> None:
         chosen = find_policy(policy)
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
+        if queues is not None:
+            expect_choice(queues, get_args(Queues), "queues")
         call = BackwardCall.of(tensors)
         try:
             state = ThreadState()
@@ -109,8 +127,13 @@ class NativeSession(OneWay):
                 'th.debug(..., engine="direct") or th.backward'
             ) from None
         plan = Plan.of(call, chosen).agreed()
+        several = queues == "per device" and len(plan.devices) > 1
+        if several:
+            plan = _with_several_queues(plan, call)
+        self._queues: Queues = "per device" if several else "one"
         given = (call.grad_tensors,) if isinstance(call.grad_tensors, Tensor) else call.grad_tensors or ()
-        self._backward = NativeBackward(call, plan, state, trace, tuple(given) if call.create_graph else ())
+        backward = LanesBackward if several else NativeBackward
+        self._backward = backward(call, plan, state, trace, tuple(given) if call.create_graph else ())
         self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
         self._finalizer = finalize(self, self._worker.forget)
         self._finalizer.atexit = False  # all that run are ended then, and waited for
@@ -119,6 +142,10 @@ class NativeSession(OneWay):
         state = self.over or f"{len(self._worker.ready)} ready"
         ran = len(self._worker.order)
         return f"<NativeSession under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
+
+    @property
+    def queues(self) -> Queues:
+        return self._queues
 
     @property
     def planned(self) -> Sequence[int]:
@@ -154,18 +181,21 @@ class NativeSession(OneWay):
         self._backward.stopped_at()
         return self._backward.gradients
 
+    @_one_at_a_time
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
         """The gradients of the current task.
 
         Raises:
             NotImplementedError: for any other task. The engine shows an input buffer only as its task starts.
         """
-        if self._task(task) is not self.current:
+        about = self._task(task)
+        gradients = self._backward.taken(about)
+        if gradients is None:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self._described(self._task(task))} until that "
+                f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that "
                 'task is the current one; th.debug(..., engine="direct") shows all input buffers'
             )
-        return self.gradients
+        return gradients
 
     @_one_at_a_time
     def replace(self, gradients: Gradients | Tensor | None, task: AnyTask | None = None) -> None:
@@ -176,37 +206,28 @@ class NativeSession(OneWay):
             ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
             TypeError: one is no tensor.
         """
-        current = self._backward.stopped_at()
-        if task is not None and (wanted := self._task(task)) is not current:
+        backward = self._backward
+        about = backward.stopped_at() if task is None else self._task(task)
+        before = backward.taken(about)
+        if before is None:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self._described(wanted)} until that task is the "
+                f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that task is the "
                 'current one; th.debug(..., engine="direct") can edit the input buffer of any ready task'
             )
-        before = self._backward.gradients
         after = as_gradients(gradients)
-        check_edit(self.graph, current, before, after)
+        check_edit(self.graph, about, before, after)
         if self._worker.recorder is not None:
-            self._worker.recorder.edit(current.id, before, after)
-        self._worker.edit(after)
+            self._worker.recorder.edit(about.id, before, after)
+        backward.edit(about, after)
 
     @_one_at_a_time
     def _step(self, task: AnyTask | None = None) -> Task:
         """Runs the current task and stops before the next."""
-        if task is not None and (wanted := self._task(task)) is not self.current:
-            raise NotImplementedError(
-                f"the next task is {self._describe_current()}, and PyTorch's engine cannot run "
-                f'{self._described(wanted)} before it; th.debug(..., engine="direct") can, if it is ready'
-            )
-        return self._backward.step()
+        return self._backward.step(None if task is None else self._task(task))
 
+    @_one_at_a_time
     def _next_on(self, device: str) -> Task:
-        current = self.current
-        if current is None or str(current.device) != device:
-            raise NotImplementedError(
-                f"the next task is {self._describe_current()}, and PyTorch's engine is stepped with one queue for all "
-                f'devices, so {device} has to wait; th.debug(..., engine="direct") can step it'
-            )
-        return current
+        return self._backward.next_on(device)
 
     @_one_at_a_time
     def run(self) -> Run:
@@ -266,7 +287,7 @@ class NativeSession(OneWay):
         worker = self._worker
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
         chosen = self._bound(find_policy(policy), ran)
-        planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self.needed, ran)
+        planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self.needed, ran, queues=self.queues)
         if planned != self.planned and in_group():
             raise PolicyError(
                 f"policy {policy_name(chosen)} can't take over here: in a process group all ranks run one order, on "
@@ -298,6 +319,22 @@ class NativeSession(OneWay):
     def _worker(self) -> Worker:
         return self._backward.worker
 
-    def _describe_current(self) -> str:
-        current = self.current
-        return "none" if current is None else self._described(current)
+
+def _with_several_queues(plan: Plan, call: BackwardCall) -> Plan:
+    """The plan, in the order in which devices with a queue each would start its tasks.
+
+    Raises:
+        NotImplementedError: what several queues can't be stepped with.
+    """
+    if is_dynamic(plan.policy):
+        why = f"policy {policy_name(plan.policy)} picks as the backward runs, which needs one queue for all devices"
+    elif call.create_graph:
+        why = "create_graph=True numbers the graph of the backward in one thread, which needs one queue for all devices"
+    elif in_group():
+        why = "in a process group all ranks run one order, which needs one queue for all devices"
+    elif in_backward():
+        why = "this is called inside of a backward, which may have the thread of a device"
+    else:
+        order = schedule(plan.graph, plan.policy, plan.needed, queues="per device")
+        return replace(plan, order=order)
+    raise NotImplementedError(f'{why}: a session of PyTorch\'s engine takes queues="one" there')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextvars
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
@@ -32,7 +32,7 @@ HEARS_SIGNALS_S = 0.2
 _TO_THE_END_S = 60.0  # what a backward that nobody looks at any more may take
 
 
-class _Abandoned(BaseException):
+class Abandoned(BaseException):
     """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
 
 
@@ -156,7 +156,7 @@ class Worker(Watch):
         try:
             if not self.abandoned:
                 self._run()
-        except _Abandoned:
+        except Abandoned:
             empty_queue()
         except BaseException as error:
             empty_queue()
@@ -167,7 +167,15 @@ class Worker(Watch):
             if raised or self.abandoned:
                 self.let_go()
             _running.discard(self)
-            self.reports.put(raised)
+            self._ended(raised)
+
+    def _ended(self, raised: tuple[BaseException, ...]) -> None:
+        """The run is over."""
+        self.reports.put(raised)
+
+    def _queues(self, plan: Plan) -> AbstractContextManager[object]:
+        """What the engine has for queues meanwhile."""
+        return one_queue(plan)
 
     def _run(self) -> None:
         call, plan = self._call, self._plan
@@ -181,7 +189,7 @@ class Worker(Watch):
                     self.explain(error)
                     raise
 
-        with self._state.entered(), one_queue(plan):
+        with self._state.entered(), self._queues(plan):
             self.pin.during(run)
 
     def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
@@ -235,7 +243,7 @@ class Worker(Watch):
 
     def _abandoned_before(self, gradients: Gradients) -> Gradients:
         if not self.has_to_end:
-            raise _Abandoned
+            raise Abandoned
         return gradients
 
 

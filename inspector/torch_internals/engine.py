@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,9 +31,10 @@ _DOOR = "_engine_run_backward"
 
 
 class _Passage(threading.local):
-    """Whether the next backward of this thread goes past the redirect."""
+    """Whether the next backward of this thread goes past the redirect; and whether it may hold devices' threads."""
 
     granted = False
+    has_devices = False
 
 
 _passage = _Passage()
@@ -130,9 +132,10 @@ def run_engine(
     accumulate: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
-    found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
-        tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
-    )
+    with _beside_held_devices():
+        found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
+            tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
+        )
     return found or ()
 
 
@@ -315,7 +318,8 @@ class _Engine(type(_real_engine)):  # type: ignore[misc]
             stand_in.accumulated_inside = True
         try:
             _thread.answering.append(None)
-            return _real_engine.run_backward(*args, **kwargs)
+            with _beside_held_devices():
+                return _real_engine.run_backward(*args, **kwargs)
         finally:
             del _thread.answering[depth:]
 
@@ -355,13 +359,61 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
             if stand_in in _standing:
                 _standing.remove(stand_in)
             if not _standing:
-                _answer(
-                    _real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, _real_engine
-                )
+                _let_torch_answer()
 
 
 _standing: list[StandIn] = []
 _standing_lock = threading.Lock()
+_holding: set[int] = set()
+"""The thread whose backward holds the threads of devices still, if any does."""
+
+
+def _let_torch_answer() -> None:
+    engine = _engine if _holding else _real_engine
+    _answer(_real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, engine)
+
+
+def devices_are_held() -> bool:
+    """Whether a backward may hold the threads of devices still."""
+    return bool(_holding)
+
+
+@contextmanager
+def holding_devices() -> Iterator[None]:
+    """While it is open, the next backward of this thread may hold the threads of devices still, in its hooks.
+
+    They are the process's own: another backward would wait for them. So every other one, those that user code begins
+    inside of this one among them, runs in the thread that calls it, with one queue for all devices.
+
+    Known limitations. A backward that was under way on these devices before waits until they go on; so does one that
+    C++ begins without Python.
+
+    Raises:
+        RuntimeError: another thread's may do so already.
+    """
+    with _standing_lock:
+        if _holding:
+            raise RuntimeError("another session steps the devices' own queues; close it first")
+        _holding.add(threading.get_ident())
+        if not _standing:
+            _let_torch_answer()
+    _passage.has_devices = True
+    try:
+        yield
+    finally:
+        _passage.has_devices = False
+        with _standing_lock:
+            _holding.clear()
+            if not _standing:
+                _let_torch_answer()
+
+
+def _beside_held_devices() -> AbstractContextManager[object]:
+    """Around a run of the engine."""
+    if not _holding:
+        return nullcontext()
+    has_devices, _passage.has_devices = _passage.has_devices, False
+    return nullcontext() if has_devices else torch.autograd.set_multithreading_enabled(False)
 
 
 def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) -> None:

@@ -64,8 +64,8 @@ def both(model: nn.Module, x: Tensor, backward: Callable[[Tensor], object]) -> l
     return lines
 
 
-def stepped(loss: Tensor) -> None:
-    with th.debug(loss, engine="native") as session:
+def stepped(loss: Tensor, queues: str = "one") -> None:
+    with th.debug(loss, engine="native", queues=queues) as session:
         while session.current is not None:
             session.step()
 
@@ -100,6 +100,7 @@ def test_a_nodes_stream_is_the_one_that_was_current_as_it_was_made(model: OnStre
         pytest.param(lambda loss: th.backward(loss, policy="bfs"), id="th.backward"),
         pytest.param(lambda loss: th.backward(loss, queues="per device"), id="per device"),
         pytest.param(stepped, id="stepped"),
+        pytest.param(lambda loss: stepped(loss, "per device"), id="stepped per device"),
     ],
 )
 def test_pytorchs_engine_under_tapehead_neither_races_nor_lets_go_early(

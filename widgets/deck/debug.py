@@ -77,15 +77,15 @@ def debug(
         batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
         queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
-            policy sorts each by itself, see `Stepper`. None: what PyTorch's engine does, a queue for each device; with
-            engine="native", which is stepped with one alone, one.
+            policy sorts each by itself, see `Stepper` and `NativeSession`. None: what PyTorch's engine does, a queue
+            for each device; with engine="native", for the sake of a total order, one.
         mirroring: the plan by which the forward was mirrored (`with th.mirror(plan):`). A deck then shows its curve and
             the one without it, and what each replay should take beside what it took.
 
     Raises:
         TypeError, ValueError: `mirroring` is no plan, or the graph was not mirrored by it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=, or a queue per device.
+            another accumulation than its own, or batch=; or a queue per device with what needs one for all.
     """
     shown = in_notebook()
     if history == "auto" and shown and engine == "direct" and batch is None:

@@ -224,8 +224,6 @@ def test_a_users_policy_is_offered_the_tasks_of_one_device(accelerators: Devices
 def test_what_several_queues_do_not_do_is_refused(accelerators: Devices) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    with pytest.raises(NotImplementedError, match='engine="direct"'):
-        th.debug(loss, engine="native", queues="per device")
     with pytest.raises(NotImplementedError, match="batch="):
         th.debug(loss, batch="auto", queues="per device")
     with th.debug(loss, batch="auto") as session:

@@ -1,0 +1,67 @@
+"""Being told which task of the engine's has raised: at once, and in its thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.autograd.graph import Node
+
+from .nodes import notes_on
+
+Tell = Callable[[int], None]
+
+_TRACE = "traceback_"  # where anomaly mode looks for the forward's traceback (python_anomaly_mode.cpp)
+_MARK = "tapehead is told of it"
+
+
+class _Trace:
+    """Stands for a node's traceback of its forward: it is read when the node's task has raised, and only then."""
+
+    def __init__(self, place: int, tell: Tell, lines: Sequence[str] | None) -> None:
+        self.lines = lines
+        self._place = place
+        self._tell = tell
+
+    def __iter__(self) -> Iterator[str]:
+        self._tell(self._place)
+        return iter([_MARK] if self.lines is None else self.lines)
+
+
+@contextmanager
+def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
+    """While it is open, `tell` gets the place of each of these nodes whose task raises, where `errors_are_told`.
+
+    No hook is called then, and a backward with several threads goes on until all tasks that have begun are over. But
+    in anomaly mode the engine looks for the traceback of the node's forward (graph_task.h, `set_exception`).
+    """
+    try:
+        for place, node in enumerate(nodes):
+            notes = notes_on(node)
+            notes[_TRACE] = _Trace(place, tell, notes.get(_TRACE))
+        warnings.filterwarnings("ignore", f"(?s)Error detected in .*{_MARK}")  # stays, and meets no other
+        yield
+    finally:
+        for node in nodes:
+            notes = notes_on(node)
+            if isinstance(trace := notes.get(_TRACE), _Trace):
+                if trace.lines is None:
+                    del notes[_TRACE]
+                else:
+                    notes[_TRACE] = trace.lines
+
+
+@contextmanager
+def errors_are_told() -> Iterator[None]:
+    """Switches anomaly mode on, for the whole process; that looks for NaN only if it did before."""
+    was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    if was:
+        yield
+        return
+    torch.set_anomaly_enabled(True, False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(was, checks)
