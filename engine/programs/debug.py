@@ -82,7 +82,7 @@ def debug(
     accumulation.check_native()
     if history not in ("auto", False):
         raise NotImplementedError(NO_HISTORY)
-    return unused(NativeSession(call, policy=policy, trace=trace, queues=queues))
+    return unused(NativeSession(call, policy=policy, trace=trace, queues="one" if queues is None else queues))
 
 
 S = TypeVar("S", Stepper, NativeSession)

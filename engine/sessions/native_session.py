@@ -88,7 +88,7 @@ class NativeSession(OneWay):
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
         trace: what is recorded of each task, as for `th.backward`; None: nothing.
         queues: "one" ready queue for all devices, in the policy's total order, or one "per device", worked through in
-            that device's own thread, as in training; None: one. Each thread then stands still before a task that it has
+            that device's own thread, as in training. Each thread then stands still before a task that it has
             taken: `step` lets one of them go on, `step(device=)` that device's, `run` all at once. `current` is the one
             that comes first where `Problem.durations` say how long tasks take. What a device takes is PyTorch's affair:
             the policy's choice among what has arrived; but one that stands idle takes what is pushed first, in the
@@ -111,13 +111,12 @@ class NativeSession(OneWay):
         *,
         policy: AnyPolicy = "heap",
         trace: Level | None = "off",
-        queues: Queues | None = None,
+        queues: Queues = "one",
     ) -> None:
         chosen = find_policy(policy)
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
-        if queues is not None:
-            expect_choice(queues, get_args(Queues), "queues")
+        expect_choice(queues, get_args(Queues), "queues")
         call = BackwardCall.of(tensors)
         try:
             state = ThreadState()
