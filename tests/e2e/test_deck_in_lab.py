@@ -511,3 +511,47 @@ def test_names_of_the_users_are_shown_as_text(lab_page: Notebook) -> None:
     lab_page.kernel("deck.run()")
     shown.expect(status="finished")
     assert dialogs == []
+
+
+WITHIN = "deck => { const { x, y, width, height } = deck.getBoundingClientRect(); return [x, y, width, height]; }"
+ON_TOP = """deck => {
+    const { host } = deck.getRootNode(), { innerWidth: w, innerHeight: h } = window;
+    return [[3, 3], [w - 3, 3], [3, h - 3], [w - 3, h - 3], [w / 2, h / 2]]
+        .every(([x, y]) => document.elementFromPoint(x, y) === host);
+}"""
+HAS_FOCUS = "deck => deck.contains(deck.getRootNode().activeElement) || deck.getRootNode().activeElement === deck"
+
+
+def test_over_the_whole_window_the_deck_lies_on_all_of_jupyterlab_and_goes_on(lab_page: Notebook) -> None:
+    cell = lab_page.run("deck = th.debug(captured(), policy='heap')")
+    shown, page = ShownDeck(cell.element), lab_page.page
+    before, size = shown.evaluate(WITHIN), page.viewport_size
+    assert size is not None and before[0] > 10, "in a cell"
+    assert not shown.evaluate(ON_TOP)
+    shown.key("w")
+    shown.settles(lambda shown: shown.evaluate(WITHIN), [0, 0, size["width"], size["height"]])
+    assert shown.evaluate(ON_TOP), "no bar of JupyterLab's is over it"
+    page.keyboard.press("ArrowRight")
+    shown.expect(t=1, status="stopped")
+    assert lab_page.value("deck.position") == 1
+    for key in ("Tab", "Shift+Tab", "Shift+Tab"):
+        page.keyboard.press(key)
+        assert shown.evaluate(HAS_FOCUS)
+    page.keyboard.press("Escape")
+    shown.settles(lambda shown: shown.evaluate(WITHIN)[2:], before[2:])
+    assert not shown.evaluate(ON_TOP) and shown.evaluate(HAS_FOCUS), "and its keys still work"
+    page.keyboard.press("ArrowRight")
+    shown.expect(t=2)
+    assert page.evaluate("document.documentElement.style.overflow") == ""
+
+
+def test_a_cell_that_is_run_again_under_a_full_window_gives_the_window_back(lab_page: Notebook) -> None:
+    cell = lab_page.run("deck = th.debug(captured(), policy='heap')")
+    shown = ShownDeck(cell.element)
+    shown.key("w")
+    shown.settles(lambda shown: shown.evaluate(ON_TOP), True)
+    cell.run()
+    again = ShownDeck(cell.element)
+    again.expect(t=0, status="stopped")
+    again.settles(lambda shown: shown.evaluate(ON_TOP), False)
+    assert lab_page.page.evaluate("document.documentElement.style.overflow") == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clock = content["schedules"][0]["clock"]
     clock["still"] = [{"device": 1, "from": 0, "to": clock["start"][len(order) // 2], "text": STILL}]
     return save_page(document.packed(), tmp_path_factory.mktemp("two") / "two.html", "two")
+
+
+@pytest.fixture(scope="module")
+def on_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As if each part of it had run on a device of its own."""
+    run = th.profile(workload("gpt2").build(layers=4)[1])
+    content = (document := run_document(run)).content
+    content["devices"] = ["cpu", *(f"cuda:{number}" for number in range(4))]
+    content["queues"] = "per device"
+    paths = [run.graph.module(task) or "" for task in run.graph.tasks]
+    found = [re.match(r"h\.(\d)", path) for path in paths]
+    content["tasks"]["device"] = [0 if each is None else int(each[1]) + 1 for each in found]
+    return save_page(document.packed(), tmp_path_factory.mktemp("five") / "five.html", "five")
 
 
 @pytest.fixture
@@ -339,6 +353,35 @@ def test_from_900_pixels_on_the_deck_is_one_screen(
     assert bar["height"] <= 46, "one row"
     assert deck.evaluate("deck => { const { scrollWidth, clientWidth } = deck.querySelector('.policies .tabs');"
                          " return scrollWidth <= clientWidth; }"), "no policy is cut"  # fmt: skip
+
+
+CUT = """deck => [...deck.querySelectorAll('.time [data-device], .time [data-busy], .queue [data-device] > .head')]
+    .filter(each => each.getClientRects().length && each.scrollWidth > each.clientWidth + 1)
+    .map(each => each.textContent)"""
+
+
+@pytest.mark.parametrize(("width", "height", "frame"), [(1420, 900, 704), (1000, 700, 684)])
+def test_of_five_devices_each_has_a_lane_and_a_queue_and_nothing_is_cut(
+    page: Page, on_five: Path, width: int, height: int, frame: int
+) -> None:
+    deck = opened(page, on_five, width, height)
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "no scroll bar"
+    assert box(deck, ".frame")["height"] == frame
+    time = box(deck, ".time")
+    names = ["cpu", *(f"cuda:{number}" for number in range(4))]
+    lanes = [box(deck, f".time [data-device='{name}']") for name in names]
+    for one, next_ in pairwise(lanes):
+        assert one["y"] + one["height"] <= next_["y"] + 1, "one below the other"
+    assert time["y"] <= lanes[0]["y"] and lanes[-1]["y"] + lanes[-1]["height"] <= box(deck, ".memory")["y"] + 1
+    memory = box(deck, ".memory")
+    assert memory["y"] + memory["height"] <= time["y"] + time["height"]
+    assert box(deck, ".graph")["height"] >= 190
+    queue = box(deck, ".queue")
+    for name in names:
+        deck.root.locator(f".queue [data-device='{name}']").scroll_into_view_if_needed()
+        section = box(deck, f".queue [data-device='{name}']")
+        assert queue["x"] <= section["x"] and section["x"] + section["width"] <= queue["x"] + queue["width"]
+    assert deck.evaluate(CUT) == []
 
 
 def test_below_900_pixels_the_timeline_stays_in_view(page: Page, played: Played) -> None:
