@@ -478,6 +478,53 @@ def test_the_wheel_scrolls_the_page_until_the_graph_is_clicked(gpt: ShownDeck) -
     gpt.settles(lambda _: page.evaluate("scrollY > 50"), True)
 
 
+RUNNING = """canvas => {
+    const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const [xs, ys] = [[], []];
+    for (let at = 0; at < data.length; at += 4) {
+        if (data[at] < 170 || data[at + 1] > 90 || data[at + 2] > 60) continue;
+        xs.push(at / 4 % width);
+        ys.push(Math.floor(at / 4 / width));
+    }
+    const least = some => some.reduce((a, b) => Math.min(a, b));
+    const most = some => some.reduce((a, b) => Math.max(a, b));
+    return [least(xs), least(ys), most(xs) - least(xs)];
+}"""
+
+
+def test_a_drag_moves_the_graph_and_is_no_click_and_wheel_and_pinch_scale_it(gpt: ShownDeck, saved: Saved) -> None:
+    page, canvas = gpt.root.page, gpt.root.locator(".graph canvas").first
+
+    def running() -> list[int]:
+        """Where the task that runs is drawn: left, top, width."""
+        page.wait_for_timeout(150)
+        return canvas.evaluate(RUNNING)
+
+    box = canvas.bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] - 12)
+    gpt.activate(gpt.task(saved.order[0]))
+    canvas.focus()
+    left, top, width = running()
+    selected = gpt.inspector.inner_text()
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0] + 30, middle[1] + 5)
+    page.mouse.move(middle[0] + 60, middle[1] + 40)  # outside of the graph
+    page.mouse.up()
+    assert running() == [left + 60, top + 40, width]
+    assert gpt.inspector.inner_text() == selected
+    beside = (box["x"] + left + 60 + width + 30, box["y"] + top + 50)
+    page.mouse.move(*beside)
+    page.mouse.wheel(0, -120)
+    _, _, wider = running()
+    assert wider == pytest.approx(width * 2**0.24, abs=3)
+    touches = page.context.new_cdp_session(page)
+    for kind, apart in (("touchStart", 40), ("touchMove", 60), ("touchMove", 80), ("touchEnd", None)):
+        points = [] if apart is None else [{"x": beside[0] + way * apart, "y": beside[1]} for way in (-0.5, 0.5)]
+        touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    assert running()[2] > 1.3 * wider
+
+
 def test_a_deck_that_is_hidden_for_a_while_goes_on(gpt: ShownDeck) -> None:
     for width in (700, 1360):
         gpt.root.page.set_viewport_size({"width": width, "height": 900})

@@ -1,4 +1,4 @@
-// Bundles the deck into one ES module, widgets/static/deck.js: style sheet and d3 included, nothing loaded later; and
+// Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
 // the slider of plans for mirroring into a script that a page has inside, widgets/static/frontier.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync } from "node:fs";
@@ -10,22 +10,26 @@ const styles = {
   setup(build) {
     build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
       const { code } = await esbuild.transform(readFileSync(path, "utf8"), { loader: "css", minify: true });
-      return { contents: code, loader: "text" };
+      return { contents: code.replace(/(--[\w-]+:) /g, "$1"), loader: "text" };
     });
   },
 };
 
-/** What joins data with elements, or makes them: d3-zoom listens, and keeps its state. 8 kB that stay out of the page. */
-const UNUSED =
-  "append|attr|classed|clone|data|dispatch|empty|enter|exit|html|insert|iterator|join|lower|merge|order|raise|remove|" +
-  "selectAll|selectChild|selectChildren|size|sort|text";
-const lean = {
-  name: "lean d3-selection",
-  setup(build) {
-    const filter = new RegExp(`d3-selection[\\\\/]src[\\\\/]selection[\\\\/](${UNUSED})\\.js$`);
-    build.onLoad({ filter }, () => ({ contents: "export default undefined" }));
-  },
-};
+/** What is private to a class, and called so in no other file: 1 % of the page, as a letter each. */
+function privateNames() {
+  const sources = new URL("src/", import.meta.url);
+  const files = readdirSync(sources, { recursive: true }).filter((path) => path.endsWith(".ts")).map((path) => {
+    const text = readFileSync(new URL(path, sources), "utf8").replace(/\/\*[^]*?\*\/|\/\/.*/g, "");
+    const own = [...text.matchAll(/\bprivate (?:readonly |async |get )*(\w+)/g)].map(([, name]) => name);
+    const elsewhere = text.match(/(?<=(?<!\bthis)\.)\w+/g); // of other objects than its own
+    return { own: new Set(own), used: new Set(text.match(/\w+/g)), elsewhere: new Set(elsewhere) };
+  });
+  const names = new Set(files.flatMap(({ own }) => [...own]));
+  for (const { own, used, elsewhere } of files) {
+    for (const name of names) if (elsewhere.has(name) || (used.has(name) && !own.has(name))) names.delete(name);
+  }
+  return new RegExp(`^(${[...names].sort().join("|")})$`);
+}
 
 const shared = {
   absWorkingDir: import.meta.dirname,
@@ -33,9 +37,7 @@ const shared = {
   format: "esm",
   target: "es2022",
   charset: "utf8",
-  plugins: [styles, lean],
-  // d3-zoom animates with these; here the pilot does.
-  alias: { "d3-transition": "./src/graph/no_transitions.ts", "d3-interpolate": "./src/graph/no_transitions.ts" },
+  plugins: [styles],
   logLevel: "warning",
 };
 
@@ -54,7 +56,7 @@ if (process.argv.includes("--tests")) {
     { entryPoints: ["src/frontier/index.ts"], outfile: "../static/frontier.js", format: "iife" },
   ];
   for (const each of pages) {
-    const page = { ...shared, minify: true, legalComments: "inline", ...each };
+    const page = { ...shared, minify: true, mangleProps: privateNames(), legalComments: "inline", ...each };
     if (process.argv.includes("--watch")) await (await esbuild.context(page)).watch();
     else await esbuild.build(page);
   }

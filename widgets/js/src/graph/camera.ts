@@ -1,4 +1,4 @@
-/** Where the camera should be. A view is d3's: a point of the picture times `k`, plus (x, y), is a point of the screen. */
+/** Where the camera should be. Of a view a point of the picture times `k`, plus (x, y), is a point of the screen. */
 
 import type { PlacedBox, Rect } from "../layout/placed.ts";
 import type { Scene } from "./scene.ts";

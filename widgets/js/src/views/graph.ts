@@ -95,7 +95,8 @@ class GraphView implements View {
     this.finder = new FactFinder(store);
     this.bytes = edgeBytes(store.graph);
     this.painter = new Painter(this.canvas, this.bytes);
-    this.pilot = new Pilot(this.canvas, (event) => isForCamera(this.canvas, event), () => this.freed());
+    const takes = (event: WheelEvent | TouchEvent) => isForCamera(this.canvas, event);
+    this.pilot = new Pilot(this.canvas, takes, () => this.freed(), this.ending.signal);
     this.map = new Minimap((x, y) => this.lookAt(x, y), () => !this.crumbs.isEmpty);
     this.mirror = new Mirror(store, {
       select: (task) => store.select(task),
@@ -170,7 +171,6 @@ class GraphView implements View {
   dispose(): void {
     this.ending.abort();
     this.observer.disconnect();
-    this.pilot.dispose();
     this.map.dispose();
     this.stage.tip(null);
     this.section.remove();
@@ -220,7 +220,6 @@ class GraphView implements View {
     if (!width || !height) return;
     const first = !this.begun;
     this.begun = true;
-    this.pilot.resize(width, height);
     if (this.store.state.open === this.fitted) this.openAsFirst();
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     this.aim(!isLower || first, first);

@@ -4,57 +4,60 @@ import { svg } from "../dom.ts";
 import type { Sign } from "../model/mirroring.ts";
 import type { ShownState } from "../model/replay.ts";
 
-/** By name the strokes of an icon, and the shapes that are filled. */
+/** By name the strokes of an icon, and where there are any the shapes that are filled. */
 const ICONS = {
-  start: { lines: "M3.5 3v10", fills: "M12.5 3.5 6.5 8l6 4.5z" },
-  back: { lines: "", fills: "M10.5 3.5 4.5 8l6 4.5z" },
-  play: { lines: "", fills: "M4.5 2.8 12.8 8l-8.3 5.2z" },
-  pause: { lines: "", fills: "M4.1 3.5h2.2v9H4.1zM9.7 3.5h2.2v9H9.7z" },
-  stop: { lines: "", fills: "M4 4h8v8H4z" },
-  step: { lines: "", fills: "m5.5 3.5 6 4.5-6 4.5z" },
-  breakpoint: { lines: "", fills: "m2.5 4 5 4-5 4zM10.9 5.2h2l1.4 1.4v2.8l-1.4 1.4h-2L9.5 9.4V6.6z" },
-  end: { lines: "M12.5 3v10", fills: "M3.5 3.5 9.5 8l-6 4.5z" },
-  octagon: { lines: "", fills: "M5.7 2.5h4.6l3.2 3.2v4.6l-3.2 3.2H5.7l-3.2-3.2V5.7z" },
-  sun: {
-    lines:
-      "M10.8 8a2.8 2.8 0 1 1-5.6 0 2.8 2.8 0 0 1 5.6 0zM8 1.8v1.4M8 12.8v1.4M1.8 8h1.4M12.8 8h1.4" +
-      "M3.6 3.6l1 1M11.4 11.4l1 1M12.4 3.6l-1 1M4.6 11.4l-1 1",
-    fills: "",
-  },
-  moon: { lines: "M13 9.6A5.4 5.4 0 0 1 6.4 3a5.4 5.4 0 1 0 6.6 6.6z", fills: "" },
-  follow_page: { lines: "M13.5 8a5.5 5.5 0 1 1-11 0 5.5 5.5 0 0 1 11 0z", fills: "M8 2.5a5.5 5.5 0 0 1 0 11z" },
-  fold: { lines: "M3 8h10M8 1.8v3.6M6 3.6 8 5.6l2-2M8 14.2v-3.6M6 12.4l2-2 2 2", fills: "" },
-  unfold: { lines: "M3 8h10M8 5.6V2M6 3.8 8 1.8l2 2M8 10.4V14M6 12.2l2 2 2-2", fills: "" },
-  fit: { lines: "M2.8 6V2.8H6M10 2.8h3.2V6M13.2 10v3.2H10M6 13.2H2.8V10", fills: "" },
-  full: { lines: "M9.5 2.5h4v4M6.5 13.5h-4v-4M13.2 2.8 9.5 6.5M2.8 13.2l3.7-3.7", fills: "" },
-  unfull: { lines: "M13.5 6.5h-4v-4M2.5 9.5h4v4M9.8 6.2l3.7-3.7M6.2 9.8l-3.7 3.7", fills: "" },
-  follow: { lines: "M8 1.8v2.4M8 11.8v2.4M1.8 8h2.4M11.8 8h2.4", fills: "M10 8a2 2 0 1 1-4 0 2 2 0 0 1 4 0z" },
-  search: { lines: "M11.2 7a4.2 4.2 0 1 1-8.4 0 4.2 4.2 0 0 1 8.4 0zM10.3 10.3l3.2 3.2", fills: "" },
-  why: { lines: "M3.5 2.5v5.2a2 2 0 0 0 2 2h6.8M9.6 6.9l2.7 2.8-2.7 2.8", fills: "" },
-  close: { lines: "M4 4l8 8M12 4l-8 8", fills: "" },
-  watch: { lines: "M1.8 8S4 3.9 8 3.9 14.2 8 14.2 8 12 12.1 8 12.1 1.8 8 1.8 8z", fills: "M9.6 8a1.6 1.6 0 1 1-3.2 0 1.6 1.6 0 0 1 3.2 0z" },
-  over: { lines: "M2.5 8.6a5.6 5.6 0 0 1 10.6-1.7M13.4 3.6v3.6H9.8", fills: "M9.5 12.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z" },
-  out: { lines: "M8 9V2.8M4.9 5.7 8 2.6l3.1 3.1", fills: "M9.5 12.7a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z" },
-  rewind: { lines: "M3.2 2.8v3.9h3.9M3.4 6.5A5.2 5.2 0 1 1 3.2 10", fills: "" },
-  branch: {
-    lines: "M4.5 4.6v6.8M4.5 9h3.2a3.8 3.8 0 0 0 3.8-3.8v-.6",
-    fills: "M6 3.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0zM6 12.8a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0zM13 3.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z",
-  },
-  groups: { lines: "M5.5 2.5h-3v3M10.5 2.5h3v3M5.5 13.5h-3v-3M10.5 13.5h3v-3", fills: "M5.2 6.8h2.4v2.4H5.2zM8.8 6.8h2.4v2.4H8.8z" },
-  check: { lines: "m3 8.6 3.2 3.2L13 4.6", fills: "" },
-  warning: { lines: "M8 2.6 14 13.2H2zM8 6.6v3M8 11.4v.1", fills: "" },
-} as const;
+  start: ["M3.5 3v10", "M12.5 3.5 6.5 8l6 4.5z"],
+  back: ["", "M10.5 3.5 4.5 8l6 4.5z"],
+  play: ["", "M4.5 2.8 12.8 8l-8.3 5.2z"],
+  pause: ["", "M4.1 3.5h2.2v9H4.1zM9.7 3.5h2.2v9H9.7z"],
+  stop: ["", "M4 4h8v8H4z"],
+  step: ["", "m5.5 3.5 6 4.5-6 4.5z"],
+  breakpoint: ["", "m2.5 4 5 4-5 4zM10.9 5.2h2l1.4 1.4v2.8l-1.4 1.4h-2L9.5 9.4V6.6z"],
+  end: ["M12.5 3v10", "M3.5 3.5 9.5 8l-6 4.5z"],
+  octagon: ["", "M5.7 2.5h4.6l3.2 3.2v4.6l-3.2 3.2H5.7l-3.2-3.2V5.7z"],
+  sun: [
+    "M10.8 8a2.8 2.8 0 1 1-5.6 0 2.8 2.8 0 0 1 5.6 0zM8 1.8v1.4M8 12.8v1.4M1.8 8h1.4M12.8 8h1.4M3.6 3.6l1 1M11.4 11.4l1 1M12.4 3.6l-1 1M4.6 11.4l-1 1",
+  ],
+  moon: ["M13 9.6A5.4 5.4 0 0 1 6.4 3a5.4 5.4 0 1 0 6.6 6.6z"],
+  follow_page: ["M13.5 8a5.5 5.5 0 1 1-11 0 5.5 5.5 0 0 1 11 0z", "M8 2.5a5.5 5.5 0 0 1 0 11z"],
+  fold: ["M3 8h10M8 1.8v3.6M6 3.6 8 5.6l2-2M8 14.2v-3.6M6 12.4l2-2 2 2"],
+  unfold: ["M3 8h10M8 5.6V2M6 3.8 8 1.8l2 2M8 10.4V14M6 12.2l2 2 2-2"],
+  fit: ["M2.8 6V2.8H6M10 2.8h3.2V6M13.2 10v3.2H10M6 13.2H2.8V10"],
+  full: ["M9.5 2.5h4v4M6.5 13.5h-4v-4M13.2 2.8 9.5 6.5M2.8 13.2l3.7-3.7"],
+  unfull: ["M13.5 6.5h-4v-4M2.5 9.5h4v4M9.8 6.2l3.7-3.7M6.2 9.8l-3.7 3.7"],
+  follow: ["M8 1.8v2.4M8 11.8v2.4M1.8 8h2.4M11.8 8h2.4", "M10 8a2 2 0 1 1-4 0 2 2 0 0 1 4 0z"],
+  search: ["M11.2 7a4.2 4.2 0 1 1-8.4 0 4.2 4.2 0 0 1 8.4 0zM10.3 10.3l3.2 3.2"],
+  why: ["M3.5 2.5v5.2a2 2 0 0 0 2 2h6.8M9.6 6.9l2.7 2.8-2.7 2.8"],
+  close: ["M4 4l8 8M12 4l-8 8"],
+  watch: [
+    "M1.8 8S4 3.9 8 3.9 14.2 8 14.2 8 12 12.1 8 12.1 1.8 8 1.8 8z",
+    "M9.6 8a1.6 1.6 0 1 1-3.2 0 1.6 1.6 0 0 1 3.2 0z",
+  ],
+  over: ["M2.5 8.6a5.6 5.6 0 0 1 10.6-1.7M13.4 3.6v3.6H9.8", "M9.5 12.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z"],
+  out: ["M8 9V2.8M4.9 5.7 8 2.6l3.1 3.1", "M9.5 12.7a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z"],
+  rewind: ["M3.2 2.8v3.9h3.9M3.4 6.5A5.2 5.2 0 1 1 3.2 10"],
+  branch: [
+    "M4.5 4.6v6.8M4.5 9h3.2a3.8 3.8 0 0 0 3.8-3.8v-.6",
+    "M6 3.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0zM6 12.8a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0zM13 3.2a1.5 1.5 0 1 1-3 0 1.5 1.5 0 0 1 3 0z",
+  ],
+  groups: ["M5.5 2.5h-3v3M10.5 2.5h3v3M5.5 13.5h-3v-3M10.5 13.5h3v-3", "M5.2 6.8h2.4v2.4H5.2zM8.8 6.8h2.4v2.4H8.8z"],
+  check: ["m3 8.6 3.2 3.2L13 4.6"],
+  warning: ["M8 2.6 14 13.2H2zM8 6.6v3M8 11.4v.1"],
+} satisfies Record<string, [string, string?]>;
 
 export type IconName = keyof typeof ICONS;
 
+/** Of so many units a side, shown at so many pixels. */
+function picture(units: number, size = units, attributes: Record<string, string | number> = {}): SVGSVGElement {
+  const viewBox = `0 0 ${units} ${units}`;
+  return svg("svg", { width: size, height: size, viewBox, fill: "none", "aria-hidden": "true", ...attributes });
+}
+
 /** An icon in the colour of the text around it. Says nothing to a screen reader: its button has a name. */
 export function icon(name: IconName, size = 16): SVGSVGElement {
-  const { lines, fills } = ICONS[name];
-  const made = svg("svg", { width: size, height: size, viewBox: "0 0 16 16", fill: "none", "aria-hidden": "true" });
-  made.setAttribute("stroke", "currentColor");
-  made.setAttribute("stroke-width", "1.5");
-  made.setAttribute("stroke-linecap", "round");
-  made.setAttribute("stroke-linejoin", "round");
+  const [lines, fills]: [string, string?] = ICONS[name];
+  const drawn = { stroke: "currentColor", "stroke-width": 1.5, "stroke-linecap": "round", "stroke-linejoin": "round" };
+  const made = picture(16, size, drawn);
   if (lines) made.append(svg("path", { d: lines }));
   if (fills) made.append(svg("path", { d: fills, fill: "currentColor", "stroke-width": 1 }));
   return made;
@@ -62,7 +65,7 @@ export function icon(name: IconName, size = 16): SVGSVGElement {
 
 /** The deck's mark: two reels over a tape's head. */
 export function mark(): SVGSVGElement {
-  const made = svg("svg", { width: 20, height: 20, viewBox: "0 0 20 20", fill: "none", "aria-hidden": "true" });
+  const made = picture(20);
   const drawn = { stroke: "currentColor", "stroke-width": 1.6 };
   made.append(
     svg("circle", { cx: 5.5, cy: 8, r: 3.2, ...drawn }),
@@ -75,7 +78,7 @@ export function mark(): SVGSVGElement {
 
 /** The sign of a state; `inside` stands in that of a ready task: its place in the queue. */
 export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement {
-  const made = svg("svg", { width: size, height: size, viewBox: "0 0 14 14", fill: "none", "aria-hidden": "true" });
+  const made = picture(14, size);
   if (state === "waiting") {
     made.append(svg("circle", { cx: 7, cy: 7, r: 4.4, stroke: "var(--ink3)", "stroke-width": 1.4 }));
   } else if (state === "running") {
@@ -95,7 +98,7 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
 
 /** The signs of mirroring, as the graph has them. */
 export function mirrorSign(sign: Sign): SVGSVGElement {
-  const made = svg("svg", { width: 14, height: 14, viewBox: "0 0 14 14", fill: "none", "aria-hidden": "true" });
+  const made = picture(14);
   const frame = svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3, stroke: "var(--saved)", "stroke-width": 1.3 });
   made.append(frame);
   if (sign === "let go") frame.setAttribute("stroke-dasharray", "2 1.6");
