@@ -298,7 +298,7 @@ def _stub(graph: Graph, stub: Stub) -> str:
 
 
 def _name(graph: Graph, task: int) -> str:
-    return graph.tasks[task].parameter or f"{graph.tasks[task].name} (task {task})"
+    return graph.tasks[task].parameter or f"{graph.tasks[task].name} (created #{task})"
 
 
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
@@ -312,7 +312,7 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
         assert task.call is not None
         lines.append(f"{module} ({graph.calls[task.call].class_name})")
     sequence = "" if task.kind is Kind.ACCUMULATE_GRAD else f", sequence number {task.sequence_nr}"
-    lines.append(f"task {task.id}{sequence}")
+    lines.append(f"created #{task.id}{sequence}")
     if task.inputs:
         lines.append("in: " + ", ".join(map(str, task.inputs[:8])) + (", …" if len(task.inputs) > 8 else ""))
     if with_source and task.operation is not None and task.source is not None:

@@ -197,6 +197,28 @@ def test_equal_layers_are_drawn_once_and_show_the_one_that_runs(gpt: ShownDeck, 
     expect(layers).not_to_have_attribute("data-path", "h.1")
 
 
+def test_a_drag_along_equal_layers_shows_each_on_its_way(gpt: ShownDeck) -> None:
+    page, layers = gpt.root.page, gpt.mirror.locator("[data-path^='h.']").first
+    box = gpt.root.locator(".graph canvas").first.bounding_box()
+    at: dict[str, tuple[float, float]] = {}
+    for y in range(int(box["y"]) + 4, int(box["y"]) + 160, 6):
+        for x in range(int(box["x"]) + 4, int(box["x"] + box["width"]), 12):
+            page.mouse.move(x, y)
+            said = re.search(r"show h\.(\d)", " ".join(gpt.root.locator(".tip").all_inner_texts()))
+            if said:
+                at.setdefault(said[1], (x, y))
+        if at:
+            break
+    assert set(at) == {"0", "1", "2"}
+    page.mouse.move(*at["2"])
+    page.mouse.down()
+    for layer in ("1", "0"):
+        page.mouse.move(at[layer][0], at[layer][1] + 30)  # above or below them, too
+        expect(layers).to_have_attribute("data-path", f"h.{layer}")
+    page.mouse.up()
+    expect(layers).to_have_attribute("data-path", "h.0")
+
+
 def test_all_is_folded_unfolded_and_as_at_first_by_key_and_by_button(gpt: ShownDeck) -> None:
     first = gpt.boxes.count()
     gpt.key("Shift+BracketLeft")

@@ -40,7 +40,7 @@ def test_every_drawn_task_is_in_the_svg_with_its_number_and_a_tooltip() -> None:
     assert tooltip.splitlines()[:3] == [
         "GeluBackward0",
         "h.11.mlp.gelu (GELU)",
-        f"task {task.id}, sequence number {task.sequence_nr}",
+        f"created #{task.id}, sequence number {task.sequence_nr}",
     ]
     assert str(task.inputs[0]) in tooltip and task.source is not None and task.source.short in tooltip
 

@@ -30,24 +30,41 @@ export interface PointerOn {
 export function bindPointer(on: PointerOn, signal: AbortSignal): void {
   const { stage, canvas, host, pilot } = on;
   const { store } = stage;
-  const find = (event: MouseEvent): Hit => {
+  const find = (event: MouseEvent, at = event.offsetY): Hit => {
     const { x, y, k } = pilot.view;
-    return hitAt(on.facts().scene, (event.offsetX - x) / k, (event.offsetY - y) / k, k);
+    return hitAt(on.facts().scene, (event.offsetX - x) / k, (at - y) / k, k);
   };
   const leave = () => {
     stage.tip(null);
     store.update({ hoveredTask: null });
   };
+  /** The equal layers along which the pointer is dragged, and how far down. */
+  let slide: { id: number; layer: number; y: number } | null = null;
+  let slid = false;
+  canvas.addEventListener("pointerdown", (event) => {
+    const hit = event.button || event.pointerType === "touch" ? null : find(event);
+    slide = null;
+    slid = false;
+    if (!hit || !("layer" in hit)) return;
+    event.stopImmediatePropagation(); // the camera stays where it is
+    canvas.setPointerCapture(event.pointerId);
+    slide = { id: hit.layersOf.box.id, layer: hit.layer, y: event.offsetY };
+  }, { signal, capture: true });
   canvas.addEventListener("pointermove", (event) => {
-    if (event.buttons) return stage.tip(null);
-    const hit = find(event);
+    if (event.buttons && !slide) return stage.tip(null);
+    const hit = find(event, event.buttons ? slide?.y : undefined);
+    if (event.buttons && slide) {
+      if (!hit || !("layer" in hit) || hit.layersOf.box.id !== slide.id) return;
+      slid ||= hit.layer !== slide.layer;
+      if (slid && store.state.layers.get(slide.id) !== hit.layer) store.pinLayer(slide.id, hit.layer);
+    }
     canvas.style.cursor = hit ? "pointer" : "grab";
     store.update({ hoveredTask: hit && "spot" in hit ? hit.spot.task : null });
     stage.tip(saidOf(on, hit, event), host, event.offsetX, event.offsetY);
   }, { signal });
   canvas.addEventListener("pointerleave", leave, { signal });
   canvas.addEventListener("click", (event) => {
-    if (event.detail > 1) return;
+    if (event.detail > 1 || slid) return;
     const hit = find(event);
     stage.tip(null);
     if (!hit) store.update({ selected: null });
