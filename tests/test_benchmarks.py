@@ -17,11 +17,13 @@ import torch
 from tapehead.engine.tasks import hook_watch
 from tapehead.inspector.torch_internals.hooks import hooks_registered
 
+from . import second_device
+
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "echo", "whole_calls", "starting", "many"),
+    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices"),
 )
 
 
@@ -72,6 +74,15 @@ def test_what_fits_is_measured_beside_what_a_step_took(benchmarks: ModuleType) -
     assert [row.unit for row in off] == ["%", "%"]
     assert all(row.measured <= row.goal for row in off)
     assert largest.goal == 10.0 and "None" not in largest.what
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(second_device.why_not() is not None, reason=str(second_device.why_not()))
+def test_two_devices_are_measured_on_threads_beside_the_simulation(benchmarks: ModuleType) -> None:
+    found = list(benchmarks.BENCHMARKS["two_devices"](benchmarks.Effort(repetitions=1, tiny=True)))
+    assert [row.unit for row in found] == ["×", "%"] * 4
+    assert all(row.note.startswith("th.makespan says 1.") for row in found[::2])
+    assert all(row.values[0] > 1 for row in found[::2]), "creation order starves a device on real threads, too"
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ import prediction
 import starting
 import stepping
 import tracing
+import two_devices
 import walking
 import watching
 import whole_calls
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "fitting": fitting.rows,
     "kernels": kernels.rows,
     "orders": orders.rows,
+    "two_devices": two_devices.rows,
     "planning": planning.rows,
     "accumulation": accumulation.rows,
     "batching": batching.rows,

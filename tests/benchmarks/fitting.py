@@ -12,7 +12,7 @@ from measure import Effort, Row, repeated
 import tapehead as th
 from tapehead.engine.words.sizes import size_text
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # before the folder that is run in, which has an engine, too
 
 from engine.steps.small_models import MODELS, OPTIMIZERS, Gpt, measured
 
