@@ -47,6 +47,8 @@ class Category(IntEnum):
     UNKNOWN = 6
     LISTED = 7
     CONSUMED = 8
+    PARAMETER = 9
+    STATE = 10
 
     @property
     def title(self) -> str:
@@ -71,9 +73,12 @@ _TITLES = {
     Category.UNKNOWN: "not attributed",
     Category.LISTED: "gradient in a list",  # waits to be summed with others when the task runs (accumulate="list")
     Category.CONSUMED: "consumed buffer",  # its task has run, and it is never let go (release="never")
+    Category.PARAMETER: "parameter",  # of the model, or a buffer of it; where a whole step is shown
+    Category.STATE: "optimizer state",  # what an optimizer keeps from step to step; where a whole step is shown
 }
 _PLURALS = {
     Category.UNKNOWN: "not attributed",
+    Category.STATE: "optimizer state",
     Category.WORKSPACE: "workspace",
     Category.LISTED: "gradients in lists",
 }

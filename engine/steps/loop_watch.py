@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,26 @@ class SeenStep:
     skipped: list[str] = field(default_factory=list)
 
 
+class LoopListener(Protocol):
+    """Is told of what a `LoopWatch` sees."""
+
+    def mark(self) -> int:
+        """Marks the allocator's events, and gives the number of the mark."""
+
+    def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        """Runs a backward that is none of another one's inside."""
+
+    def forward_begins(self) -> None: ...
+
+    def stepped(self) -> None:
+        """An optimizer has."""
+
+    def step_begins(self, number: int) -> None: ...
+
+    def complete(self) -> None:
+        """All steps are there that are wanted."""
+
+
 class LoopWatch:
     """Follows the loop of one thread.
 
@@ -64,30 +84,19 @@ class LoopWatch:
 
     Args:
         holders: learns of modules and optimizers.
-        mark: marks the allocator's events, and gives the number of the mark.
-        backward: runs a backward that is none of another one's inside.
-        complete: is called when so many steps are there.
+        listener: is told of all.
         wanted: how many steps; None: they begin where `begin_step` says.
 
     Attributes:
-        moments: in order.
+        moments: where phases begin, in order.
         steps: those that have begun.
     """
 
-    def __init__(
-        self,
-        holders: Holders,
-        mark: Callable[[], int],
-        backward: Callable[[RunBackward, BackwardGiven], tuple[Tensor, ...]],
-        complete: Callable[[], None],
-        wanted: int | None,
-    ) -> None:
+    def __init__(self, holders: Holders, listener: LoopListener, wanted: int | None) -> None:
         self.moments: list[PhaseStart] = []
         self.steps: list[SeenStep] = []
         self._holders = holders
-        self._mark = mark
-        self._backward = backward
-        self._complete = complete
+        self._listener = listener
         self.wanted = wanted
         self._thread = get_ident()
         self._calls = 0  # of modules, one inside of the other
@@ -115,6 +124,7 @@ class LoopWatch:
 
     def begin_step(self) -> None:
         """The step before is over, and another one begins."""
+        self._listener.step_begins(len(self.steps))
         self.steps.append(SeenStep(len(self.moments)))
         self._enter(BETWEEN)
 
@@ -122,7 +132,7 @@ class LoopWatch:
         """All is over."""
         if not self._over:
             self._over = True
-            self.moments.append(PhaseStart("", self._mark(), self._holders_now(GRADIENTS, STATE)))
+            self.moments.append(PhaseStart("", self._listener.mark(), self._holders_now(GRADIENTS, STATE)))
 
     @property
     def phase(self) -> str:
@@ -130,7 +140,7 @@ class LoopWatch:
 
     def _enter(self, phase: str, *walk: str, optimizer: str = "") -> None:
         walked = self._holders_now(*walk)
-        self.moments.append(PhaseStart(phase, self._mark(), walked, optimizer))
+        self.moments.append(PhaseStart(phase, self._listener.mark(), walked, optimizer))
 
     def _holders_now(self, *walk: str) -> Walked:
         of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
@@ -153,6 +163,7 @@ class LoopWatch:
             self._next_step(len(self.moments))
             if self._over:
                 return
+        self._listener.forward_begins()
         self._enter(FORWARD, GRADIENTS)
         if self._may_end is not None and self.moments[self._may_end].phase != FORWARD:
             self._may_end = len(self.moments) - 1
@@ -167,7 +178,7 @@ class LoopWatch:
         self._backwards += 1
         self._enter(BACKWARD)
         try:
-            return self._backward(run, given)
+            return self._listener.backward(run, given)
         finally:
             self._backwards -= 1
             self._enter(AFTER_BACKWARD, GRADIENTS)
@@ -199,6 +210,7 @@ class LoopWatch:
         self._stepped.add(id(optimizer))
         self._enter(BETWEEN, GRADIENTS, STATE, optimizer=type(optimizer).__name__)
         self._may_end = len(self.moments) - 1
+        self._listener.stepped()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         if self._deaf:
@@ -215,6 +227,7 @@ class LoopWatch:
         if not self._deaf:
             self._around_closures.append(self._stepping)
             self._stepping = []
+            self._listener.forward_begins()
             self._enter(FORWARD, GRADIENTS)
 
     def closure_ends(self, optimizer: Optimizer) -> None:
@@ -231,7 +244,9 @@ class LoopWatch:
         self.steps.append(SeenStep(len(self.moments) if moment is None else moment))
         if self.wanted is not None and len(self.steps) > self.wanted:
             self.end()
-            self._complete()
+            self._listener.complete()
+        else:
+            self._listener.step_begins(len(self.steps) - 1)
 
 
 def with_forwards(moments: Sequence[PhaseStart], starts: Sequence[int]) -> list[PhaseStart]:

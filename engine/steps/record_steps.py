@@ -9,18 +9,20 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
-from torch import Tensor
-
 from ...inspector.arguments import expect_callable, expect_number
+from ...inspector.capturing.capture import capture
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import AllocatorRecording, CpuAllocator
 from ..words.phrases import nth
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable
+from .followed_backward import Follower, StepBackwards
 from .loop_watch import BackwardGiven, LoopWatch, RunBackward, with_forwards
+from .phases import BETWEEN, FORWARD
 from .step import TrainingStep
 from .walked import Holders
 from .window import Window
@@ -29,22 +31,27 @@ _CPU = torch.device("cpu")
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9
 _IN_A_ROW = 3
+_NOT_FOLLOWED = "of the steps in a row that are recorded the {} is followed task by task"
 
 
 class LoopRecording:
-    """Records the allocator over a loop, with the loop's phases marked.
+    """Records the allocator over a loop, with the loop's phases marked, and follows one of its steps task by task.
 
     Args:
-        steps: how many are wanted; None: as many as are told of.
+        wanted: how many steps; None: as many as are told of.
+        followed: the number of the step that is followed, the first is 0.
     """
 
-    def __init__(self, steps: int | None) -> None:
+    def __init__(self, wanted: int | None, followed: int) -> None:
         self._recorder = CpuAllocator()
         self._marks = 0
-        self._apart: list[tuple[int, int]] = []
         self._holders = Holders(_CPU)
-        self.watch = LoopWatch(self._holders, self._mark, self._backward, self.stop, steps)
+        self._follower = Follower(self.mark)
+        self._capture = capture(None, self._observe)
+        self._followed = followed
+        self.watch = LoopWatch(self._holders, self, wanted)
         self._open: ExitStack | None = None
+        self._following: ExitStack | None = None
         self._recorded: AllocatorRecording | None = None
 
     def start(self, stack: ExitStack) -> None:
@@ -55,29 +62,59 @@ class LoopRecording:
                 "so whole steps can't be recorded inside of another measurement"
             )
         self._open = ExitStack()
-        stack.callback(self.stop)
+        stack.callback(self.complete)
         self._open.callback(one_recording.release)
         self._recorder.start()
         self._open.callback(self._stop_recorder)
         self._open.enter_context(self.watch.watching())
-
-    def stop(self) -> None:
-        """All that is in place is taken away."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
+        self._open.callback(self._follow_no_more)
 
     def _stop_recorder(self) -> None:
         with collector_paused():
             self._recorded = self._recorder.stop()
 
-    def _mark(self) -> int:
+    def complete(self) -> None:
+        """All that is in place is taken away."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def mark(self) -> int:
         self._recorder.mark()
         self._marks += 1
         return self._marks - 1
 
-    def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        return run()
+    def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        return run() if self._following is None else self._follower.backward(run, given)
+
+    def forward_begins(self) -> None:
+        if self._following is not None:
+            self._capture.renew()
+
+    def stepped(self) -> None:
+        """Where steps are told by their optimizers, the second one shows only when it is over: this is before."""
+        if self.watch.wanted is not None and len(self.watch.steps) <= self._followed:
+            self._follow()
+
+    def step_begins(self, number: int) -> None:
+        if number == self._followed:
+            self._follow()
+        elif number > self._followed:
+            self._follow_no_more()
+
+    def _follow(self) -> None:
+        if self._following is None:
+            self._following = ExitStack()
+            self._following.enter_context(self._capture)
+
+    def _follow_no_more(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.close()
+
+    def _observe(self, made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
+        if self.watch.phase in (FORWARD, BETWEEN):  # not what optimizers do
+            self._follower.observe(made, result, arguments)
 
     def steps(self) -> list[TrainingStep]:
         """The steps that are whole."""
@@ -90,7 +127,7 @@ class LoopRecording:
         watch = self.watch
         ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
         moments = with_forwards(watch.moments, [each.first for each in watch.steps])
-        window = Window(recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._apart)
+        window = Window(recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._follower.apart)
         before: TrainingStep | None = None
         for number, (seen, end) in enumerate(zip(watch.steps, ends, strict=True)):
             if watch.wanted is not None and number >= watch.wanted:
@@ -98,7 +135,9 @@ class LoopRecording:
             if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
                 continue  # what came after the last step
             timeline = window.timeline(seen.first, end)
-            step = TrainingStep(number, timeline, tuple(seen.optimizers), tuple(seen.skipped))
+            why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
+            backwards = StepBackwards(window, timeline, seen.first, end, self._follower, why)
+            step = TrainingStep(number, timeline, tuple(seen.optimizers), tuple(seen.skipped), _backwards=backwards)
             if before is not None:
                 step = replace(step, like_before=are_alike(before, step))
             yield step
@@ -153,7 +192,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         if self._opened is not None:
             raise RuntimeError("these steps are being recorded already; make another th.record_steps()")
         self._steps = []
-        self._recording = LoopRecording(self._wanted)
+        self._recording = LoopRecording(self._wanted, followed=1)
         self._opened = Opened(self, self._recording.start)
         self._recording.watch.begin()
         return self
@@ -248,7 +287,7 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
     expect_callable(function, 0, "function", "a function that runs one whole training step")
     ran, step = 0, None
     while ran < _MOST_CALLS:
-        recording = LoopRecording(None)
+        recording = LoopRecording(None, followed=_IN_A_ROW - 1)
         with ExitStack() as stack:
             recording.start(stack)
             for _ in range(_IN_A_ROW):

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...inspector.graph.collector import collector_paused
+from ..trace.run import Run
 from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
 from ..words.tables import ShownAsTable
+from .followed_backward import StepBackwards
 from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, STATE, PhasePeak
 from .step_timeline import StepTimeline
 
@@ -31,6 +34,20 @@ class TrainingStep(ShownAsTable):
     optimizers: tuple[str, ...]
     skipped: tuple[str, ...]
     like_before: bool | None = None
+    _backwards: StepBackwards | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """The backward in which the step is at its highest, or the last before that: its graph, and as `run.timeline`
+        the memory of the whole step, with what parameters and state take.
+
+        Raises:
+            ValueError: it was not followed task by task, under `th.policy` for example.
+        """
+        if self._backwards is None:
+            raise ValueError("there is no graph of this step: it was not followed")
+        with collector_paused():
+            return self._backwards.at_peak()
 
     @property
     def peak_bytes(self) -> int:

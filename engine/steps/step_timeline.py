@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -57,7 +57,6 @@ class StepTimeline:
     event_ns: array[int]
     phases: tuple[Phase, ...]
     elapsed_ns: int
-    numbers: Sequence[int] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         return (

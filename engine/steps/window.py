@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
-from ..measuring.allocator import AllocatorRecording
+from ..measuring.allocator import AllocatorEvent, AllocatorRecording
 from .loop_watch import PhaseStart
 from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, FORWARD, GRADIENTS, STATE, TEMPORARIES
 from .step_timeline import Phase, StepTimeline
@@ -21,6 +23,7 @@ class BlockSeen:
     """One block of the recording. `born` and `died` are rows; born -1: it was there before; died None: it stays."""
 
     nbytes: int
+    address: int
     born: int
     phase: str
     kind: str | None = None
@@ -61,29 +64,14 @@ class Window:
 
     def timeline(self, start: int, end: int) -> StepTimeline:
         """The memory of the step that begins with one moment, and ends with another."""
-        first, last, base = self.row(start), self.row(end), self.ns(start)
-        there = [
-            number
-            for number, block in enumerate(self.blocks)
-            if block.born < first and (block.died is None or block.died >= first)
-        ]
+        base = self.ns(start)
+        there, events = self.there(start), self.events(start, end)
         numbers = {number: new for new, number in enumerate(there)}
-        events, event_ns, event_of = array("q"), array("q"), array("q")
-        for row, number, born in self._events(first, last):
-            while len(event_of) <= row - first:
-                event_of.append(len(events))
+        for _, number, born in events:
             if born:
                 numbers[number] = len(numbers)
-            events.append(numbers[number] if born else ~numbers[number])
-            event_ns.append(self.recording.rows[row].ns - base if row < len(self.recording.rows) else 0)
-        event_of.extend([len(events)] * (last - first + 1 - len(event_of)))
         phases = tuple(
-            Phase(
-                each.phase,
-                event_of[self.recording.marks[each.mark][0] - first],
-                self.recording.marks[each.mark][1] - base,
-                each.optimizer,
-            )
+            Phase(each.phase, self.events_before(events, each.mark), self.recording.marks[each.mark][1] - base, each.optimizer)
             for each in self.moments[start:end]
         )
         return StepTimeline(
@@ -91,15 +79,40 @@ class Window:
             len(there),
             array("q", (self.blocks[number].nbytes for number in numbers)),
             tuple(self.blocks[number].kind or TEMPORARIES for number in numbers),
-            events,
-            event_ns,
+            array("q", (numbers[number] if born else ~numbers[number] for _, number, born in events)),
+            array("q", (self.recording.rows[row].ns - base for row, _, _ in events)),
             phases,
             self.ns(end) - base,
-            tuple(numbers),
         )
 
+    def rows(self, start: int, end: int) -> list[AllocatorEvent]:
+        """The same as an allocator's events: what is there as the step begins is born first."""
+        base, blocks = self.ns(start), self.blocks
+        found = [AllocatorEvent(base, blocks[number].address, blocks[number].nbytes) for number in self.there(start)]
+        for row, number, born in self.events(start, end):
+            nbytes = blocks[number].nbytes
+            found.append(AllocatorEvent(self.recording.rows[row].ns, blocks[number].address, nbytes if born else -nbytes))
+        return found
+
+    def there(self, start: int) -> list[int]:
+        """The blocks that are there at a moment."""
+        row = self.row(start)
+        return [
+            number
+            for number, block in enumerate(self.blocks)
+            if block.born < row and (block.died is None or block.died >= row)
+        ]
+
+    def events_before(self, events: Sequence[tuple[int, int, bool]], mark: int) -> int:
+        """How many of these happened before a mark."""
+        return bisect_left(events, self.recording.marks[mark][0], key=itemgetter(0))
+
+    def events(self, start: int, end: int) -> list[tuple[int, int, bool]]:
+        """Each birth and death between two moments: (row, block, whether it is born)."""
+        return list(self._events(self.row(start), self.row(end)))
+
     def _events(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Of these rows each birth and death: (row, block, whether it is born). Ends that no row tells come first."""
+        """Ends that no row tells come first."""
         ended: dict[int, list[int]] = {}
         for number, block in enumerate(self.blocks):
             if block.died is not None and first <= block.died < last and self._unseen_end(number, block.died):
@@ -145,7 +158,7 @@ class _Naming:
                 our_blocks.discard(row.address)
                 self._end_of_what_stood(row.address, number)
                 block = self._live[row.address] = len(window.blocks)
-                window.blocks.append(BlockSeen(row.nbytes, number, phase))
+                window.blocks.append(BlockSeen(row.nbytes, row.address, number, phase))
             elif row.address in our_blocks:
                 our_blocks.remove(row.address)
             elif row.address in self._live:
@@ -182,7 +195,7 @@ class _Naming:
             number = self._live.get(address)
             if number is None:  # it was there before, or is none of the allocator's
                 number = self._live[address] = len(window.blocks)
-                window.blocks.append(BlockSeen(window.nbytes[address], -1, ""))
+                window.blocks.append(BlockSeen(window.nbytes[address], address, -1, ""))
                 self._stood[address] = kind
             if window.blocks[number].kind != STATE or kind == STATE:
                 window.blocks[number].kind = kind

@@ -73,6 +73,11 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     return end
 
 
+def is_redirected() -> bool:
+    """Whether `redirect_backward` is in force."""
+    return _redirected
+
+
 def surround_backward(surround: Surround) -> Callable[[], None]:
     """From now on all backwards of the process are run by `surround`, on the engine or on what redirects them.
 
