@@ -387,6 +387,11 @@ class Kinds:
             else:  # kept inside of an operation: a library's cache, or an extension
                 self.held.discard(number)
 
+    @property
+    def taken(self) -> dict[int, int]:
+        """The storages that become a .grad, with the leaf's task; also those that are let go later."""
+        return {number: turn.visit.task for number, turn in self._taken.items()}
+
     def _waited_in_tree(self, keepers: Slots, last: int) -> bool:
         """Whether what these nodes had saved was left for a product that this task made."""
         return any(tree[-1] == last and task in tree for tree in self._measured.trees for task, _ in keepers)

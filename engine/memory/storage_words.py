@@ -13,6 +13,8 @@ from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage
 
 MADE_IN_FORWARD = "made in the forward"
 """The name of what no capture saw."""
+AFTER_BACKWARD = "what follows the backward"
+"""What makes, in a whole step, what is made after the last task: the optimizer, mostly."""
 
 
 @dataclass(slots=True)
@@ -85,6 +87,10 @@ class StorageWords:
             return f"in the backward{again}", task_name(self._tasks[maker.task])
         if maker.operation is not None:
             return "in the forward", operation_title(maker.operation.name)
+        if (owner := _OWNERS.get(storage.category)) is not None:
+            return "", owner
+        if self._timeline.is_of_step and storage.born == len(self._timeline.order):
+            return "", AFTER_BACKWARD
         root = self._timeline.born_as[storage.number] == Category.BUFFER  # of the loss, before the first task
         return "", "backward() itself" if root or storage.born >= 0 else "the forward"
 
@@ -214,7 +220,7 @@ class StorageWords:
             last = self._graph.describe(self._timeline.order[places[-1]])
             sentences.append(f"when {kinds} have run, the last of them {last}, the {nth(places[-1] + 1)} of {count:,}")
         if any(place >= count for place in dying):
-            sentences.append("as backward() returns")
+            sentences.append("after the backward" if self._timeline.is_of_step else "as backward() returns")
         if with_graph:
             some = f"{len(with_graph):,} of {len(storages):,} " if len(with_graph) < len(storages) else ""
             sentences.append(f"{some}with the graph")
@@ -229,6 +235,8 @@ class StorageWords:
 
     def _reason(self, storages: Sequence[Storage]) -> str:
         it, stays = ("it", "stays") if len(storages) == 1 else ("they", "stay")
+        if owners := {_OWNERS.get(storage.category, "") for storage in storages} - {""}:
+            return f"{it} {stays} with {joined(sorted(owners))}"
         numbers = [storage.number for storage in storages]
         if all(number in self._timeline.grads for number in numbers):
             return f"{it} {stays} as .grad"
@@ -272,8 +280,13 @@ class StorageWords:
         return ""
 
 
+_OWNERS = {Category.PARAMETER: "the model", Category.STATE: "the optimizer"}
+"""Whose storages are that stay from step to step."""
+
 _UNKNOWN_KEEPER = {
     Category.WORKSPACE: "used inside the task that made it",
+    Category.PARAMETER: "the model keeps it",
+    Category.STATE: "the optimizer keeps it from step to step",
     Category.BUFFER: "a gradient on its way to the next task",
     Category.GRADIENT: "the .grad of a leaf",
     Category.HELD: "held by your code or a hook",

@@ -261,6 +261,12 @@ class Timeline:
         signed = [*nbytes, *(-each for each in reversed(nbytes))]  # so that place ~n, from the end, is storage n's
         return map(signed.__getitem__, self.events)
 
+    @cached_property
+    def is_of_step(self) -> bool:
+        """Whether it is of a whole training step: what is there as the step begins and what the optimizer makes are
+        in it, too."""
+        return Category.PARAMETER in self.born_as or Category.STATE in self.born_as
+
     @property
     def start_bytes(self) -> int:
         """The level when the backward starts."""
@@ -453,7 +459,8 @@ class Timeline:
             yield Keeper("grad", self.grads[number])
         if number in self.held:
             yield Keeper("user")
-        if self.deaths.get(number, -1) >= self.starts[-1] and not self.consumers(number):
+        at_end = self.deaths.get(number, -1) >= self.starts[-1]
+        if at_end and not self.consumers(number) and not self.is_of_step:
             yield Keeper("backward")
 
     def consumers(self, number: int) -> list[int]:

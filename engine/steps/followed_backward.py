@@ -12,7 +12,7 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.engine import is_redirected
-from ..measuring.allocator import AllocatorEvent, AllocatorRecording
+from ..measuring.allocator import AllocatorRecording
 from ..measuring.attribution import Kinds, Measured, lives_of, timeline_of
 from ..measuring.memory_watch import MemoryWatch, TaskMoment, Visit, look, unseen
 from ..measuring.saved_blocks import SavedBlocks, kept_by
@@ -190,7 +190,8 @@ def run_of(followed: FollowedBackward, window: Window, step: StepTimeline, start
         followed.create_graph,
     )
     lives = lives_of(measured)
-    timeline = _standing(timeline_of(measured, lives, Kinds(measured, lives)), step)
+    kinds = Kinds(measured, lives)
+    timeline = replace(_standing(timeline_of(measured, lives, kinds), step), grads=kinds.taken)
     elapsed = recording.marks[followed.end][1] - recording.marks[followed.begin][1]
     return Run(followed.graph, "heap", "native", timeline.order, timeline.order, elapsed, timeline=timeline)
 
@@ -223,7 +224,6 @@ def _standing(timeline: Timeline, step: StepTimeline) -> Timeline:
             born_as[number] = Category.FORWARD
     changes = [each for each in timeline.changes if each[1] not in fixed]
     return replace(timeline, born_as=born_as, changes=changes, makers=makers)
-
 
 
 @dataclass(frozen=True, slots=True)

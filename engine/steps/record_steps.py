@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
+
 from ...inspector.arguments import expect_callable, expect_number
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.opened import Opened
@@ -127,7 +128,9 @@ class LoopRecording:
         watch = self.watch
         ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
         moments = with_forwards(watch.moments, [each.first for each in watch.steps])
-        window = Window(recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._follower.apart)
+        window = Window(
+            recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._follower.apart
+        )
         before: TrainingStep | None = None
         for number, (seen, end) in enumerate(zip(watch.steps, ends, strict=True)):
             if watch.wanted is not None and number >= watch.wanted:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.collector import collector_paused
+from ...inspector.shown import GraphTheme, drawn, saved
 from ..trace.run import Run
 from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
@@ -15,6 +17,9 @@ from ..words.tables import ShownAsTable
 from .followed_backward import StepBackwards
 from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, STATE, PhasePeak
 from .step_timeline import StepTimeline
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +74,30 @@ class TrainingStep(ShownAsTable):
     def peak(self) -> StepPeak:
         """What is alive when the step is at its highest."""
         return StepPeak(self)
+
+    def deck(self) -> Any:
+        """The step as a widget, in a notebook, that plays `run` with the memory of the whole step: forward, backward
+        and optimizer.
+
+        Raises:
+            ValueError: it was not followed task by task.
+            ModuleNotFoundError: `anywidget` is missing.
+        """
+        try:
+            return drawn("step as a deck", self)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "step.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
+                "step.save_html(path) writes a page that plays without"
+            ) from error
+
+    def save_html(self, path: str | Path) -> Path:
+        """Writes what `deck` shows as one page that plays it, without a kernel or a network."""
+        return saved("step as a page", self, path)
+
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
+        """The step's memory over time, by category, with its phases. Needs plotly."""
+        return drawn("step as a figure", self, theme)
 
     def __repr__(self) -> str:
         peak = f"peak {size_text(self.peak_bytes)} in {place_of(self.timeline.peak_phase.name)}"
@@ -151,14 +180,19 @@ class StepPeak(ShownAsTable):
         return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
     @property
-    def answer(self) -> tuple[str, ...]:
-        """The peak and what most of it is, in sentences."""
+    def shares(self) -> str:
+        """`60 % is activations and 40 % is Adam's state`: what of it is what, most first."""
         named = [
             f"{share_text(nbytes, self.nbytes)} is {state_of(self.step.optimizers) if kind == STATE else kind}"
             for kind, nbytes in self.categories.items()
         ]
+        return joined(named, len(named))
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The peak and what most of it is, in sentences."""
         where = f"The step is at its highest in {place_of(self.phase)}: {size_text(self.nbytes)}."
-        return where, f"At the peak {joined(named, len(named))}."
+        return where, f"At the peak {self.shares}."
 
     def __repr__(self) -> str:
         return f"<StepPeak: {' '.join(self.answer)}>"

@@ -71,7 +71,12 @@ class Window:
             if born:
                 numbers[number] = len(numbers)
         phases = tuple(
-            Phase(each.phase, self.events_before(events, each.mark), self.recording.marks[each.mark][1] - base, each.optimizer)
+            Phase(
+                each.phase,
+                self.events_before(events, each.mark),
+                self.recording.marks[each.mark][1] - base,
+                each.optimizer,
+            )
             for each in self.moments[start:end]
         )
         return StepTimeline(
@@ -91,7 +96,9 @@ class Window:
         found = [AllocatorEvent(base, blocks[number].address, blocks[number].nbytes) for number in self.there(start)]
         for row, number, born in self.events(start, end):
             nbytes = blocks[number].nbytes
-            found.append(AllocatorEvent(self.recording.rows[row].ns, blocks[number].address, nbytes if born else -nbytes))
+            found.append(
+                AllocatorEvent(self.recording.rows[row].ns, blocks[number].address, nbytes if born else -nbytes)
+            )
         return found
 
     def there(self, start: int) -> list[int]:

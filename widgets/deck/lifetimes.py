@@ -14,6 +14,8 @@ _MOST_ROWS = 24
 _MOST_BARS = 4  # of one row: of more than that one bar is drawn, from the first birth to the last death
 _MOST_IN_WORDS = 200  # storages of a row whose makers and keepers are counted
 
+_STAYS = (Category.PARAMETER, Category.STATE)  # from step to step: it has no lifetime in one
+
 Alike = tuple[str, str, int, int]
 """Who made it and where, without numbers, its bytes and its category."""
 
@@ -32,7 +34,7 @@ def lifetime_rows(timeline: Timeline) -> list[dict[str, Any]]:
     makers = _Makers(timeline)
     for number, nbytes in enumerate(timeline.nbytes):
         area = nbytes * (deaths.get(number, end) - max(births[number], first))
-        if area > 0:
+        if area > 0 and timeline.born_as[number] not in _STAYS:
             key = (*makers.of(number), nbytes, int(timeline.category_at(number)))
             groups.setdefault(key, []).append(number)
             areas[key] = areas.get(key, 0) + area
@@ -86,6 +88,8 @@ class _Makers:
         timeline = self._timeline
         leaf = timeline.grads.get(number)
         maker = timeline.maker(number)
+        if leaf is None and timeline.is_of_step and timeline.births[number] >= timeline.starts[-1]:
+            return "made after the backward", ""
         key = (leaf, maker.task, maker.operation if maker.task is None else None, maker.module)
         if key not in self._known:
             self._known[key] = self._words(leaf, maker.task, maker.operation, maker.module)

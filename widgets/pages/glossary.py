@@ -14,6 +14,8 @@ CATEGORIES = {
     Category.UNKNOWN: "none of these, as far as can be told: what a library keeps for itself, say",
     Category.LISTED: 'one of several gradients that wait in a list for their task to sum them (accumulate="list")',
     Category.CONSUMED: 'what waited for a task that has run, and is never let go (release="never")',
+    Category.PARAMETER: "a parameter or a buffer of the model, where a whole step is shown",
+    Category.STATE: "what an optimizer keeps from step to step, where a whole step is shown",
 }
 COLUMNS = {
     "peak": "the highest level of the backward: all bytes asked for since just before the forward, and not yet freed",

@@ -10,7 +10,20 @@ from ...inspector.shown import GraphTheme
 
 Colours = Mapping[str, str]
 
-_TEXT_ON = ("saved", "buffer", "pgrad", "work", "other", "held", "unknown", "listed", "consumed", "sunk")
+_TEXT_ON = (
+    "saved",
+    "buffer",
+    "pgrad",
+    "work",
+    "other",
+    "held",
+    "unknown",
+    "listed",
+    "consumed",
+    "param",
+    "state",
+    "sunk",
+)
 
 
 def _with_text(colours: dict[str, str]) -> Colours:
@@ -47,6 +60,8 @@ LIGHT = _with_text(
         "unknown": "#b9bec7",
         "listed": "#b5611a",
         "consumed": "#8a8f3c",
+        "param": "#39424f",
+        "state": "#3aa3c9",
     }
 )
 DARK = _with_text(
@@ -69,6 +84,8 @@ DARK = _with_text(
         "unknown": "#555a65",
         "listed": "#c9772f",
         "consumed": "#a5aa55",
+        "param": "#aab4c4",
+        "state": "#67c1e0",
     }
 )
 
@@ -84,7 +101,10 @@ AUTO: Colours = {
     "ink2": "#767b85",
     "ink3": "#767b86",
 }
-_FOLLOW = ("ink", "ink2", "ink3", "accent", "saved", "buffer", "pgrad", "work", "other", "held", "listed", "consumed")
+_FOLLOW = (
+    *("ink", "ink2", "ink3", "accent", "saved", "buffer", "pgrad", "work", "other", "held", "listed", "consumed"),
+    *("param", "state"),
+)
 _PAGES = (
     ('body:is([data-jp-theme-light="true"],.vscode-light)', LIGHT),
     ('body:is([data-jp-theme-light="false"],.vscode-dark)', DARK),
@@ -129,6 +149,8 @@ CATEGORY_COLOURS = {
     Category.UNKNOWN: "unknown",
     Category.LISTED: "listed",
     Category.CONSUMED: "consumed",
+    Category.PARAMETER: "param",
+    Category.STATE: "state",
 }
 
 

@@ -31,7 +31,7 @@ export interface Stage {
 export type Colours = Record<
   | "bg" | "panel" | "sunk" | "line" | "line2" | "ink" | "ink2" | "ink3" | "accent" | "accent-ink" | "accent-soft"
   | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown"
-  | "listed" | "consumed"
+  | "listed" | "consumed" | "param" | "state"
   | "g0" | "g1" | "g2" | "g3" | "g4" | "g5",
   string
 >;

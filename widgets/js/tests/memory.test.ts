@@ -55,7 +55,26 @@ test("levels, times, the peak and each task's highest level", () => {
   assert.deepEqual([...levels.categoryLevels[SAVED]], [10, 10, 0]);
   assert.deepEqual([...levels.categoryLevels[BUFFER]], [25, 0, 0]);
   assert.deepEqual([...levels.categoryLevels[GRADIENT]], [0, 20, 20]);
-  assert.deepEqual([...levels.used], [1, 1, 1, 0, 0, 0, 0, 0, 0]);
+  assert.deepEqual([...levels.used], [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+});
+
+test("a whole step has its forward and what follows the last task, whatever is there before", () => {
+  const step: Memory = {
+    ...small(), before: 2, nbytes: [100, 10, 20, 5], born_as: [9, 10, SAVED, SAVED], events: [2, ~2, 3, ~3, ~1], starts: [1, 2],
+    changes: [], after_ns: [1, 2, 3],
+  };
+  const levels = new MemoryLevels(step);
+  assert.equal(levels.forwardEvents, 1);
+  assert.deepEqual([...levels.levels], [110, 130, 110, 115, 110, 100]);
+  assert.deepEqual([...levels.times], [-0.5, 0.5, 1.25, 1.5, 1.75]);
+  assert.deepEqual(levels.peak, { event: 1, place: -1, time: -0.5, bytes: 130 });
+  assert.deepEqual([...levels.forwardSteps((time) => time).levels[9]], [100, 100]);
+  const after = levels.afterSteps((time) => time);
+  assert.deepEqual([...after.levels[SAVED]], [0, 5, 0, 0]);
+  assert.deepEqual([...after.levels[10]], [10, 10, 10, 0]);
+  assert.equal(levels.afterLevels(1.3).level, 115);
+  assert.deepEqual([...levels.steps((time) => time).levels[SAVED]], [20, 0]);
+  assert.deepEqual(levels.segments(0), [{ category: 9, from: -1, to: 2 }]);
 });
 
 test("a storage's bar has the colours of what it was for", () => {

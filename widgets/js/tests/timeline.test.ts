@@ -30,17 +30,34 @@ function axis(more: Partial<AxisOf> = {}): Axis {
   });
 }
 
-test("on the task axis the forward has a fifth, the optimizer a twentieth, and tasks are equally wide", () => {
+test("on the task axis the forward has a fifth, the optimizer its share, and tasks are equally wide", () => {
   const { phases } = axis({ phases: [FORWARD, BACKWARD, OPTIMIZER] });
   const widths = phases.map(({ left, right }) => right - left);
   const room = 1000 - 2 * 3;
   assert.deepEqual(phases.map(({ name }) => name), ["forward", "backward", "optimizer"]);
-  widths.forEach((width, at) => assert.ok(Math.abs(width - [0.2, 0.75, 0.05][at] * room) < 1e-6));
+  widths.forEach((width, at) => assert.ok(Math.abs(width - [0.2, 0.72, 0.08][at] * room) < 1e-6));
   assert.equal(phases[1].left - phases[0].right, 3);
   const alone = axis({ phases: [BACKWARD] });
   assert.deepEqual([0, 1, 2, 3, 4].map((time) => alone.x(time)), [100, 350, 600, 850, 1100]);
   assert.deepEqual([0, 1].map((place) => alone.end(place)), [350, 600]);
   assert.equal(alone.forward, undefined, "what was not recorded has no region");
+});
+
+test("what follows the last task of a whole step takes the time of one more, on either axis", () => {
+  for (const kind of ["task", "clock"] as const) {
+    const step = axis({ kind, phases: [FORWARD, BACKWARD, OPTIMIZER], after: [0, 10, 40] });
+    const { left, right } = step.after!;
+    assert.equal(step.x(4), step.backward.right);
+    assert.equal(step.end(4), step.backward.right, "the end is no task");
+    assert.equal(step.x(5), right);
+    assert.ok(Math.abs(step.timeAt((left + right) / 2) - (kind === "task" ? 4.5 : 4.5)) < 1e-6);
+    assert.equal(step.placeAt(right - 1), 4);
+    let last = step.x(4.001);
+    for (let time = 4.1; time <= 5; time += 0.1) {
+      assert.ok(step.x(time) >= last);
+      last = step.x(time);
+    }
+  }
 });
 
 test("on the clock axis phases are in proportion, tasks as long as they took, and nothing is drawn in a pause", () => {

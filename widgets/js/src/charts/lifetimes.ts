@@ -71,7 +71,7 @@ export function drawLifetimes(context: CanvasRenderingContext2D, picture: Pictur
 
 function ends(axis: Axis, { from, to }: Segment): [number, number] {
   const start = axis.x(from);
-  return [start, Math.max(start + LEAST_BAR, to >= axis.places ? axis.right : axis.x(to))];
+  return [start, Math.max(start + LEAST_BAR, to >= axis.places + (axis.after ? 1 : 0) ? axis.right : axis.x(to))];
 }
 
 /** It was there before: when it was made is not known. */

@@ -3,7 +3,7 @@
 import type { Axis } from "../model/axis.ts";
 import type { Bands } from "../model/bands.ts";
 import { type CurveLevels } from "../model/curves.ts";
-import { CATEGORIES } from "../model/document.ts";
+import { CATEGORIES, FROM_BELOW } from "../model/document.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../text.ts";
 import type { Colours } from "../view.ts";
@@ -11,6 +11,8 @@ import { FAINT, type Picture } from "./picture.ts";
 import { mixed, smallType } from "./surface.ts";
 
 const LINE = 1.2;
+/** The category whose edge is the level. */
+const TOP = FROM_BELOW[FROM_BELOW.length - 1];
 /** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
 const BAND = 5;
 /** How much ink is in the area below the level without the plan, as far as no stack covers it. */
@@ -79,16 +81,17 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   const plot = new Plot(axis, y);
   const parts = [shown.steps(columnOf)];
   if (axis.forward && forward) parts.unshift(forward.forwardSteps(columnOf));
+  if (axis.after && shown.isStep) parts.push(shown.afterSteps(columnOf));
   const areas: StackPaths["areas"] = [];
   const outlines: Path2D[] = [];
   for (const steps of parts) {
     const edges = stacked(steps);
     // Each area reaches down to the axis, and the ones below cover it.
-    for (let category = CATEGORIES.length - 1; category >= 0; category--) {
+    for (const category of [...FROM_BELOW].reverse()) {
       if (!steps.levels[category].some((level) => level > 0)) continue;
       areas.push([CATEGORIES[category].key, plot.area(steps, edges[category])]);
     }
-    outlines.push(plot.line(steps, edges[edges.length - 1]));
+    outlines.push(plot.line(steps, edges[TOP]));
   }
   return {
     most,
@@ -96,7 +99,7 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
     outlines,
     others: others.map(({ levels, dash }) => {
       const steps = levels.steps(columnOf);
-      return { dash, path: plot.line(steps, stacked(steps)[CATEGORIES.length - 1]) };
+      return { dash, path: plot.line(steps, stacked(steps)[TOP]) };
     }),
     curves: curves.map((levels) => {
       const { times, levels: heights } = levels.steps(columnOf);
@@ -113,9 +116,10 @@ function forwardPeak(levels: MemoryLevels): number {
 /** From levels by category to the heights of their upper edges. */
 function stacked(steps: Steps): Float64Array[] {
   const edges: Float64Array[] = [];
-  for (const levels of steps.levels) {
-    const below = edges.at(-1);
-    edges.push(below ? levels.map((level, at) => level + below[at]) : levels);
+  let below: Float64Array | null = null;
+  for (const category of FROM_BELOW) {
+    const edge: Float64Array = below ? steps.levels[category].map((level, at) => level + below![at]) : steps.levels[category];
+    edges[category] = below = edge;
   }
   return edges;
 }
@@ -130,7 +134,8 @@ class Plot {
   ) {}
 
   private ends({ times }: Moments): [number, number] {
-    const phase = times[0] < 0 ? this.axis.forward! : this.axis.backward;
+    const { forward, backward, after, places } = this.axis;
+    const phase = times[0] < 0 ? forward! : after && times[0] > places ? after : backward;
     return [phase.left, phase.right];
   }
 

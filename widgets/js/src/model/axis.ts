@@ -41,13 +41,15 @@ export interface AxisOf {
   times: Times | null;
   /** By event of the forward its nanoseconds; empty where they are not known. */
   forward: readonly number[];
+  /** The same of what comes after the last task, where a whole step is shown. */
+  after?: readonly number[];
   zoom: Zoom;
 }
 
 /** Between two phases, pixels. */
 const GAP = 3;
 /** Of the task axis. */
-const SHARES = { forward: 0.2, optimizer: 0.05 };
+const SHARES = { forward: 0.2, optimizer: 0.08 };
 /** Of the clock axis, of what is too short to be seen. */
 const LEAST = { forward: 0.02, optimizer: 0.035 };
 /** Between two ticks, pixels. */
@@ -64,8 +66,11 @@ export class Axis {
   readonly phases: readonly PlacedPhase[];
   readonly forward: PlacedPhase | undefined;
   readonly backward: PlacedPhase;
+  /** What comes after the last task, from `places` to `places` + 1; only a whole step has that. */
+  readonly after: PlacedPhase | undefined;
   private readonly times: Times | null;
   private readonly events: readonly number[];
+  private readonly eventsAfter: readonly number[];
 
   constructor(of: AxisOf) {
     this.kind = of.times ? of.kind : "task";
@@ -74,9 +79,11 @@ export class Axis {
     this.places = of.places;
     this.times = this.kind === "clock" ? of.times : null;
     this.events = of.forward;
+    this.eventsAfter = of.after ?? [];
     this.phases = this.placed(of.phases, of.zoom);
     this.forward = this.phases.find(({ name }) => name === "forward");
     this.backward = this.phases.find(({ name }) => name === "backward")!;
+    this.after = this.phases.find(({ name }) => name === "optimizer");
   }
 
   private placed(phases: readonly Phase[], { from, to }: Zoom): PlacedPhase[] {
@@ -111,7 +118,8 @@ export class Axis {
   /** The pixel of a time. */
   x(time: number): number {
     const { backward } = this;
-    if (time < 0) return this.forwardX(time);
+    if (time < 0) return this.forward ? this.eventX(this.forward, this.events, time + 1) : backward.left;
+    if (time > this.places && this.after) return this.eventX(this.after, this.eventsAfter, time - this.places);
     if (time >= this.places) return backward.right;
     const place = Math.floor(time);
     return this.at(this.times ? this.nsOf(place, time - place) / this.times.total : time / this.places);
@@ -119,6 +127,7 @@ export class Axis {
 
   /** Where the task at a place ends: on the clock axis the next one may begin later. */
   end(place: number): number {
+    if (place >= this.places) return this.backward.right;
     return this.times && place < this.places ? this.at(this.times.end[place] / this.times.total) : this.x(place + 1);
   }
 
@@ -132,24 +141,25 @@ export class Axis {
     return start[place] + share * (end[place] - start[place]);
   }
 
-  /** The forward's pixel: its events are equally far from each other, or as far as the clock says. */
-  private forwardX(time: number): number {
-    const { forward, events } = this;
-    if (!forward) return this.backward.left;
-    const width = forward.right - forward.left;
+  /** The pixel of a moment in a phase without tasks: its events are equally far from each other, or as the clock says. */
+  private eventX({ left, right }: PlacedPhase, events: readonly number[], share: number): number {
+    const width = right - left;
     const last = events.at(-1);
-    if (!this.times || !last) return forward.left + width * (Math.max(-1, time) + 1);
-    const event = (time + 1) * (events.length + 1) - 1;
+    if (!this.times || !last) return left + width * Math.max(0, Math.min(1, share));
+    const event = share * (events.length + 1) - 1;
     const before = Math.floor(event);
     const from = events[Math.max(0, before)] ?? last;
     const to = events[before + 1] ?? last;
-    return forward.left + (width * (from + (event - before) * (to - from))) / last;
+    return left + (width * (from + (event - before) * (to - from))) / last;
   }
 
   /** The time at a pixel. In the gap between two phases it is the end of the first. */
   timeAt(pixel: number): number {
     const { forward, backward, places } = this;
-    if (forward && pixel < backward.left) return this.forwardTime(pixel);
+    if (forward && pixel < backward.left) return Math.min(-1e-9, this.eventShare(forward, this.events, pixel) - 1);
+    if (this.after && pixel >= this.after.left) {
+      return places + Math.min(1 - 1e-9, this.eventShare(this.after, this.eventsAfter, pixel));
+    }
     if (pixel >= backward.right) return places;
     const share = Math.max(0, (pixel - backward.left) / (backward.right - backward.left));
     if (!this.times) return share * places;
@@ -159,18 +169,16 @@ export class Axis {
     return place + (end > start ? Math.min(0.999, (ns - start) / (end - start)) : 0);
   }
 
-  private forwardTime(pixel: number): number {
-    const { left, right } = this.forward!;
+  private eventShare({ left, right }: PlacedPhase, events: readonly number[], pixel: number): number {
     const share = Math.max(0, Math.min(1, (pixel - left) / (right - left)));
-    const last = this.events.at(-1);
-    if (!this.times || !last) return Math.min(-1e-9, share - 1);
-    const event = lastUpTo(this.events, share * last);
-    return Math.min(-1e-9, (event + 1) / (this.events.length + 1) - 1);
+    const last = events.at(-1);
+    if (!this.times || !last) return share;
+    return (lastUpTo(events, share * last) + 1) / (events.length + 1);
   }
 
   /** The place of the task at a pixel: the first one's left of the backward, `places` right of it. */
   placeAt(pixel: number): number {
-    return Math.max(0, Math.floor(this.timeAt(pixel)));
+    return Math.max(0, Math.min(this.places, Math.floor(this.timeAt(pixel))));
   }
 
   /** Nanoseconds since the start of the backward; null on the task axis. */

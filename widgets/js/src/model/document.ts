@@ -201,6 +201,11 @@ export interface Memory {
   peak: string;
   /** When the forward's events happened, nanoseconds since its first; empty where that is not known. */
   forward_ns: number[];
+  /**
+   * Of a whole training step: it begins with what is there (`before`), has the forward, and after the last task comes
+   * the rest, of whose events this has the nanoseconds since the last task's end. Missing: it is a backward's.
+   */
+  after_ns?: number[];
   /** Those with most bytes × time, see widgets/deck/lifetimes.py. */
   rows: LifetimeRow[];
 }
@@ -247,6 +252,9 @@ export interface Gradient {
   why?: string;
 }
 
+/** The categories of memory as they are stacked, from below: what stays through a whole step carries the rest. */
+export const FROM_BELOW = [9, 10, 0, 1, 2, 3, 4, 5, 6, 7, 8] as const;
+
 /** The categories of memory by their number in engine/memory/timeline.py. */
 export const CATEGORIES = [
   { key: "saved", title: "saved activations", name: "activations", short: "saved" },
@@ -258,4 +266,6 @@ export const CATEGORIES = [
   { key: "unknown", title: "not attributed", name: "not attributed", short: "unknown" },
   { key: "listed", title: "gradients in lists", name: "in lists", short: "in lists" },
   { key: "consumed", title: "consumed buffers", name: "consumed", short: "used up" },
+  { key: "param", title: "parameters and buffers", name: "parameters", short: "params" },
+  { key: "state", title: "optimizer state", name: "optimizer state", short: "state" },
 ] as const;

@@ -2,7 +2,8 @@
  * Memory decoded: what the columns of engine/memory/timeline.py mean at every moment of the backward.
  *
  * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
- * happens at k + s / (n + 1). The forward takes the time from -1 to 0, what follows the last task is at the end. A task's numbers
+ * happens at k + s / (n + 1). The forward takes the time from -1 to 0, what follows the last task is at the end, or of a
+ * whole step in the time of one more task. A task's numbers
  * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/deck/test_deck_memory.py compares them.
  */
 
@@ -55,7 +56,7 @@ export class MemoryLevels {
     this.events = Int32Array.from(memory.events);
     this.nbytes = Float64Array.from(memory.nbytes);
     this.changes = Int32Array.from(memory.changes);
-    this.times = timesOf(starts, this.events.length);
+    this.times = timesOf(starts, this.events.length, this.isStep);
     this.levels = levelsOf(memory.before, this.events, this.nbytes);
     this.peak = this.findPeak();
     this.taskLevels = new Float64Array(this.places + 1);
@@ -65,12 +66,18 @@ export class MemoryLevels {
     this.storages = memory.nbytes.length - this.goneBefore();
   }
 
+  /** Whether it is of a whole training step, forward and optimizer included. */
+  get isStep(): boolean {
+    return this.memory.after_ns !== undefined;
+  }
+
   private findPeak(): MemoryLevels["peak"] {
-    const { starts } = this.memory;
-    let event = starts[0];
+    const first = this.isStep ? 0 : this.memory.starts[0];
+    let event = first;
     for (let at = event + 1; at < this.levels.length; at++) if (this.levels[at] > this.levels[event]) event = at;
-    const place = event === starts[0] ? -1 : this.placeOf(event - 1);
-    return { event, place, time: event === starts[0] ? 0 : this.times[event - 1], bytes: this.levels[event] };
+    const place = event === first ? -1 : this.placeOf(event - 1);
+    const start = this.isStep ? -1 : 0;
+    return { event, place, time: event === first ? start : this.times[event - 1], bytes: this.levels[event] };
   }
 
   /** The place of the task during which an event happened; -1: before; `places`: after the last one. */
@@ -122,7 +129,7 @@ export class MemoryLevels {
 
   /** How many events of the forward were recorded. */
   get forwardEvents(): number {
-    return this.memory.before ? 0 : this.memory.starts[0];
+    return this.memory.before && !this.isStep ? 0 : this.memory.starts[0];
   }
 
   /** How many of them have happened at a time in the forward. */
@@ -155,8 +162,35 @@ export class MemoryLevels {
     walk.changeUpTo(-1);
     const points = new Columns(columnOf);
     points.add(0, this.levels[walk.event], walk.bytes);
-    while (walk.advance()) points.add(this.timeOfMove(walk), this.levels[walk.event], walk.bytes);
+    const last = this.isStep ? starts[this.places] : this.events.length + 1;
+    while (walk.event < last && walk.advance()) points.add(this.timeOfMove(walk), this.levels[walk.event], walk.bytes);
     return points.finish();
+  }
+
+  /** The same over what follows the last task of a whole step. */
+  afterSteps(columnOf: (time: number) => number): Steps {
+    const walk = this.walkAfter();
+    const points = new Columns(columnOf);
+    points.add(this.places + 1e-9, this.levels[walk.event], walk.bytes);
+    while (walk.event < this.events.length) {
+      walk.next();
+      points.add(this.times[walk.event - 1], this.levels[walk.event], walk.bytes);
+    }
+    return points.finish();
+  }
+
+  /** The level after the last task, at a time there, and the bytes by category. */
+  afterLevels(time: number): { level: number; bytes: Float64Array } {
+    const walk = this.walkAfter();
+    while (walk.event < this.events.length && this.times[walk.event] <= time + 1e-9) walk.next();
+    return { level: this.levels[walk.event], bytes: walk.bytes };
+  }
+
+  private walkAfter(): Walk {
+    const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+    walk.goTo(this.memory.starts[this.places]);
+    walk.changeUpTo(this.places);
+    return walk;
   }
 
   /** The same over the forward, from its first byte. */
@@ -224,8 +258,8 @@ export class MemoryLevels {
 
   /** What a storage was for, over its life; from the start of the backward if nothing tells when it was born. */
   segments(storage: number): Segment[] {
-    const end = this.died(storage) ?? this.places;
-    let from = this.born(storage) ?? 0;
+    const end = this.died(storage) ?? this.places + (this.isStep ? 1 : 0);
+    let from = this.born(storage) ?? (this.isStep ? -1 : 0);
     let category = this.memory.born_as[storage];
     const found: Segment[] = [];
     for (const change of this.changesOf(storage)) {
@@ -407,7 +441,7 @@ function set(moment: Moment, number: number, time: number, level: number, bytes:
 }
 
 /** By event its time. */
-export function timesOf(starts: readonly number[], count: number): Float64Array {
+export function timesOf(starts: readonly number[], count: number, isStep = false): Float64Array {
   const times = new Float64Array(count);
   for (let event = 0; event < starts[0]; event++) times[event] = (event + 1) / (starts[0] + 1) - 1;
   for (let place = 0; place + 1 < starts.length; place++) {
@@ -415,7 +449,10 @@ export function timesOf(starts: readonly number[], count: number): Float64Array 
     const share = 1 / (starts[place + 1] - first + 1);
     for (let event = first; event < starts[place + 1]; event++) times[event] = place + (event - first + 1) * share;
   }
-  return times.fill(starts.length - 1, starts[starts.length - 1]);
+  const [places, last] = [starts.length - 1, starts[starts.length - 1]];
+  if (!isStep) return times.fill(places, last);
+  for (let event = last; event < count; event++) times[event] = places + (event - last + 1) / (count - last + 1);
+  return times;
 }
 
 function levelsOf(before: number, events: Int32Array, nbytes: Float64Array): Float64Array {

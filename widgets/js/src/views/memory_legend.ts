@@ -80,6 +80,7 @@ export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, tim
     const event = forward.forwardEvent(time);
     return { bytes: forward.forwardLevels[event], level: forward.levels[event], words: "in the forward" };
   }
+  if (levels.isStep && time > levels.places) return { ...levels.afterLevels(time), words: "after the backward" };
   const place = Math.max(0, Math.min(levels.places, Math.floor(time)));
   const bytes = levels.categoryLevels.map((column) => column[place]);
   const words = place >= levels.places ? "at the end" : `while the ${nth(place + 1)} task runs, at most`;
@@ -123,10 +124,11 @@ function shortened(reason: string): string {
 }
 
 /** The peak in words: what stands first, and the sentence after it. */
-export function peakWords({ peak, places, memory }: MemoryLevels, titleOf: (place: number) => string): [string, string] {
+export function peakWords({ peak, places, memory, isStep }: MemoryLevels, titleOf: (place: number) => string): [string, string] {
   const { place, bytes } = peak;
-  const during = place >= places ? "after the last task" : `the ${nth(place + 1)} task, ${titleOf(place)}`;
-  const when = place < 0 ? "before the first task" : during;
+  const after = isStep ? "after the backward" : "after the last task";
+  const during = place >= places ? after : `the ${nth(place + 1)} task, ${titleOf(place)}`;
+  const when = place >= 0 ? during : isStep ? "in the forward" : "before the first task";
   return [`peak ${size(bytes)}`, `: ${when}${memory.peak ? `; ${memory.peak}` : ""}`];
 }
 

@@ -29,6 +29,8 @@ const NAMES: readonly (keyof Colours)[] = [
   "unknown",
   "listed",
   "consumed",
+  "param",
+  "state",
   "g0",
   "g1",
   "g2",

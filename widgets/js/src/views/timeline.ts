@@ -199,6 +199,7 @@ function pictureOf(
     phases: document.phases,
     times,
     forward: forward?.memory.forward_ns ?? [],
+    after: memory?.after_ns,
     zoom,
   });
   const levels = memory && levelsOfMemory(memory);
@@ -244,7 +245,7 @@ function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Pi
   const { axis, height, stack } = picture;
   const { t, hoveredTime } = store.state;
   const ran = Math.min(hasRun(store), axis.places);
-  drawSolid(context, solid, ran ? Math.min(axis.x(ran), axis.right) : axis.backward.left - 1, height);
+  drawSolid(context, solid, ran ? Math.min(ran < axis.places ? axis.x(ran) : Infinity, axis.right) : axis.backward.left - 1, height);
   drawRunning(context, picture, store);
   if (stack && store.memory) drawRing(context, picture, stack, levelsOfMemory(store.memory).peak);
   drawMarks(context, picture, store);

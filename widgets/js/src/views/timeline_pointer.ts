@@ -59,7 +59,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
       stage.tip(row === null ? null : rowWords(picture, row), element, x, y);
       return;
     }
-    const time = Math.min(axis.timeAt(x), axis.places - 1e-9);
+    const time = axis.after ? axis.timeAt(x) : Math.min(axis.timeAt(x), axis.places - 1e-9);
     store.update({ hoveredTime: time });
     const row = rowAt(picture, y);
     stage.tip([row === null ? "" : rowWords(picture, row), timeWords(store, picture, time)].filter(Boolean).join("\n"), element, x, y);
@@ -125,7 +125,7 @@ function timeWords(store: Store, { axis, times, stack }: Picture, time: number):
   const alive = memory && stack ? `${size(momentOf(levelsOfMemory(memory), forward ? levelsOfMemory(forward) : null, time).level)} alive` : "";
   if (time < 0) return alive ? `forward: ${alive}` : "forward";
   const place = Math.floor(time);
-  if (place >= axis.places) return "";
+  if (place >= axis.places) return axis.after && alive ? `${axis.after.name}: ${alive}` : "";
   const task = replay.schedule.order[place];
   const took = times ? nanoseconds(times.end[place] - times.start[place]) : "";
   const head = [nth(place + 1), graph.name(task), graph.place(task)].filter(Boolean).join(" ");

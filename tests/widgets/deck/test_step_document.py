@@ -1,0 +1,105 @@
+"""A whole step on the deck's page: three phases, what stands through all of it, and the backward's tasks between."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+import tapehead as th
+from tapehead.engine.memory.timeline import Category
+from tapehead.widgets.deck.step_document import step_document
+
+
+def recorded(accumulate: int = 1) -> th.record_steps:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = Adam(model.parameters(), foreach=True)
+    with th.record_steps(steps=3) as steps:
+        for _ in range(5):
+            optimizer.zero_grad()
+            for _ in range(accumulate):
+                model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+    return steps
+
+
+def content_of(step: th.TrainingStep) -> dict[str, Any]:
+    return json.loads(gzip.decompress(step_document(step).packed()))
+
+
+def levels(memory: dict[str, Any]) -> list[int]:
+    found = [sum(memory["nbytes"][: memory["before"]])]
+    for event in memory["events"]:
+        found.append(found[-1] + (memory["nbytes"][event] if event >= 0 else -memory["nbytes"][~event]))
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_page_has_the_steps_own_curve_to_the_byte(accumulate: int) -> None:
+    step = recorded(accumulate)[1]
+    content = content_of(step)
+    memory = content["schedules"][0]["memory"]
+    assert [phase["name"] for phase in content["phases"]] == ["forward", "backward", "optimizer"]
+    assert all(phase["elapsed_ns"] > 0 for phase in content["phases"])
+    assert levels(memory) == list(step.timeline.levels)
+    assert memory["before"] == step.timeline.before
+    assert memory["nbytes"] == list(step.timeline.nbytes)
+    assert len(memory["after_ns"]) == len(memory["events"]) - memory["starts"][-1]
+    assert memory["after_ns"] == sorted(memory["after_ns"])
+    assert memory["peak"] == step.peak().shares
+
+
+def test_parameters_and_state_are_what_stands_through_all_of_it() -> None:
+    step = recorded()[1]
+    timeline = step.run.timeline
+    assert timeline is not None
+    for category, kinds in ((Category.PARAMETER, ("parameters", "buffers")), (Category.STATE, ("optimizer state",))):
+        numbers = {number for number in range(len(timeline)) if timeline.category_at(number) is category}
+        assert numbers == {number for number, kind in enumerate(step.timeline.kinds) if kind in kinds}
+    rows = content_of(step)["schedules"][0]["memory"]["rows"]
+    assert {row["name"] for row in rows} >= {"weight.grad"}
+    assert not any("optimizer" in row["name"] for row in rows)
+
+
+def test_the_backward_in_it_is_that_of_pytorchs_engine_with_modules_and_lines() -> None:
+    run = recorded()[1].run
+    assert sorted(run.order) == [*range(len(run.graph))]
+    assert any(task.source is not None and task.source.file == __file__ for task in run.graph.tasks)
+    assert {run.graph.module(task) for task in run.graph.tasks if not task.is_leaf} >= {"0", "2", "4"}
+
+
+def test_a_step_under_a_policy_says_why_it_has_no_deck() -> None:
+    with th.policy("bfs"):
+        step = recorded()[1]
+    with pytest.raises(ValueError, match="there is no graph of this step: a policy was in force"):
+        step.deck()
+    with pytest.raises(ValueError, match="of the steps in a row that are recorded the 2nd is followed task by task"):
+        recorded()[0].deck()
+
+
+def test_it_is_a_widget_and_a_page(tmp_path: Path) -> None:
+    step = recorded()[1]
+    assert repr(step.deck()).startswith("<StepRecording of <TrainingStep, the 2nd of those recorded: peak ")
+    assert step.deck()._still.svg(step.deck().moment())
+    page = step.save_html(tmp_path / "step.html").read_text(encoding="utf-8")
+    assert "<title>Sequential" in page
+
+
+def test_the_figure_has_categories_and_phases() -> None:
+    pytest.importorskip("plotly")
+    step = recorded()[1]
+    figure = step.figure("light")
+    named = [trace.name for trace in figure.data]
+    assert named == ["parameters", "optimizer state", "gradients", "batch", "activations", "temporaries"]
+    assert len(figure.layout.shapes) == len(step.timeline.phases)
+    scale = 1024 ** (step.peak_bytes >= 1024)
+    assert max(map(sum, zip(*(trace.y for trace in figure.data), strict=True))) == pytest.approx(
+        step.peak_bytes / scale
+    )

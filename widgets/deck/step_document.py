@@ -1,0 +1,65 @@
+"""A whole training step as the page's data: a backward, and around it what the step has."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from ...engine.steps.phases import BACKWARD, FORWARD, OPTIMIZER
+from ...engine.steps.step import TrainingStep
+from .document import Document, Json
+from .page import save_page
+from .run_document import Other, run_document
+
+
+def save_step(step: TrainingStep, path: str | Path) -> Path:
+    """Writes a step as one page that plays it without a kernel or a network; see `save_page`."""
+    document = step_document(step)
+    return save_page(document.packed(), Path(path), document.content["title"], "")
+
+
+def step_document(step: TrainingStep, others: list[Other] | None = None) -> Document:
+    """The page's data: the forward is all before that backward, and the optimizer all after it.
+
+    Raises:
+        ValueError: the step was not followed task by task.
+    """
+    document = run_document(step.run, others=others)
+    content = document.content
+    memory = content["schedules"][0]["memory"]
+    _begin_with(memory, step.timeline.before)
+    after_ns = _after_ns(step, memory)
+    memory["after_ns"] = after_ns
+    memory["peak"] = step.peak().shares
+    content["phases"] = [
+        *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
+        {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - _ended_ns(step)},
+    ]
+    return document
+
+
+def _begin_with(memory: Json, count: int) -> None:
+    """The first births are no events of the forward's: what is there as the step begins."""
+    memory["before"] = count
+    memory["events"] = memory["events"][count:]
+    memory["starts"] = [start - count for start in memory["starts"]]
+    memory["forward_ns"] = memory["forward_ns"][count:]
+    changes = iter(memory["changes"])
+    shifted: list[int] = []
+    while change := list(islice(changes, 4)):
+        shifted += [max(change[0] - count, 0), *change[1:]]
+    memory["changes"] = shifted
+
+
+def _ended_ns(step: TrainingStep) -> int:
+    """When the last task had ended, nanoseconds since the step began."""
+    timeline = step.run.timeline
+    assert timeline is not None, "a step's run has its memory"
+    base = timeline.event_ns[0] if step.timeline.before else timeline.event_ns[0] - step.timeline.event_ns[0]
+    return timeline.task_ns[-1] - base
+
+
+def _after_ns(step: TrainingStep, memory: Json) -> list[int]:
+    """When what follows the last task happened, nanoseconds since its end."""
+    ended = _ended_ns(step)
+    return [max(0, ns - ended) for ns in step.timeline.event_ns[memory["starts"][-1] :]]
