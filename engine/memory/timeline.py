@@ -218,6 +218,8 @@ class Timeline:
         accumulation: how gradients are summed, and when they are let go.
         listed: what waits in lists of several gradients: (place, storage, task, input), from the end of the task at
             that place until this one runs.
+        is_of_step: whether it is of a whole training step: what is there as the step begins and what the optimizer
+            makes are in it, too.
     """
 
     graph: Graph
@@ -242,6 +244,7 @@ class Timeline:
     listed: Sequence[Listed] = ()
     unsure_bytes: int = 0
     task_ns: array[int] = field(default_factory=lambda: array("q"))
+    is_of_step: bool = False
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
@@ -260,12 +263,6 @@ class Timeline:
         nbytes = list(self.nbytes)
         signed = [*nbytes, *(-each for each in reversed(nbytes))]  # so that place ~n, from the end, is storage n's
         return map(signed.__getitem__, self.events)
-
-    @cached_property
-    def is_of_step(self) -> bool:
-        """Whether it is of a whole training step: what is there as the step begins and what the optimizer makes are
-        in it, too."""
-        return Category.PARAMETER in self.born_as or Category.STATE in self.born_as
 
     @property
     def start_bytes(self) -> int:

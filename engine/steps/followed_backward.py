@@ -81,7 +81,7 @@ class _Marks:
         raise NotImplementedError
 
 
-class Follower:
+class BackwardFollower:
     """Follows the backwards of a loop, between the marks of one recording.
 
     Args:
@@ -121,14 +121,22 @@ class Follower:
         with followed:
             result = run()
         memory.over()
-        end = marks.numbers[-1]
-        graph = replace(followed.graph, nodes=())
         self.followed.append(
             FollowedBackward(
-                graph, kept, memory.marks, memory.visits, marks.numbers, self._made, len(self._made), forward_end, begin,
-                end, call.keep_graph, call.create_graph,
+                graph=replace(followed.graph, nodes=()),
+                kept=kept,
+                moments=memory.marks,
+                visits=memory.visits,
+                marks=marks.numbers,
+                made=self._made,
+                count=len(self._made),
+                forward_end=forward_end,
+                begin=begin,
+                end=marks.numbers[-1],
+                keep_graph=call.keep_graph,
+                create_graph=call.create_graph,
             )
-        )  # fmt: skip
+        )
         return result
 
     def _watch(self, given: BackwardGiven) -> tuple[Watch, MemoryWatch, _Marks, SavedBlocks, BackwardCall] | None:
@@ -223,7 +231,7 @@ def _standing(timeline: Timeline, step: StepTimeline) -> Timeline:
         elif births[number] < step.before:
             born_as[number] = Category.FORWARD
     changes = [each for each in timeline.changes if each[1] not in fixed]
-    return replace(timeline, born_as=born_as, changes=changes, makers=makers)
+    return replace(timeline, born_as=born_as, changes=changes, makers=makers, is_of_step=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +250,7 @@ class StepBackwards:
     timeline: StepTimeline
     start: int
     end: int
-    follower: Follower
+    follower: BackwardFollower
     why_not: str = ""
 
     @property

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
+from torch import Tensor
 
 from ...inspector.arguments import expect_callable, expect_number
 from ...inspector.capturing.capture import capture
@@ -21,7 +22,7 @@ from ..measuring.allocator import AllocatorRecording, CpuAllocator
 from ..words.phrases import nth
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable
-from .followed_backward import Follower, StepBackwards
+from .followed_backward import BackwardFollower, StepBackwards
 from .loop_watch import BackwardGiven, LoopWatch, RunBackward, with_forwards
 from .phases import BETWEEN, FORWARD
 from .step import TrainingStep
@@ -47,7 +48,7 @@ class LoopRecording:
         self._recorder = CpuAllocator()
         self._marks = 0
         self._holders = Holders(_CPU)
-        self._follower = Follower(self.mark)
+        self._follower = BackwardFollower(self.mark)
         self._capture = capture(None, self._observe)
         self._followed = followed
         self.watch = LoopWatch(self._holders, self, wanted)

@@ -28,8 +28,7 @@ def step_document(step: TrainingStep, others: list[Other] | None = None) -> Docu
     content = document.content
     memory = content["schedules"][0]["memory"]
     _begin_with(memory, step.timeline.before)
-    after_ns = _after_ns(step, memory)
-    memory["after_ns"] = after_ns
+    memory["step"] = True
     memory["peak"] = step.peak().shares
     content["phases"] = [
         *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
@@ -57,9 +56,3 @@ def _ended_ns(step: TrainingStep) -> int:
     assert timeline is not None, "a step's run has its memory"
     base = timeline.event_ns[0] if step.timeline.before else timeline.event_ns[0] - step.timeline.event_ns[0]
     return timeline.task_ns[-1] - base
-
-
-def _after_ns(step: TrainingStep, memory: Json) -> list[int]:
-    """When what follows the last task happened, nanoseconds since its end."""
-    ended = _ended_ns(step)
-    return [max(0, ns - ended) for ns in step.timeline.event_ns[memory["starts"][-1] :]]

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { byteTicks } from "../src/charts/stack.ts";
+import { momentOf } from "../src/views/memory_legend.ts";
 import { CATEGORIES, type Memory } from "../src/model/document.ts";
 import { MemoryLevels } from "../src/model/memory.ts";
 import { peakWords } from "../src/views/memory_legend.ts";
@@ -61,7 +62,7 @@ test("levels, times, the peak and each task's highest level", () => {
 test("a whole step has its forward and what follows the last task, whatever is there before", () => {
   const step: Memory = {
     ...small(), before: 2, nbytes: [100, 10, 20, 5], born_as: [9, 10, SAVED, SAVED], events: [2, ~2, 3, ~3, ~1], starts: [1, 2],
-    changes: [], after_ns: [1, 2, 3],
+    changes: [], step: true,
   };
   const levels = new MemoryLevels(step);
   assert.equal(levels.forwardEvents, 1);
@@ -72,7 +73,7 @@ test("a whole step has its forward and what follows the last task, whatever is t
   const after = levels.afterSteps((time) => time);
   assert.deepEqual([...after.levels[SAVED]], [0, 5, 0, 0]);
   assert.deepEqual([...after.levels[10]], [10, 10, 10, 0]);
-  assert.equal(levels.afterLevels(1.3).level, 115);
+  assert.equal(momentOf(levels, levels, 1.3).level, 115);
   assert.deepEqual([...levels.steps((time) => time).levels[SAVED]], [20, 0]);
   assert.deepEqual(levels.segments(0), [{ category: 9, from: -1, to: 2 }]);
 });

@@ -41,8 +41,6 @@ export interface AxisOf {
   times: Times | null;
   /** By event of the forward its nanoseconds; empty where they are not known. */
   forward: readonly number[];
-  /** The same of what comes after the last task, where a whole step is shown. */
-  after?: readonly number[];
   zoom: Zoom;
 }
 
@@ -66,11 +64,10 @@ export class Axis {
   readonly phases: readonly PlacedPhase[];
   readonly forward: PlacedPhase | undefined;
   readonly backward: PlacedPhase;
-  /** What comes after the last task, from `places` to `places` + 1; only a whole step has that. */
+  /** What follows the last task, from `places` to `places` + 1; only a whole step has that. */
   readonly after: PlacedPhase | undefined;
   private readonly times: Times | null;
   private readonly events: readonly number[];
-  private readonly eventsAfter: readonly number[];
 
   constructor(of: AxisOf) {
     this.kind = of.times ? of.kind : "task";
@@ -79,7 +76,6 @@ export class Axis {
     this.places = of.places;
     this.times = this.kind === "clock" ? of.times : null;
     this.events = of.forward;
-    this.eventsAfter = of.after ?? [];
     this.phases = this.placed(of.phases, of.zoom);
     this.forward = this.phases.find(({ name }) => name === "forward");
     this.backward = this.phases.find(({ name }) => name === "backward")!;
@@ -117,10 +113,10 @@ export class Axis {
 
   /** The pixel of a time. */
   x(time: number): number {
-    const { backward } = this;
-    if (time < 0) return this.forward ? this.eventX(this.forward, this.events, time + 1) : backward.left;
-    if (time > this.places && this.after) return this.eventX(this.after, this.eventsAfter, time - this.places);
-    if (time >= this.places) return backward.right;
+    const { backward, after } = this;
+    if (time < 0) return this.forwardX(time);
+    const late = time - this.places;
+    if (late >= 0) return late && after ? after.left + (after.right - after.left) * Math.min(1, late) : backward.right;
     const place = Math.floor(time);
     return this.at(this.times ? this.nsOf(place, time - place) / this.times.total : time / this.places);
   }
@@ -141,25 +137,25 @@ export class Axis {
     return start[place] + share * (end[place] - start[place]);
   }
 
-  /** The pixel of a moment in a phase without tasks: its events are equally far from each other, or as the clock says. */
-  private eventX({ left, right }: PlacedPhase, events: readonly number[], share: number): number {
-    const width = right - left;
+  /** The forward's pixel: its events are equally far from each other, or as far as the clock says. */
+  private forwardX(time: number): number {
+    const { forward, events } = this;
+    if (!forward) return this.backward.left;
+    const width = forward.right - forward.left;
     const last = events.at(-1);
-    if (!this.times || !last) return left + width * Math.max(0, Math.min(1, share));
-    const event = share * (events.length + 1) - 1;
+    if (!this.times || !last) return forward.left + width * (Math.max(-1, time) + 1);
+    const event = (time + 1) * (events.length + 1) - 1;
     const before = Math.floor(event);
     const from = events[Math.max(0, before)] ?? last;
     const to = events[before + 1] ?? last;
-    return left + (width * (from + (event - before) * (to - from))) / last;
+    return forward.left + (width * (from + (event - before) * (to - from))) / last;
   }
 
   /** The time at a pixel. In the gap between two phases it is the end of the first. */
   timeAt(pixel: number): number {
-    const { forward, backward, places } = this;
-    if (forward && pixel < backward.left) return Math.min(-1e-9, this.eventShare(forward, this.events, pixel) - 1);
-    if (this.after && pixel >= this.after.left) {
-      return places + Math.min(1 - 1e-9, this.eventShare(this.after, this.eventsAfter, pixel));
-    }
+    const { forward, backward, after, places } = this;
+    if (forward && pixel < backward.left) return this.forwardTime(pixel);
+    if (after && pixel >= after.left) return places + Math.min(0.9999, (pixel - after.left) / (after.right - after.left));
     if (pixel >= backward.right) return places;
     const share = Math.max(0, (pixel - backward.left) / (backward.right - backward.left));
     if (!this.times) return share * places;
@@ -169,11 +165,13 @@ export class Axis {
     return place + (end > start ? Math.min(0.999, (ns - start) / (end - start)) : 0);
   }
 
-  private eventShare({ left, right }: PlacedPhase, events: readonly number[], pixel: number): number {
+  private forwardTime(pixel: number): number {
+    const { left, right } = this.forward!;
     const share = Math.max(0, Math.min(1, (pixel - left) / (right - left)));
-    const last = events.at(-1);
-    if (!this.times || !last) return share;
-    return (lastUpTo(events, share * last) + 1) / (events.length + 1);
+    const last = this.events.at(-1);
+    if (!this.times || !last) return Math.min(-1e-9, share - 1);
+    const event = lastUpTo(this.events, share * last);
+    return Math.min(-1e-9, (event + 1) / (this.events.length + 1) - 1);
   }
 
   /** The place of the task at a pixel: the first one's left of the backward, `places` right of it. */

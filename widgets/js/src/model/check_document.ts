@@ -156,7 +156,7 @@ function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): 
 }
 
 function checkMemory(memory: Memory, counts: Counts): void {
-  const { nbytes, events, starts, born_as, changes, forward_ns, after_ns, rows } = memory;
+  const { nbytes, events, starts, born_as, changes, forward_ns, rows } = memory;
   const storages = { ...counts, number: nbytes.length };
   const categories = { ...counts, number: CATEGORIES.length };
   if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
@@ -165,8 +165,6 @@ function checkMemory(memory: Memory, counts: Counts): void {
   if (rows.some((row) => !row.storages.length)) throw damaged("a lifetime is of no storage");
   checkIndices(forward_ns, "number", counts);
   if (forward_ns.length && forward_ns.length !== starts[0]) throw damaged("its forward has no clock");
-  if (after_ns) checkIndices(after_ns, "number", counts);
-  if (after_ns && after_ns.length !== events.length - starts[starts.length - 1]) throw damaged("its end has no clock");
   checkIndices(changes.filter((_, at) => at % 4 === 2), "number", storages);
   checkIndices(changes.filter((_, at) => at % 4 === 3), "number", categories);
   checkIndices(born_as, "number", categories);

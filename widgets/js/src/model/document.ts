@@ -201,11 +201,8 @@ export interface Memory {
   peak: string;
   /** When the forward's events happened, nanoseconds since its first; empty where that is not known. */
   forward_ns: number[];
-  /**
-   * Of a whole training step: it begins with what is there (`before`), has the forward, and after the last task comes
-   * the rest, of whose events this has the nanoseconds since the last task's end. Missing: it is a backward's.
-   */
-  after_ns?: number[];
+  /** Of a whole training step: it begins with what is there (`before`), and after the last task comes the rest. */
+  step?: boolean;
   /** Those with most bytes × time, see widgets/deck/lifetimes.py. */
   rows: LifetimeRow[];
 }
@@ -266,6 +263,6 @@ export const CATEGORIES = [
   { key: "unknown", title: "not attributed", name: "not attributed", short: "unknown" },
   { key: "listed", title: "gradients in lists", name: "in lists", short: "in lists" },
   { key: "consumed", title: "consumed buffers", name: "consumed", short: "used up" },
-  { key: "param", title: "parameters and buffers", name: "parameters", short: "params" },
+  { key: "param", title: "parameters", name: "parameters", short: "params" },
   { key: "state", title: "optimizer state", name: "optimizer state", short: "state" },
 ] as const;

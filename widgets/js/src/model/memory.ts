@@ -29,6 +29,8 @@ export interface Steps {
 
 export class MemoryLevels {
   readonly places: number;
+  /** Whether it is of a whole training step, forward and optimizer included. */
+  readonly isStep: boolean;
   /** By event its time. */
   readonly times: Float64Array;
   /** The level before each event, and last of all the one at the end. */
@@ -53,6 +55,7 @@ export class MemoryLevels {
   constructor(readonly memory: Memory) {
     const { starts } = memory;
     this.places = starts.length - 1;
+    this.isStep = !!memory.step;
     this.events = Int32Array.from(memory.events);
     this.nbytes = Float64Array.from(memory.nbytes);
     this.changes = Int32Array.from(memory.changes);
@@ -66,18 +69,13 @@ export class MemoryLevels {
     this.storages = memory.nbytes.length - this.goneBefore();
   }
 
-  /** Whether it is of a whole training step, forward and optimizer included. */
-  get isStep(): boolean {
-    return this.memory.after_ns !== undefined;
-  }
-
   private findPeak(): MemoryLevels["peak"] {
     const first = this.isStep ? 0 : this.memory.starts[0];
     let event = first;
     for (let at = event + 1; at < this.levels.length; at++) if (this.levels[at] > this.levels[event]) event = at;
-    const place = event === first ? -1 : this.placeOf(event - 1);
-    const start = this.isStep ? -1 : 0;
-    return { event, place, time: event === first ? start : this.times[event - 1], bytes: this.levels[event] };
+    const bytes = this.levels[event];
+    if (event === first) return { event, place: -1, time: this.isStep ? -1 : 0, bytes };
+    return { event, place: this.placeOf(event - 1), time: this.times[event - 1], bytes };
   }
 
   /** The place of the task during which an event happened; -1: before; `places`: after the last one. */
@@ -167,38 +165,25 @@ export class MemoryLevels {
     return points.finish();
   }
 
-  /** The same over what follows the last task of a whole step. */
-  afterSteps(columnOf: (time: number) => number): Steps {
-    const walk = this.walkAfter();
-    const points = new Columns(columnOf);
-    points.add(this.places + 1e-9, this.levels[walk.event], walk.bytes);
-    while (walk.event < this.events.length) {
-      walk.next();
-      points.add(this.times[walk.event - 1], this.levels[walk.event], walk.bytes);
-    }
-    return points.finish();
-  }
-
-  /** The level after the last task, at a time there, and the bytes by category. */
-  afterLevels(time: number): { level: number; bytes: Float64Array } {
-    const walk = this.walkAfter();
-    while (walk.event < this.events.length && this.times[walk.event] <= time + 1e-9) walk.next();
-    return { level: this.levels[walk.event], bytes: walk.bytes };
-  }
-
-  private walkAfter(): Walk {
-    const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
-    walk.goTo(this.memory.starts[this.places]);
-    walk.changeUpTo(this.places);
-    return walk;
-  }
-
   /** The same over the forward, from its first byte. */
   forwardSteps(columnOf: (time: number) => number): Steps {
+    return this.between(0, this.forwardEvents, -1, columnOf);
+  }
+
+  /** The same over what follows the last task of a whole step, up to a time. */
+  afterSteps(columnOf: (time: number) => number, until = Infinity): Steps {
+    const first = this.memory.starts[this.places];
+    const last = this.times.findIndex((time, event) => event >= first && time > until);
+    return this.between(first, last < 0 ? this.events.length : last, this.places + 1e-9, columnOf);
+  }
+
+  private between(first: number, last: number, start: number, columnOf: (time: number) => number): Steps {
     const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
+    walk.goTo(first);
+    if (first) walk.changeUpTo(this.places);
     const points = new Columns(columnOf);
-    points.add(-1, this.levels[0], walk.bytes);
-    while (walk.event < this.forwardEvents) {
+    points.add(start, this.levels[first], walk.bytes);
+    while (walk.event < last) {
       walk.next();
       points.add(this.times[walk.event - 1], this.levels[walk.event], walk.bytes);
     }

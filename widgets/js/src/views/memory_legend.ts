@@ -80,7 +80,10 @@ export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, tim
     const event = forward.forwardEvent(time);
     return { bytes: forward.forwardLevels[event], level: forward.levels[event], words: "in the forward" };
   }
-  if (levels.isStep && time > levels.places) return { ...levels.afterLevels(time), words: "after the backward" };
+  if (levels.isStep && time > levels.places) {
+    const bytes = levels.afterSteps(Number, time).levels.map((column) => column[column.length - 1]);
+    return { bytes, level: bytes.reduce((sum, each) => sum + each), words: "after the backward" };
+  }
   const place = Math.max(0, Math.min(levels.places, Math.floor(time)));
   const bytes = levels.categoryLevels.map((column) => column[place]);
   const words = place >= levels.places ? "at the end" : `while the ${nth(place + 1)} task runs, at most`;

@@ -199,7 +199,6 @@ function pictureOf(
     phases: document.phases,
     times,
     forward: forward?.memory.forward_ns ?? [],
-    after: memory?.after_ns,
     zoom,
   });
   const levels = memory && levelsOfMemory(memory);
