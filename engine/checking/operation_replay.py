@@ -16,6 +16,7 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.kept_inputs import KeptInputs, KeptTensor
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.operators import in_float64
+from ...inspector.torch_internals.random_states import same_random_states, seed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 
 _MOST_ELEMENTS = 2**26  # of all inputs: with what is computed of them in float64, some gigabytes
@@ -165,12 +166,10 @@ class OperationReplay:
             raise UncheckableError("it gives a tensor that is not dense, and derivatives are checked of these alone")
         return Outcome(outputs, start, args, result)
 
-    def draw_from(self, seed: int) -> None:
+    def draw_from(self, number: int) -> None:
         """Random numbers come from here on, until the next run."""
-        torch.default_generator.manual_seed(seed)
-        for device in self._devices:
-            if device.type == "cuda":
-                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        for device in (torch.device("cpu"), *self._devices):
+            seed(device, number)
 
 
 def accelerators_of(inputs: KeptInputs) -> set[torch.device]:
@@ -188,11 +187,10 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
     raised: list[BaseException] = []
     default = torch.get_default_device()
     factories = nullcontext() if default.type == "cpu" else default
-    indices = [device.index or 0 for device in devices if device.type == "cuda"]
 
     def main() -> None:
         try:
-            with torch.random.fork_rng(indices), factories:
+            with same_random_states(devices), factories:
                 done.append(work())
         except BaseException as error:
             raised.append(error)

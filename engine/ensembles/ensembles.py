@@ -23,6 +23,7 @@ from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import functorch_is_active, without_torch_function
+from ...inspector.torch_internals.random_states import accelerators_awake, random_states
 from ...inspector.torch_internals.tensors import StorageBytes, storage_of, version_of
 from ..programs.make_loss import MakeLoss, loss_of
 from ..words.phrases import joined
@@ -388,13 +389,10 @@ class _State:
 
     @staticmethod
     def of(module: nn.Module, values: Iterable[object]) -> _State:
-        random = [torch.get_rng_state()]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            random += torch.cuda.get_rng_state_all()
         return _State(
             tuple((name, id(each), version_of(each)) for name, each in module.named_buffers()),
             tuple(version_of(each) for each in values if isinstance(each, Tensor)),
-            tuple(random),
+            tuple(random_states(accelerators_awake()).values()),
         )
 
     def refused(self, after: _State) -> str | None:

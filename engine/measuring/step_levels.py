@@ -14,10 +14,13 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import TypeVar
 
+import torch
+
 from ...inspector.arguments import expect_callable
 from ...inspector.graph.collector import collector_paused
+from ..memory.measured_device import measurable
 from ..memory.timeline import Timeline
-from .allocator import CpuAllocator
+from .allocator import ProfiledAllocators
 
 T = TypeVar("T")
 Step = Callable[[], None]
@@ -72,10 +75,10 @@ def levels_of(timeline: Timeline) -> StepLevels:
     )
 
 
-def allocated_levels(compute: Callable[[Step], T]) -> tuple[T, StepLevels]:
-    """What `compute` asks of torch's CPU allocator.
+def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = "cpu") -> tuple[T, StepLevels]:
+    """What `compute` asks of torch's allocator for this device.
 
-    Known limitations: those of `CpuAllocator`.
+    Known limitations: those of `ProfiledAllocators`.
 
     Args:
         compute: is given `step`, to be called when the forward is done and after each step of the backward.
@@ -89,14 +92,15 @@ def allocated_levels(compute: Callable[[Step], T]) -> tuple[T, StepLevels]:
         RuntimeError: a torch profiler is at work.
     """
     expect_callable(compute, 1, "compute", "a function of step: compute(step)")
-    recorder = CpuAllocator()
+    whose = measurable(torch.device(device))
+    recorder = ProfiledAllocators()
     recorder.start()
     try:
         result = compute(recorder.mark)
         recorder.mark()
     finally:
         with collector_paused():
-            recording = recorder.stop()
+            recording = recorder.stop([whose])[whose]
     levels, alive = array("q", [0]), dict[int, int]()
     for row in recording.rows:
         if row.nbytes > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 import torch
@@ -12,25 +13,24 @@ from ..words.phrases import joined
 
 
 def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.device:
-    """The wanted one, with its number; by default the one accelerator on which the backward runs, else the CPU.
+    """The wanted one, with its number; by default the accelerator on which the backward runs, else the CPU.
 
-    Of tensors without memory (`device="meta"`, whose tasks PyTorch runs on the CPU) it is "meta".
+    Of several accelerators it is the one on which nodes keep most. Of tensors without memory (`device="meta"`, whose
+    tasks PyTorch runs on the CPU) it is "meta".
 
     Raises:
-        ValueError: it runs on several of which each could be meant.
+        ValueError: one of a kind is wanted, and it runs on several.
     """
     device = None if wanted is None else torch.device(wanted)
     if device is not None and (device.type in ("cpu", "meta") or device.index is not None):
         return device
     accelerators = [each for each in graph.devices if each.type != "cpu"]
     found = sorted(str(each) for each in accelerators if device is None or each.type == device.type)
-    if len(found) > 1:
-        raise ValueError(
-            f"this backward runs on {' and '.join(found)}, and memory is that of one device: say of which, as in "
-            f'th.profile(make_loss, device="{found[0]}")'
-        )
+    if len(found) > 1 and device is not None:
+        raise ValueError(f'this backward runs on {joined(found)}: say of which, as in device="{found[0]}"')
     if found:
-        return torch.device(found[0])
+        kept = _kept_bytes(graph)
+        return torch.device(min(found, key=lambda each: (-kept[each], each)))
     return device or torch.device("meta" if _on_meta(graph) else "cpu")
 
 
@@ -39,6 +39,15 @@ def devices_of(graph: Graph) -> list[torch.device]:
     if _on_meta(graph):
         return [torch.device("meta")]
     return sorted(graph.devices, key=lambda device: (device.type != "cpu", str(device)))
+
+
+def _kept_bytes(graph: Graph) -> Counter[str]:
+    """By device what the nodes keep."""
+    sizes = {(str(each.device), each.storage): each.storage_bytes or 0 for each in graph.saved}
+    found: Counter[str] = Counter()
+    for (device, _), nbytes in sizes.items():
+        found[device] += nbytes
+    return found
 
 
 def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:
@@ -52,7 +61,7 @@ def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:
     of_kind = [name] if name in found else [each for each in found if each.partition(":")[0] == name]
     if len(of_kind) == 1:
         return of_kind[0]
-    raise ValueError(f"device={name!r} is none of those whose memory was measured: {joined(list(found))}")
+    raise ValueError(f"device={name!r} is none of those whose memory is known: {joined(list(found))}")
 
 
 def measurable(device: torch.device) -> torch.device:

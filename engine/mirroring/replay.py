@@ -21,7 +21,9 @@ from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import filled_like, replayed_arguments, traits_of
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.words import shape_text
+from ...inspector.torch_internals.modes import autocast_devices
 from ...inspector.torch_internals.operators import Operator
+from ...inspector.torch_internals.random_states import generator_of
 from ...inspector.torch_internals.tensors import View, computes_itself, detached, on_storage, version_of
 
 _replaying = RLock()  # a backward on several devices has a thread for each
@@ -362,7 +364,7 @@ def described(shown: View | Tensor) -> str:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Without gradients, and without autocast: its casts were recorded as operations of their own."""
-    casting = [device for device in _CASTING if torch.is_autocast_enabled(device)]
+    casting = [device for device in autocast_devices() if torch.is_autocast_enabled(device)]
     for device in casting:
         torch.set_autocast_enabled(device, False)
     try:
@@ -373,9 +375,6 @@ def _undisturbed() -> Iterator[None]:
             torch.set_autocast_enabled(device, True)
 
 
-_CASTING = ("cpu", "cuda", "xpu")
-
-
 def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:
     """Where an operator takes its random numbers from: the generator it is given, else that of its device."""
     given = kwargs.get("generator")
@@ -383,9 +382,7 @@ def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Gener
         return given
     tensor = next(tensors_of((args, kwargs)), None)
     device = tensor.device if tensor is not None else torch.device(kwargs.get("device") or "cpu")
-    if device.type != "cuda":
-        return torch.default_generator
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return generator_of(device)
 
 
 def _replaced(value: Any, part_of: Callable[[Tensor], StorageView | Held], parts: list[StorageView | Held]) -> Any:

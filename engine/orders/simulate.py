@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -12,6 +13,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..memory.footprint import Footprints
+from ..memory.measured_device import chosen_device
 from ..memory.timeline import Timeline
 from ..prediction.dry_run import dry_run
 from ..prediction.leaf_states import for_graph
@@ -26,6 +28,7 @@ def simulate(
     order: AnyPolicy | Sequence[int] = "heap",
     footprints: Footprints | None = None,
     *,
+    device: torch.device | str | None = None,
     retain_graph: bool | None = None,
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
@@ -39,7 +42,10 @@ def simulate(
     Args:
         graph: the graph.
         order: a policy, or the ids of the tasks in a legal order. It may leave out what a backward with `inputs=` does.
-        footprints: what the tasks allocate: those of a measured run; None: `dry_run(graph)`.
+        footprints: what the tasks allocate: those of a measured run, of one of its devices
+            (`run.footprints_by_device`); None: `dry_run(graph, device)`.
+        device: whose memory. None: that of the footprints; without these of the accelerator on which the graph is, of
+            several of the one on which its nodes keep most; else of the CPU.
         retain_graph: as in `torch.autograd.backward`; None: as in the run from which the footprints are.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. The
             footprints may be those of a run under another rule. A policy that plans, plans for PyTorch's.
@@ -49,7 +55,7 @@ def simulate(
 
     Raises:
         ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
-            are another graph's.
+            are another graph's, or another device's.
         TypeError: the graph, the footprints or an id in the order is something else.
     """
     if not isinstance(graph, Graph):
@@ -63,11 +69,13 @@ def simulate(
         raise TypeError(f"footprints are those of a measured run, th.profile(...).footprints, not a {kind}")
     with collector_paused():
         if footprints is None:
-            footprints = dry_run(graph)
+            footprints = dry_run(graph, device)
         elif (other := difference(graph, footprints.graph)) is not None:
             raise ValueError(f"the footprints are not this graph's: {other}")
         else:
             footprints = for_graph(footprints, graph)
+            if device is not None:
+                chosen_device(device, [footprints.device])
         if isinstance(order, str | Policy) or callable(order):
             policy = find_policy(order)
             if is_dynamic(policy):

@@ -92,13 +92,13 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
 
     Args:
         graph: the graph. The caller gives the gradients of roots that are no scalars.
-        device: whose memory. None: of the accelerator on which the backward runs; else "meta", of tensors there; else
-            of the CPU.
+        device: whose memory. None: of the accelerator on which the backward runs, and of several of the one on which
+            nodes keep most; else "meta", of tensors there; else of the CPU.
         names_hooks: among the limits are the tasks with hooks, for which all objects are looked through. No footprint
             depends on it.
 
     Raises:
-        ValueError: the graph is from a file; or it is on several accelerators, and none is chosen.
+        ValueError: the graph is from a file; or it is on several accelerators of the kind that was chosen.
         TypeError: it is no graph.
         RuntimeError: a backward has freed it.
     """

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 
-import torch
 from torch import Tensor, nn
 
 from ...inspector.arguments import expect, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
 from ...inspector.torch_internals.module_calls import watching_modules
+from ...inspector.torch_internals.random_states import accelerators_awake, same_random_states
 from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
 from ...inspector.torch_internals.tensors import without_bytes
 
@@ -113,11 +113,10 @@ def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[No
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
     """The state of random numbers, torch's, Python's and NumPy's, is afterwards what it was before."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     numpy = sys.modules.get("numpy")
     before, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
     try:
-        with torch.random.fork_rng(devices):
+        with same_random_states(accelerators_awake()):
             yield
     finally:
         random.setstate(before)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...inspector.graph.graph import Graph
-from ..tasks.history import Edited, History, Ran, Waited, drawn_since, random_states
+from ...inspector.torch_internals.random_states import random_states
+from ..tasks.history import Edited, History, Ran, Waited, drawn_since
 from ..tasks.input_buffer import InputBuffer
 from ..tasks.input_buffers import InputBuffers
 from ..tasks.runner import Runner

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...inspector.graph.graph import Task
+from ...inspector.torch_internals.random_states import random_states, set_random_states
 from ..memory.footprint import Footprints
-from ..tasks.history import Edited, History, Ran, Referenced, Waited, expect_budget, random_states, set_random_states
+from ..tasks.history import Edited, History, Ran, Referenced, Waited, expect_budget
 from ..tasks.input_buffer import alone
 from ..words.phrases import counted
 from .branch_comparison import BranchComparison, compare_branches

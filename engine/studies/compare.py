@@ -16,6 +16,7 @@ from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ..memory.measured_device import devices_of
 from ..memory.not_counted import not_counted
 from ..memory.timeline import Timeline
 from ..mirroring.mirror import mirror
@@ -57,7 +58,8 @@ def compare(
     Each run finds what the first one found, and all is afterwards as it was before: each .grad, random numbers, and
     the tensors that `make_loss` and its backward write, such as the running statistics of a BatchNorm (see `AsFound`
     for what can't be put back). There are `2 + policies × (1 + repetitions)` runs: one that shows what is written, one
-    for the prediction, and for each policy one with memory recorded and `repetitions` without.
+    for the prediction, and for each policy one with memory recorded and `repetitions` without. Of a program on several
+    devices the table is of the one with the highest peak, and `Comparison.on(device)` of another.
 
     Args:
         make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`); it has to build the
@@ -114,11 +116,15 @@ class _Chosen(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The memory of one row."""
+    """The memory of one row on one device."""
 
     timeline: Timeline
     footprints: Footprints
     plan: MirrorPlan | None
+
+
+_ByDevice = dict[str, _Measured]
+"""The memory of one row, that of the device that is meant first."""
 
 
 class _DryRun(NamedTuple):
@@ -162,10 +168,12 @@ class _Comparing:
         self._leaves: list[Tensor] = []
         self._signature: _Signature = ((), ())
 
-    def warm_up(self, chosen: Callable[[Problem], dict[str, _Chosen]]) -> tuple[dict[str, _Chosen], dict[str, _DryRun]]:
+    def warm_up(
+        self, chosen: Callable[[Problem], dict[str, _Chosen]]
+    ) -> tuple[dict[str, _Chosen], dict[str, dict[str, _DryRun]]]:
         """A forward and its backward, which show what is written; then a forward under each plan.
 
-        Gives what runs, by name, once planned for all runs; and what that is predicted to need.
+        Gives what runs, by name, once planned for all runs; and by device what that is predicted to need.
         """
         from ..orders.problem import Problem
         from ..prediction.dry_run import dry_run
@@ -181,10 +189,14 @@ class _Comparing:
             self._signature = _signature(drawn)
             footprints = dry_run(drawn)
             found = chosen(Problem(drawn, footprints))
+            elsewhere = [] if self.is_tape else [str(each) for each in devices_of(drawn)]
             predicted = {
-                name: _DryRun.of(drawn, row, footprints)
-                for name, row in found.items()
-                if not is_dynamic(row.policy) and row.plan is None
+                each.device: {
+                    name: _DryRun.of(drawn, row, each)
+                    for name, row in found.items()
+                    if not is_dynamic(row.policy) and row.plan is None
+                }
+                for each in (footprints, *(dry_run(drawn, each) for each in elsewhere if each != footprints.device))
             }
             backward(loss)
         del loss, drawn, footprints
@@ -194,7 +206,7 @@ class _Comparing:
                     _run(self._make_loss, plan)  # the first forward under a plan keeps all, to verify it
         return found, predicted
 
-    def memory(self, name: str, row: _Chosen, engine: Engine) -> _Measured:
+    def memory(self, name: str, row: _Chosen, engine: Engine) -> _ByDevice:
         """The memory of a forward and its backward."""
         from ..programs.profile import profile
         from ..programs.timing import as_asked
@@ -207,10 +219,13 @@ class _Comparing:
             )
         run = as_asked(run, policy)
         _assert_same_graph(self._signature, run.graph, name)
-        assert run.timeline is not None
-        assert run.footprints is not None
         bare = replace(run.graph, nodes=())
-        return _Measured(replace(run.timeline, graph=bare), replace(run.footprints, graph=bare), plan)
+        return {
+            device: _Measured(
+                replace(timeline, graph=bare), replace(run.footprints_by_device[device], graph=bare), plan
+            )
+            for device, timeline in run.timelines.items()
+        }
 
     def time(self, name: str, row: _Chosen, order: Sequence[int], queues: Queues | None) -> int:
         """Nanoseconds of a backward, on PyTorch's engine with these queues; None: on the direct one."""
@@ -255,11 +270,16 @@ def _compared(
     for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):
         for name, row in round_:
             tell(f"{name}, round {number + 1:,} of {repetitions:,}")
-            order = runs[name].timeline.order
+            order = next(iter(runs[name].values())).timeline.order
             times[name].append(comparing.time(name, row, order, None if stepped else queues))
-    first = next(iter(runs.values()))
-    rows = tuple(_rows(runs, predicted, times))
-    return Comparison(first.timeline.graph, rows, not_counted(first.footprints))
+    highest = max((next(iter(each.values())).timeline for each in runs.values()), key=lambda each: each.peak_bytes)
+    found: list[Comparison] = []
+    for device in sorted(next(iter(runs.values())), key=lambda each: each == highest.device):  # this is the last
+        there = {name: each[device] for name, each in runs.items()}
+        rows = tuple(_rows(there, predicted.get(device, {}), times))
+        before = not_counted(next(iter(there.values())).footprints)
+        found.append(Comparison(highest.graph, rows, before, tuple(found) if device == highest.device else ()))
+    return found[-1]
 
 
 def _run(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.shown import GraphTheme, drawn, saved_page
+from ..memory.measured_device import chosen_device
 from ..memory.not_counted import NotCounted
 from ..memory.timeline import Timeline
 from ..mirroring.plan import MirrorPlan
@@ -23,6 +24,7 @@ from ..words.tables import ShownAsTable, row_called
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    import torch
 
 MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
@@ -101,11 +103,13 @@ class Comparison(ShownAsTable):
         graph: the graph, without its nodes: these would keep what a custom Function put on its `ctx`.
         rows: in the order in which the policies ran.
         before: what was there before the forwards, and is not counted.
+        elsewhere: the same runs' memory on each of the other devices.
     """
 
     graph: Graph
     rows: tuple[Row, ...]
     before: NotCounted | None = None
+    elsewhere: tuple[Comparison, ...] = ()
 
     words = ("policy", "peak in")
 
@@ -116,6 +120,25 @@ class Comparison(ShownAsTable):
             ValueError: it is not compared here.
         """
         return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
+
+    @property
+    def device(self) -> str:
+        """Whose memory this is."""
+        return self.rows[0].timeline.device
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Whose memory was measured, this one's first."""
+        return (self.device, *(each.device for each in self.elsewhere))
+
+    def on(self, device: torch.device | str) -> Comparison:
+        """The same runs, and their memory on another device.
+
+        Raises:
+            TypeError, ValueError: that is no device, or not one of these.
+        """
+        found = chosen_device(device, self.devices)
+        return next(each for each in (self, *self.elsewhere) if each.device == found)
 
     @property
     def lowest(self) -> Row:
@@ -136,7 +159,8 @@ class Comparison(ShownAsTable):
         row = self[policy]
         if policy not in self._reports:
             others = {other.policy: other.peak_bytes for other in self.rows if other is not row}
-            self._reports[policy] = peak_report(row.timeline, others, self.before)
+            elsewhere = tuple(each[policy].timeline for each in self.elsewhere)
+            self._reports[policy] = peak_report(row.timeline, others, self.before, elsewhere=elsewhere)
         return self._reports[policy]
 
     def first_divergence(self, first: str, second: str) -> Divergence | None:
@@ -169,6 +193,7 @@ class Comparison(ShownAsTable):
         """What the table says, in words."""
         return (
             *self._of_peaks(),
+            *self._of_elsewhere(),
             *self._of_forward(),
             *self._of_predicted(),
             *self._of_dry_run(),
@@ -190,6 +215,14 @@ class Comparison(ShownAsTable):
             f"{size_text(low.peak_bytes)}.",
             *([parted.sentence] if parted else []),
         )
+
+    def _of_elsewhere(self) -> Iterator[str]:
+        """The other devices: which of the peaks is where."""
+        if self.elsewhere:
+            yield f"That is on {self.device}."
+        for each in self.elsewhere:
+            peaks = each._of_peaks() or (f"The peak is {size_text(each.highest.peak_bytes)}.",)
+            yield f"On {each.device}: {peaks[0]}"
 
     def _of_forward(self) -> Iterator[str]:
         """A mirrored forward has a peak of its own."""
@@ -236,7 +269,7 @@ class Comparison(ShownAsTable):
             yield "Times are of the backward alone: those of a mirrored one have its replays, not what recording takes."
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per policy, for `pandas.DataFrame(comparison.records())`."""
+        """One flat dict per policy, for `pandas.DataFrame(comparison.records())`. Other devices' peaks come last."""
         return [
             {
                 "policy": row.policy,
@@ -251,6 +284,7 @@ class Comparison(ShownAsTable):
                 "end_bytes": row.timeline.end_bytes,
                 "longest_queue": row.longest_queue,
                 "elapsed_ns": row.elapsed_ns,
+                **{f"peak_bytes_{each.device}": each[row.policy].peak_bytes for each in self.elsewhere},
             }
             for row in self.rows
         ]
@@ -258,13 +292,17 @@ class Comparison(ShownAsTable):
     @property
     def cells(self) -> list[list[str]]:
         """The table as text, its headings first."""
-        headings = ["policy", "peak", "predicted", "dry run", "peak in", "longest queue", "time"]
+        elsewhere = [f"on {each.device}" for each in self.elsewhere]
+        peak = f"peak on {self.device}" if elsewhere else "peak"
+        headings = ["policy", peak, *elsewhere, "predicted", "dry run", "peak in", "longest queue", "time"]
         return [headings, *(list(self._cells(row)) for row in self.rows)]
 
     def _cells(self, row: Row) -> Iterator[str]:
         timeline = row.timeline
         yield row.policy
         yield size_text(row.peak_bytes)
+        for each in self.elsewhere:
+            yield size_text(each[row.policy].peak_bytes)
         yield "–" if row.predicted_bytes is None else _against(row.predicted_bytes, row.peak_bytes)
         yield "–" if row.dry_run_bytes is None else _against(row.dry_run_bytes, row.peak_bytes)
         if timeline.peak_task is None:

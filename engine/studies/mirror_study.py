@@ -444,8 +444,8 @@ class _Bench:
 
     def _peaks(self, way: _Way) -> tuple[int, int]:
         """The highest levels of a step and of its backward, bytes."""
-        if self._device.type == "cpu":
-            _, levels = allocated_levels(lambda step: self._step(way, step))
+        if self._device.type != "cuda":
+            _, levels = allocated_levels(lambda step: self._step(way, step), self._device)
             return max(levels.forward_peak_bytes, levels.peak_bytes), levels.peak_bytes
         before = _requested("current")
         torch.cuda.reset_peak_memory_stats()

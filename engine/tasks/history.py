@@ -14,14 +14,13 @@ from torch.utils.weak import TensorWeakRef
 
 from ...inspector.arguments import bytes_of, expect_number
 from ...inspector.graph.graph import Edge, Graph
+from ...inspector.torch_internals.random_states import RandomStates, random_states
 from ...inspector.torch_internals.tensors import storage_of, stored_bytes, version_of
 from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
 from .recomputed_buffers import RecomputedBuffers
 
 BUDGET_BYTES = 1 << 30
-
-RandomStates = dict[torch.device, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -382,23 +381,6 @@ class _SavedBytes:
             if not self._left[storage]:
                 self.held_bytes -= self._nbytes[storage]
             self._left[storage] += 1
-
-
-def random_states(devices: Iterable[torch.device]) -> RandomStates:
-    """The states of torch's random generators, of the CPU's and of these devices'."""
-    states = {torch.device("cpu"): torch.get_rng_state()}
-    for device in devices:
-        if device.type == "cuda":
-            states[device] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_states(states: RandomStates) -> None:
-    for device, state in states.items():
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
 
 
 def drawn_since(before: RandomStates) -> bool:

@@ -40,10 +40,9 @@ def this_machine(device: torch.device | str = "cpu") -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = torch.device(device)
     accelerator = None
-    if found.type == "cuda":
-        accelerator = torch.cuda.get_device_name(found)
-    elif found.type != "cpu":
-        accelerator = found.type
+    if found.type != "cpu":
+        named = getattr(torch.get_device_module(found), "get_device_name", None)
+        accelerator = found.type if named is None else named(found)
     return Machine(_cpu(), cores, torch.__version__, torch.get_num_threads(), accelerator)
 
 

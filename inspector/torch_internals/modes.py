@@ -59,6 +59,12 @@ def unobserved() -> Iterator[None]:
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
 
 
+def autocast_devices() -> list[str]:
+    """The kinds of devices that have an autocast of their own."""
+    known = dict.fromkeys([*_AUTOCAST_DEVICES, torch._C._get_privateuse1_backend_name()])
+    return [device for device in known if torch.amp.is_autocast_available(device)]
+
+
 class ThreadState:
     """torch's state of the thread that makes it, as far as Python can give it to another one.
 
@@ -83,9 +89,9 @@ class ThreadState:
         self._forward_mode = torch._C._is_fwd_grad_enabled()
         self._multithreading = torch._C._is_multithreading_enabled()
         self._view_replay = torch._C._is_view_replay_enabled()
-        devices = [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
         self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in autocast_devices()
         ]
         self._autocast_cache = torch.is_autocast_cache_enabled()
         self._saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)

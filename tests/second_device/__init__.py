@@ -77,11 +77,14 @@ def _compile(library: Path) -> None:
 def _device_module(device: Any) -> ModuleType:
     """What torch calls its like `torch.cuda`."""
 
+    def number_of(which: Any) -> int:
+        return which if isinstance(which, int) else torch.device(which).index or 0
+
     class Current:
         """`with torch.second.device(1):`"""
 
         def __init__(self, index: Any) -> None:
-            self._index = index if isinstance(index, int) else torch.device(index).index or 0
+            self._index = number_of(index)
 
         def __enter__(self) -> None:
             self._before = device.current_device()
@@ -97,9 +100,11 @@ def _device_module(device: Any) -> ModuleType:
     its.update(device=Current, current_device=device.current_device, device_count=device.device_count)
     its.update(is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False)
     its.update(_lazy_init=lambda: None, synchronize=lambda device=None: None)
-    its.update(manual_seed_all=lambda seed: None, get_rng_state=lambda device=None: torch.get_rng_state())
+    its.update(manual_seed=torch.default_generator.manual_seed, manual_seed_all=torch.default_generator.manual_seed)
+    its.update(get_rng_state=lambda device=None: torch.get_rng_state())
     its.update(set_rng_state=lambda state, device=None: torch.set_rng_state(state))
     its.update(get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16])
-    its.update(memory_allocated=device.memory_allocated, set_memory_limit=device.set_memory_limit)
+    its.update(memory_allocated=lambda which: device.memory_allocated(number_of(which)))
+    its.update(set_memory_limit=device.set_memory_limit)
     its.update(write_down=device.write_down, take_lines=device.take_lines, stream_of=device.stream_of)
     return module

@@ -367,8 +367,9 @@ def memory_table(session: Session) -> RenderableType:
             f"{size_text(history.saved_bytes)} of saved tensors)",
         )
     for device in sorted(session.graph.devices, key=str):
-        if device.type == "cuda":
-            made.add_row(size_text(torch.cuda.memory_allocated(device)), f"allocated on {device} in all")
+        counter = None if device.type == "cpu" else getattr(torch.get_device_module(device), "memory_allocated", None)
+        if counter is not None:
+            made.add_row(size_text(counter(device)), f"allocated on {device} in all")
     return made
 
 

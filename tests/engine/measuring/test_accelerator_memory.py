@@ -142,7 +142,7 @@ def test_the_peak_is_said_of_the_device_that_has_the_highest_and_of_any_that_is_
     assert f"Each device has a peak of its own: that of {names[0]} is " in answer
     assert str(run.peak("cpu")).startswith("The peak of cpu is ")
     assert run.peak(accelerators[0]).timeline is run.timelines[names[0]]
-    with pytest.raises(ValueError, match=f"whose memory was measured: {names[1]}, {names[0]} and cpu"):
+    with pytest.raises(ValueError, match=f"whose memory is known: {names[1]}, {names[0]} and cpu"):
         run.peak("meta")
     alone = measured(model, make_loss, device=accelerators[0])
     assert list(alone.timelines) == names[:1] and str(alone.peak()).startswith("The peak is ")
@@ -266,3 +266,33 @@ def test_a_dry_run_allocates_nothing_on_the_device(accelerator: torch.device) ->
     predicted = th.simulate(graph, "bfs", footprints)
     timeline = th.backward(loss, policy="bfs", memory=True).timeline
     assert timeline is not None and predicted.start_bytes == timeline.start_bytes
+
+
+def test_policies_are_compared_on_each_device(accelerators: tuple[torch.device, torch.device]) -> None:
+    _, make_loss = two_and_cpu(accelerators)
+    compared = th.compare(make_loss, ["bfs", "heap"], repetitions=1)
+    assert set(compared.devices) == {*map(str, accelerators), "cpu"} and compared.on(compared.device) is compared
+    for device in compared.devices:
+        there = compared.on(device)
+        assert there.device == device and [row.policy for row in there.rows] == ["bfs", "heap"]
+        assert [row.predicted_bytes for row in there.rows] == [row.peak_bytes for row in there.rows]
+        assert all(row.dry_run_bytes for row in there.rows)
+    assert compared.cells[0][1:4] == [f"peak on {compared.device}", *(f"on {each}" for each in compared.devices[1:])]
+    assert any(said.startswith("On cpu: The ") for said in compared.sentences)
+    with pytest.raises(ValueError, match="whose memory is known"):
+        compared.on("meta")
+
+
+def test_what_is_predicted_is_of_the_device_that_is_named(accelerators: tuple[torch.device, torch.device]) -> None:
+    model, make_loss = two_and_cpu(accelerators)
+    timelines = measured(model, make_loss).timelines
+    model.zero_grad()
+    graph = th.graph(make_loss())
+    for device, timeline in timelines.items():
+        predicted = th.simulate(graph, device=device)
+        assert (predicted.device, predicted.end_bytes) == (device, timeline.end_bytes)
+    assert th.simulate(graph).device in map(str, accelerators)
+    assert th.plan(make_loss(), "lpmf").order
+    footprints = th.dry_run(graph, accelerators[0])
+    with pytest.raises(ValueError, match=f"device='cpu' is none of those whose memory is known: {accelerators[0]}"):
+        th.simulate(graph, "heap", footprints, device="cpu")

@@ -222,8 +222,9 @@ def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None
     assert device_of(graph_on("cuda:1"), "cpu") == device_of(graph_on("cpu")) == torch.device("cpu")
     assert device_of(graph_on("cuda:0", "cuda:1"), "cuda:1") == torch.device("cuda:1")
     assert device_of(graph_on("cuda:1", "xpu:0"), "cuda") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="runs on cuda:0 and cuda:1"):
+    with pytest.raises(ValueError, match='runs on cuda:0 and cuda:1: say of which, as in device="cuda:0"'):
         device_of(graph_on("cuda:0", "cuda:1"), "cuda")
+    assert device_of(graph_on("cpu", "cuda:1", "cuda:0")) == torch.device("cuda:0"), "none of them keeps anything"
 
 
 @pytest.mark.parametrize("name", ["resnet50", "unet", "recommender", "ensemble"])
