@@ -115,7 +115,7 @@ NONE = (
     "makespan.policies "
     "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
     "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
-    "profile.device profile.batch simulate.footprints simulate.retain_graph statistics.gradient "
+    "profile.device profile.batch simulate.device simulate.footprints simulate.retain_graph statistics.gradient "
     "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
     "Stepper.queues NativeSession.trace Stepper.trace"
 )

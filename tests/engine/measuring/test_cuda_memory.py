@@ -65,16 +65,13 @@ class CpuInCudasWords(CudaAllocator):
         self._first_noted = len(self.marks)
 
     def stop(self) -> CudaRecording:
-        entries = [
-            {
-                "action": "alloc" if nbytes > 0 else "free_requested",
-                "addr": address,
-                "size": abs(nbytes),
-                "time_us": ns // 1000,
-            }
-            for ns, _, address, nbytes in stop_allocation_events().rows
-            if nbytes
-        ]
+        entries = []
+        alive: dict[int, int] = {}  # of what is older the CPU's allocator tells sizes that an earlier recording knew
+        for ns, _, address, nbytes in stop_allocation_events().rows:
+            size = alive.pop(address, 0) if nbytes < 0 else alive.setdefault(address, nbytes)
+            if size:
+                action = "alloc" if nbytes > 0 else "free_requested"
+                entries.append({"action": action, "addr": address, "size": size, "time_us": ns // 1000})
         recording = read_history(entries, self.marks)
         sums = list(accumulate((row.nbytes for row in recording.rows), initial=OLDER))
         stops = [row for row, _ in recording.marks[self._first_noted :]] + [len(recording.rows)]
