@@ -18,7 +18,10 @@ function initialize({ model }: { model: Model }): () => void {
   const store = openLink(model);
   store.catch(() => {}); // `render` says what is wrong
   stores.set(id, { store, views: 0 });
-  return () => stores.delete(id);
+  return () => {
+    model.off(); // a notebook keeps some models that are gone: what listens to them would keep the whole document
+    stores.delete(id);
+  };
 }
 
 async function render({ model, el: host }: { model: Model; el: HTMLElement }): Promise<() => void> {

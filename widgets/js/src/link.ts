@@ -11,6 +11,8 @@ export interface Model {
   save_changes(): void;
   send(content: unknown): void;
   on(event: string, listener: (...given: never[]) => void): void;
+  /** Takes away all that was listened to by `on`. */
+  off(): void;
 }
 
 /** As widgets/deck/live/telling.py sends it; the news themselves are in a buffer. */

@@ -47,6 +47,10 @@ class FakeModel implements Model {
     this.listeners.set(event, listener as Listener);
   }
 
+  off(): void {
+    this.listeners.clear();
+  }
+
   hear(message: unknown, content?: unknown): void {
     this.listeners.get("msg:custom")?.(message, content === undefined ? [] : [zipped(content)]);
   }
