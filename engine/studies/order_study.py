@@ -27,6 +27,9 @@ ORDERS_STUDIED = ("bfs", "dfs", "heap")
 _APART = {"two_devices": {"far": "cuda:0"}}
 """By workload which of its modules the simulation puts on a device of their own where there is only one."""
 
+_ON_SECOND = {"two_devices": "near"}
+"""By workload which of its modules goes to a second accelerator, where there is one: else it is on the CPU."""
+
 
 def order_study(
     workloads: Sequence[str | Workload] = WORKLOADS_STUDIED,
@@ -96,6 +99,9 @@ def _studied(
     progress: Callable[[str], object] | None,
 ) -> StudiedWorkload:
     model, make_loss = each.build(size, device=device)
+    second = _second_accelerator(device)
+    if each.name in _ON_SECOND and second is not None:
+        model.get_submodule(_ON_SECOND[each.name]).to(second)
     policies = list(orders.values())
     comparison = compare(make_loss, policies, repetitions=repetitions, queues="per device", progress=progress)
     drawn = comparison.graph
@@ -109,6 +115,15 @@ def _studied(
         runs = [backward(make_loss(), trace="off") for _ in range(TIMED_RUNS)]
     makespans = makespan(drawn, policies=planned, durations=runs, device_of=apart)
     return StudiedWorkload(each, size, comparison, makespans)
+
+
+def _second_accelerator(first: torch.device) -> torch.device | None:
+    """Another accelerator of this one's kind."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or first.type != accelerator.type or torch.accelerator.device_count() < 2:
+        return None
+    index = torch.accelerator.current_device_index() if first.index is None else first.index
+    return torch.device(first.type, 0 if index else 1)
 
 
 def _as_planned(policy: Policy | Choice, comparison: Comparison) -> Policy | Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -94,6 +94,17 @@ class StudiedWorkload:
         """See `makespans`; None where there is none under this policy: one which decides while the backward runs."""
         rows = () if self.makespans is None else self.makespans.rows
         return next((row.makespan_ns for row in rows if row.policy == policy), None)
+
+    def measured_text(self, policies: Sequence[str]) -> str:
+        """What the makespans are compared with where the devices are real ones: times against the least of them."""
+        times = {policy: self.time(policy).middle for policy in policies}
+        best = min(times, key=times.__getitem__)
+        others = [
+            f"{policy} took {self.time_ratio(policy, best).middle:.2f} times as long"
+            for policy in policies
+            if policy != best and self.makespan_ns(policy) is not None
+        ]
+        return f" Measured on those devices, against {best}: {joined(others)}." if others else ""
 
     @property
     def devices(self) -> str:
@@ -205,7 +216,8 @@ class OrderStudy(ShownAsTable):
     def _of_makespans(self) -> Iterator[str]:
         for row in self.rows:
             if row.makespans is not None:
-                yield f"{row.name}, with a queue for each device. {' '.join(row.makespans.sentences)}"
+                measured = row.measured_text(self.policies) if len(row.comparison.graph.devices) > 1 else ""
+                yield f"{row.name}, with a queue for each device. {' '.join(row.makespans.sentences)}{measured}"
 
     @property
     def how_measured(self) -> tuple[str, ...]:

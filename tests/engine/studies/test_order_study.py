@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -113,6 +114,19 @@ def test_makespans_are_in_the_table_where_there_are_several_devices(two_devices:
     assert two_devices.markdown.count("Makespan on cpu and cuda:0: bfs ") == 1
     spans = {(each["workload"], each["policy"]): each["makespan_ns"] for each in two_devices.records()}
     assert spans["linear50", "bfs"] is None and spans["two_devices", "heap"] > spans["two_devices", "bfs"]
+
+
+def test_where_there_are_two_accelerators_each_chain_is_on_its_own_and_times_are_of_real_threads(
+    accelerators: tuple[torch.device, torch.device],
+) -> None:
+    tiny = {**workload("two_devices").small, "width": 16, "batch": 4, "far_layers": 2, "near_layers": 2}
+    chosen = replace(workload("two_devices"), small=tiny)
+    study = order_study([chosen], ["bfs", "heap"], device=accelerators[0], repetitions=1)
+    assert not study.refused
+    row = study["two_devices"]
+    assert row.devices.split(" and ")[-2:] == list(map(str, accelerators))
+    (said,) = (each for each in study.sentences if each.startswith("two_devices, with a queue for each device."))
+    assert re.search(r" Measured on those devices, against (bfs|heap): (bfs|heap) took [0-9.]+ times as long\.$", said)
 
 
 def test_the_table_is_text_markdown_and_a_data_frame(study: OrderStudy) -> None:
