@@ -201,8 +201,14 @@ def queue_after(
     order: Sequence[int],
     needed: Collection[int] | None,
     make_queue: MakeQueue,
+    missing: Sequence[int],
 ) -> AnyQueue:
-    """The queue as it would be under this policy after these tasks. `needed`: the tasks that run at all; None: all."""
+    """The queue as it would be under this policy after these tasks.
+
+    Args:
+        needed: the tasks that run at all; None: all.
+        missing: by task for how many gradients it waits: the last of those that ran may still be giving some.
+    """
     queue = make_queue(graph, policy, order)
     pending = Pending(graph, needed)
     for task_id in pending.start():
@@ -210,5 +216,6 @@ def queue_after(
     for ran in order:
         queue.remove(ran)
         for task_id in pending.run(ran):
-            queue.push(task_id)
+            if not missing[task_id]:
+                queue.push(task_id)
     return queue

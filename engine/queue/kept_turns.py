@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.latest import Latest, LongKey
@@ -38,9 +38,12 @@ def forget_turns() -> None:
 
 
 def _name(policy: Policy | Choice) -> LongKey | None:
-    """What decides on the order in graphs that are alike; None where more does."""
+    """What decides on the order in graphs that are alike; None where more does, or it can't be told from others."""
     if not isinstance(policy, Policy) or policy.dynamic:
         return None
     if isinstance(policy.key, Places):
         return LongKey(policy.key.plan)
-    return LongKey(policy) if policy.keeps and policy.plan is None else None
+    try:
+        return LongKey(ref(policy.key)) if policy.keeps and policy.plan is None else None  # it may be the user's
+    except TypeError:  # has no hash, or no weak references
+        return None

@@ -127,9 +127,9 @@ class DirectBackward:
         ahead = self._ahead
         if ahead is None:
             return self._queue
-        found = self.queue_under(self.policy)
-        if len(self.order) < len(ahead) and (running := ahead[len(self.order)]) in found:
-            found.remove(running)
+        found, ran = self.queue_under(self.policy), len(self.order)
+        if ran < len(ahead) and ahead[ran] in found and ahead[ran] not in self.buffers.by_task:  # it runs
+            found.remove(ahead[ran])
         return found
 
     @queue.setter
@@ -401,7 +401,7 @@ class DirectBackward:
 
     def queue_under(self, policy: Policy | Choice) -> AnyQueue:
         """The queue as this policy would have it after what has run."""
-        return queue_after(self.graph, policy, self.order, self.needed, self._make_queue)
+        return queue_after(self.graph, policy, self.order, self.needed, self._make_queue, self.buffers.missing)
 
     def close(self) -> None:
         """Ends it: now, or after the task that runs."""
