@@ -34,7 +34,8 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     if on_hook is not None:
         for hook in hooks:
             on_hook(hook)
-    if torch.is_grad_enabled() or not _take(gradients, leaf):
+    frozen = not leaf.requires_grad  # since the forward: it gets none
+    if torch.is_grad_enabled() or frozen or not _take(gradients, leaf):
         call_node(node, gradients)  # which also runs the hooks
         return
     for hook in hooks:
@@ -47,7 +48,8 @@ def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
     gradient = gradients[0]
     if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
         leaf = leaf_of(node)
-        usual = leaf.is_contiguous() and 0 not in gradient.stride() and not gradient._is_zerotensor()
+        usual = leaf.requires_grad and leaf.layout is torch.strided and leaf.is_contiguous()
+        usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
         if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
             with _filling:
                 if leaf.grad is None:

@@ -437,6 +437,17 @@ def a_leaf_shared_by_threads(backward: Backward, log: Log) -> object:
 
 
 @program
+def leaves_that_were_frozen_since_the_forward(backward: Backward, log: Log) -> object:
+    x, y = leaf(), leaf()
+    z = (x * y).exp()
+    x.register_hook(lambda gradient: log.append("hook of the tensor"))
+    x.register_post_accumulate_grad_hook(lambda tensor: log.append("hook of its .grad"))
+    x.requires_grad_(False)
+    backward(z.sum())
+    return x.grad is None, y.grad.tolist()
+
+
+@program
 def several_roots(backward: Backward, log: Log) -> object:
     x = leaf()
     y = x.exp()

@@ -57,6 +57,18 @@ def with_complex_numbers() -> Made:
     return (torch.complex(x, x * 2) * torch.tensor(1j)).abs().sum(), [x]
 
 
+def with_a_compressed_leaf() -> Made:
+    x = torch.eye(3).to_sparse_csr().requires_grad_()
+    return (x @ torch.ones(3, 2)).sum(), [x]
+
+
+def with_a_frozen_leaf() -> Made:
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    loss = (x * y).exp().sum()
+    x.requires_grad_(False)
+    return loss, [x, y]
+
+
 def with_gradients_that_are_given_on() -> Made:
     """As they are, as views of all elements or of some, written to, and conjugated."""
     x = torch.randn(6, 4, requires_grad=True)
@@ -77,6 +89,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         with_a_leaf_of_another_dtype,
         with_half_a_graph,
         with_complex_numbers,
+        with_a_compressed_leaf,
+        with_a_frozen_leaf,
         with_gradients_that_are_given_on,
     )
 }
