@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class Lane:
 
     Attributes:
         device: its name.
+        thread: which takes its tasks, once one has come.
         ready: the tasks that have got ready and have not begun.
         held: one of them, which the thread has taken and before which it stands still.
         running: the task that runs.
@@ -49,6 +50,7 @@ class Lane:
     """
 
     device: str
+    thread: int | None = None
     ready: set[int] = field(default_factory=set)
     held: int | None = None
     running: int | None = None
@@ -90,6 +92,10 @@ class Lanes(Worker):
 
     def lane_of(self, task_id: int) -> Lane:
         return self.lanes[self._device_of[task_id]]
+
+    @property
+    def is_current_thread(self) -> bool:
+        return super().is_current_thread or get_ident() in (lane.thread for lane in self.lanes.values())
 
     @property
     def held(self) -> list[int]:
@@ -159,7 +165,7 @@ class Lanes(Worker):
         super().let_go()
         for lane in self.lanes.values():
             lane.ready.clear()
-            lane.held = lane.gradients = lane.edited = None
+            lane.thread = lane.held = lane.gradients = lane.edited = None
 
     def _ended(self, raised: tuple[BaseException, ...]) -> None:
         if self.raised_in is not None and not raised and not self.abandoned:  # another thread's end was the first
@@ -178,7 +184,9 @@ class Lanes(Worker):
 
     def _raised(self, task_id: int) -> None:
         """The task has raised. A backward inside of it, or beside this one, may share the node of a leaf."""
-        if real_graph_task_id() == self._graph_task or task_id not in {*self.ready, *self._inside.values()}:
+        thread = self.lane_of(task_id).thread
+        elsewhere = task_id not in self.ready if thread is None else thread != get_ident()
+        if elsewhere or real_graph_task_id() == self._graph_task:
             return
         with self._changed:
             if self.raised_in is None:
@@ -188,7 +196,7 @@ class Lanes(Worker):
     def _place(self, error: BaseException | None) -> str:
         if self.raised_in is None:
             return super()._place(error)
-        begun = self.raised_in in self._inside.values()
+        begun = self.raised_in not in self.ready
         described = self.graph.in_order([*self.order, self.raised_in]).describe(self.raised_in)
         return f"in {'' if begun else 'the hooks that run before '}{described}"
 
@@ -201,8 +209,9 @@ class Lanes(Worker):
     def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
         if not self.owns(task_id):
             return None
-        stop = self._stop_before(task_id, gradients)
         lane = self.lane_of(task_id)
+        lane.thread = get_ident()
+        stop = self._stop_before(task_id, gradients)
         with self._changed:
             if self._holds(task_id, stop):
                 lane.held, lane.gradients = task_id, gradients

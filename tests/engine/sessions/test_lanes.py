@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -275,6 +276,96 @@ def test_an_error_in_a_hook_is_raised_as_it_is_and_says_where(accelerators: Devi
                 session.step(device=accelerators[0], count=20)
             if kind is KeyError:
                 assert any("in the hooks that run before AccumulateGrad" in note for note in raised.value.__notes__)
+        handle.remove()
+
+
+def test_an_error_after_the_task_itself_ends_the_session_too(accelerators: Devices) -> None:
+    _, loss = apart(accelerators)
+    node = next(node for node in th.graph(loss).nodes if node.name() == "TanhBackward0")
+    handles = []
+    with lanes(loss) as session:
+        run_all_of(session, "cpu")
+        held = session.next_on(accelerators[1])
+
+        def late(*gradients: object) -> None:
+            raise ValueError("after the task")
+
+        step_up_to(session, session.graph.tasks[session.graph.nodes.index(node)])
+        handles.append(node.register_hook(late))
+        with pytest.raises(ValueError, match="after the task") as raised:
+            session.step(device=accelerators[0])
+        assert any("raised in TanhBackward0" in note for note in raised.value.__notes__)
+        assert held.id not in session.order
+    for handle in handles:
+        handle.remove()
+
+
+class MakesNan(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * float("nan")
+
+
+@pytest.mark.filterwarnings("ignore:Error detected")
+def test_anomaly_mode_looks_for_nan_as_the_user_wants(accelerators: Devices) -> None:
+    _, loss = apart(accelerators, MakesNan.apply)
+    with torch.autograd.set_detect_anomaly(True), lanes(loss) as session:
+        step_up_to(session, named(session, "MakesNan"))
+        assert session.next_on(accelerators[1])
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            session.step(device=accelerators[0])
+    _, loss = apart(accelerators, MakesNan.apply)
+    with lanes(loss) as session:
+        session.run()
+        assert not session.left
+
+
+def test_closed_in_a_hook_it_does_not_wait_for_itself(accelerators: Devices) -> None:
+    layers, loss = apart(accelerators)
+    session = lanes(loss)
+
+    def close(gradient: Tensor) -> None:
+        assert session.runs_in_this_thread
+        with pytest.raises(RuntimeError, match="called from inside the backward"):
+            session.step()
+        session.close()
+
+    handle = layers[2].weight.register_hook(close)
+    with session:
+        session.run()
+        assert session.over == "closed" and session.left
+        with pytest.raises(RuntimeError, match="this session is over"):
+            session.run()
+    handle.remove()
+
+
+def test_closed_by_another_thread_while_a_task_runs(accelerators: Devices) -> None:
+    _, loss = apart(accelerators, Slow.apply)
+    with lanes(loss) as session:
+        step_up_to(session, named(session, "Slow"))
+        timer = threading.Timer(0.05, session.close)
+        timer.start()
+        with suppress(RuntimeError):  # this session is over
+            session.step(device=accelerators[0])
+        timer.join()
+        assert session.over == "closed"
+
+
+def test_devices_have_their_threads_where_the_user_has_switched_that_off(accelerators: Devices) -> None:
+    layers, loss = apart(accelerators)
+    both = threading.Barrier(2)
+    handles = [
+        layer.weight.register_hook(lambda gradient: (both.wait(ENDS_WITHIN_S), None)[1])
+        for layer in (layers[0], layers[4])
+    ]
+    with torch.autograd.set_multithreading_enabled(False), lanes(loss) as session:
+        session.run()
+    assert not both.broken
+    for handle in handles:
         handle.remove()
 
 
