@@ -14,6 +14,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import meta_of, read_graph
 from ...inspector.graph.json_columns import Section, read_section
+from ..memory.timeline import Timeline
 from ..memory.timeline_file import read_accumulation, read_timeline
 from ..queue.policy import Key
 from ..tasks.task_hooks import Hook
@@ -26,6 +27,7 @@ from .trace import Trace
 from .trace_columns import Columns, EditRow, Forms, Label, PolicyTerm
 from .trace_file import FORMAT, VERSION
 
+_MOST_DEVICES = 2**16  # as torch numbers them
 _LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
 
 
@@ -66,6 +68,10 @@ def _read_run(section: Section) -> Run:
     trace = _read_trace(section.section("trace"), graph, order, batches) if "trace" in section else None
     timeline = read_timeline(section.section("timeline"), graph, order) if "timeline" in section else None
     accumulation = read_accumulation(section)
+    elsewhere = _read_elsewhere(section.section("elsewhere"), graph, order) if "elsewhere" in section else []
+    devices = [each.device for each in (timeline, *elsewhere) if each is not None]
+    if elsewhere and (timeline is None or len(set(devices)) < len(devices)):
+        raise section.wrong("elsewhere", f"has the memory of {', '.join(devices)}, and not of each once")
     return Run(
         graph,
         policy,
@@ -78,7 +84,13 @@ def _read_run(section: Section) -> Run:
         accumulation=accumulation,
         batches=batches,
         note=note,
+        elsewhere=tuple((each, None) for each in elsewhere),
     )
+
+
+def _read_elsewhere(section: Section, graph: Graph, order: array[int]) -> list[Timeline]:
+    names = (f"timeline {number}" for number in range(section.number("devices", high=_MOST_DEVICES)))
+    return [read_timeline(section.section(name), graph, order) for name in names]
 
 
 def _read_batches(section: Section, tasks: int) -> Batches:

@@ -49,6 +49,8 @@ def save(run: Run, path: str | Path) -> Path:
     - `batches`: null or missing where each task ran alone. `ran`: [kind, tasks, launches before, launches, copied
       bytes, held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
     - `timeline`: null or missing where memory was not measured; see `timeline_file.py`. `Run.footprints` are not kept.
+    - `elsewhere`: missing where memory was measured on one device; how many other `devices` there are, and by number
+      `timeline 0`, `timeline 1`, ...
 
     NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
     written.
@@ -125,6 +127,12 @@ def _write_run(writer: ColumnWriter, run: Run) -> None:
         else:
             with writer.object("timeline"):
                 write_timeline(writer, run.timeline, run.order)
+        if run.elsewhere:
+            with writer.object("elsewhere"):
+                writer.value("devices", len(run.elsewhere))
+                for number, (timeline, _) in enumerate(run.elsewhere):
+                    with writer.object(f"timeline {number}"):
+                        write_timeline(writer, timeline, run.order)
 
 
 def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> None:

@@ -269,6 +269,18 @@ def schedule_content(
     }
 
 
+def lane_levels(graph: Graph, timelines: Mapping[str, Timeline]) -> list[Json]:
+    """By device the highest level while each task ran; none where one's memory is all that is known."""
+    names = sorted(map(str, graph.devices))
+    if len(timelines) < 2:
+        return []
+    return [
+        {"device": names.index(device), "levels": list(timeline.task_peaks)}
+        for device, timeline in timelines.items()
+        if device in names
+    ]
+
+
 def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | list[str]:
     """How the queue labels tasks: for those that need no more than a word by that, else each one's label."""
     name = policy_name(policy)

@@ -21,7 +21,7 @@ from ...engine.studies.makespan import makespan
 from ...engine.trace.run import Run
 from ...engine.trace.trace import Trace
 from .device_clock import clock_content, still_content
-from .document import Document, Json, saved_content, schedule_content, title_of
+from .document import Document, Json, lane_levels, saved_content, schedule_content, title_of
 from .group_content import with_batches
 from .mirror_content import MirrorContent
 from .page import save_page
@@ -88,6 +88,8 @@ def _own_schedule(run: Run) -> Json:
     own = schedule_content(
         run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED, clock=_clock(run)
     )
+    if levels := lane_levels(run.graph, run.timelines):
+        own["lane_levels"] = levels
     if run.batches:
         own["batches"] = run.batches.steps
     if run.policy not in CLASSIC and run.trace is not None:
@@ -162,7 +164,12 @@ def _others(run: Run, others: Iterable[Other]) -> list[Json]:
     for name, order, timeline in others:
         clock = clock_content(makespan(run.graph, name, run)) if _simulates(run, name) else None
         policy = POLICIES[name]
-        found.append(schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED, clock=clock))
+        content = schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED, clock=clock)
+        elsewhere = [each for _, each in run.elsewhere if each is not None]
+        if timeline is not None and elsewhere:
+            timelines = [timeline, *(_predicted(run, order, each) for each in elsewhere)]
+            content["lane_levels"] = lane_levels(run.graph, {each.device: each for each in timelines})
+        found.append(content)
     return found
 
 

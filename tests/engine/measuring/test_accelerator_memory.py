@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,3 +297,13 @@ def test_what_is_predicted_is_of_the_device_that_is_named(accelerators: tuple[to
     footprints = th.dry_run(graph, accelerators[0])
     with pytest.raises(ValueError, match=f"device='cpu' is none of those whose memory is known: {accelerators[0]}"):
         th.simulate(graph, "heap", footprints, device="cpu")
+
+
+def test_a_file_keeps_each_devices_memory(accelerators: tuple[torch.device, torch.device], tmp_path: Path) -> None:
+    model, make_loss = two_and_cpu(accelerators)
+    run = measured(model, make_loss)
+    loaded = th.load(run.save(tmp_path / "run.json"))
+    assert list(loaded.timelines) == list(run.timelines) and not loaded.footprints_by_device
+    for device, timeline in run.timelines.items():
+        assert loaded.timelines[device].levels == timeline.levels
+        assert str(loaded.peak(device)).partition("\n")[0] == str(run.peak(device)).partition("\n")[0]

@@ -167,6 +167,10 @@ test("each device has its tasks, the length of its own queue, and how busy it is
   assert.deepEqual([cpu.busy, cuda.busy], [0.3, 0.1]);
   assert.deepEqual([cpu.idle, cuda.idle], [[{ from: 30, to: 100 }], [{ from: 0, to: 90 }]]);
   assert.equal(lanesOf(replay, null)[0].busy, null);
+  assert.deepEqual([cpu.levels, cpu.peak], [[], 0], "of one device's memory the lanes say nothing");
+  document.schedules[0].lane_levels = [{ device: 0, levels: [4, 8, 2, 0] }, { device: 1, levels: [1, 1, 3, 16] }];
+  const lanes = lanesOf(replay, null);
+  assert.deepEqual(lanes.map(({ levels, peak }) => [levels, peak]), [[[4, 8, 2, 0], 8], [[1, 1, 3, 16], 16]]);
 });
 
 test("equal storages have up to four bars, more of them one from the first birth to the last death", () => {

@@ -1,4 +1,4 @@
-/** What each device does: a bar a task, below them the length of its queue; idle stretches are hatched. */
+/** What each device does: a bar a task, below them the length of its queue and, of several, its memory; idle stretches are hatched. */
 
 import { BAR } from "../model/bands.ts";
 import type { Lane } from "../model/lanes.ts";
@@ -24,7 +24,17 @@ export function drawLanes(context: CanvasRenderingContext2D, picture: Picture, i
     hatch(context, picture, lane, top + TOP);
     context.fillStyle = isSolid ? colours.ink3 : mixed(colours.ink3, colours.panel, FAINT);
     context.fill(bars(axis, lane, top + TOP));
-    if (bands.hasQueues) drawQueue(context, picture, lane, { top: top + TOP + BAR + SPACE, bottom: top + height - BELOW, longest });
+    if (!bands.hasQueues) return;
+    const within = { top: top + TOP + BAR + SPACE, bottom: top + height - BELOW };
+    const queue = steps(axis, lane.queue, longest, within);
+    context.globalAlpha = SOFT;
+    context.fillStyle = context.strokeStyle = colours.buffer;
+    context.fill(queue);
+    context.globalAlpha = 1;
+    context.lineWidth = 1;
+    context.stroke(queue);
+    context.strokeStyle = colours.ink2;
+    if (lane.peak) context.stroke(steps(axis, lane.levels, lane.peak, within));
   });
 }
 
@@ -48,39 +58,28 @@ function bars(axis: Axis, { places }: Lane, top: number): Path2D {
   return path;
 }
 
-function drawQueue(
-  context: CanvasRenderingContext2D,
-  { axis, colours }: Picture,
-  { queue }: Lane,
-  { top, bottom, longest }: { top: number; bottom: number; longest: number },
-): void {
+/** By place how much there is, of at most `most`; of places in one pixel the highest. */
+function steps(axis: Axis, values: ArrayLike<number>, most: number, { top, bottom }: { top: number; bottom: number }): Path2D {
   const line = new Path2D();
-  const left = axis.backward.left;
+  const { left, right } = axis.backward;
   line.moveTo(left, bottom);
-  // Of positions in one pixel the longest queue is drawn.
-  let [pixel, most] = [left, 0];
+  let [pixel, highest] = [left, 0];
   const flush = (until: number) => {
-    const y = bottom - ((bottom - top) * most) / longest;
+    const y = bottom - ((bottom - top) * highest) / most;
     line.lineTo(pixel, y);
     line.lineTo(until, y);
   };
-  for (let position = 0; position < axis.places; position++) {
-    const x = axis.x(position);
+  for (let place = 0; place < axis.places; place++) {
+    const x = axis.x(place);
     if (x - pixel > 0.5) {
       flush(x);
-      [pixel, most] = [x, 0];
+      [pixel, highest] = [x, 0];
     }
-    most = Math.max(most, queue[position]);
+    highest = Math.max(highest, values[place] ?? 0);
   }
-  flush(axis.backward.right);
-  line.lineTo(axis.backward.right, bottom);
-  context.globalAlpha = SOFT;
-  context.fillStyle = colours.buffer;
-  context.fill(line);
-  context.globalAlpha = 1;
-  context.strokeStyle = colours.buffer;
-  context.lineWidth = 1;
-  context.stroke(line);
+  flush(right);
+  line.lineTo(right, bottom);
+  return line;
 }
 
 function hatch(context: CanvasRenderingContext2D, { axis, colours, times }: Picture, lane: Lane, top: number): void {

@@ -136,6 +136,11 @@ function checkSchedule(schedule: Schedule, counts: Counts): void {
   if (memory) checkMemory(memory, counts);
   if (schedule.clock) checkClock(schedule.clock, order.length, counts);
   if (schedule.replays) checkTable("replays", schedule.replays, REPLAYS, counts);
+  for (const { device, levels } of schedule.lane_levels ?? []) {
+    checkIndices([device], "device", counts);
+    checkIndices(levels, "number", counts);
+    if (levels.length > order.length) throw damaged("a device's memory is not of its order");
+  }
   for (const curve of schedule.curves ?? []) checkCurve(curve, order.length, counts);
 }
 

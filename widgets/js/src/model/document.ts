@@ -169,6 +169,8 @@ export interface Schedule {
     kept: number[];
     kept_bytes: number[];
   };
+  /** Of several devices, by place the highest level of memory while that task ran, bytes; missing: one's is known. */
+  lane_levels?: { device: number; levels: number[] }[];
   /** The level of the backward without the plan, and with it, as predicted. */
   curves?: Curve[];
 }

@@ -13,6 +13,10 @@ export interface Lane {
   queue: Int32Array;
   /** The longest queue. */
   longest: number;
+  /** By place the highest level of the device's memory while that task ran, bytes; empty where that is not known. */
+  levels: readonly number[];
+  /** The highest of them. */
+  peak: number;
   /** The share of the backward in which it ran tasks; null where no clock tells. */
   busy: number | null;
   /** Nanoseconds in which it stood still for longer than `LEAST_IDLE` of the backward. */
@@ -31,7 +35,9 @@ export function lanesOf(replay: Replay, times: Times | null): Lane[] {
     if (!places.length) return [];
     const queue = waiting(replay, places);
     const longest = queue.reduce((most, length) => Math.max(most, length), 0);
-    return [{ device, name, places, queue, longest, ...clocked(places, times) }];
+    const levels = replay.schedule.lane_levels?.find((each) => each.device === device)?.levels ?? [];
+    const peak = levels.reduce((most, level) => Math.max(most, level), 0);
+    return [{ device, name, places, queue, longest, levels, peak, ...clocked(places, times) }];
   });
 }
 

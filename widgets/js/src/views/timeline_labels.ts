@@ -32,6 +32,7 @@ export class TimelineLabels {
   readonly note: HTMLElement;
   private readonly reason = el("p");
   private readonly phases = el("div", { class: "phases" });
+  private readonly heading = el("h3", {}, "Memory");
   private readonly lanes = el("div", { class: "lanes" });
   private readonly peak = el("p", { class: "peak" });
   private readonly lives = el("ul", { class: "lives", "aria-label": "lifetimes of storages, most bytes × time first" });
@@ -68,8 +69,7 @@ export class TimelineLabels {
     this.scale.classList.add("scale");
     this.lifetimes = el("button", { class: "fold", title: "Lifetimes: show, hide" }, "Lifetimes");
     this.lifetimes.addEventListener("click", toggleLifetimes);
-    const heading = el("h3", {}, "Memory");
-    this.memory = el("div", { class: "memory" }, heading, legend.total, legend.element);
+    this.memory = el("div", { class: "memory" }, this.heading, legend.total, legend.element);
     const axes = el("div", { class: "tabs axes", role: "group", "aria-label": "axis" }, this.axes.task, this.axes.clock);
     const top = el("div", { class: "top" }, el("h3", {}, "Timeline"), this.whole, axes);
     this.note = el("div", { class: "note" }, this.reason);
@@ -100,6 +100,8 @@ export class TimelineLabels {
     this.axes.clock.disabled = !times;
     this.axes.clock.title = times ? "Tasks are as wide as they took (C)" : "When its tasks ran was not recorded";
     this.unit.textContent = axis.kind === "clock" ? "clock" : "task";
+    const several = lanes.some((lane) => lane.levels.length);
+    this.heading.textContent = several ? `Memory, ${store.replay.schedule.memory?.device ?? ""}` : "Memory";
     at(this.memory, bands.memory.top);
     at(this.lifetimesHeading, bands.lifetimes.top);
     at(this.foot, bands.ruler);
@@ -115,7 +117,8 @@ export class TimelineLabels {
     const { bands, axis, times } = picture;
     const { top } = bands.lanes[number];
     const queue = bands.hasQueues ? [el("span", {}, `queue, longest ${grouped(lane.longest)}`)] : [];
-    const made = [el("div", { class: "lane", "data-device": lane.name }, el("b", {}, lane.name), ...queue)];
+    const name = lane.levels.length ? `${lane.name}, peak ${size(lane.peak)}` : lane.name;
+    const made = [el("div", { class: "lane", "data-device": lane.name }, el("b", {}, name), ...queue)];
     if (lane.busy !== null) {
       made.push(el("div", { class: "busy", "data-busy": lane.name }, `busy ${Math.round(100 * lane.busy)} %`));
     }
