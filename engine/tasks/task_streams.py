@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import free_saved, kept_tensors
 
 Stream = torch.Stream
@@ -53,6 +54,7 @@ class TaskStreams:
             device: streams[0] if len(streams) == 1 else torch.accelerator.current_stream(device)
             for device, streams in used.items()
         }
+        self._notes = {device: _can_note(stream) for device, stream in self._main.items()}
         self._used = {device: list(dict.fromkeys([self._main[device], *streams])) for device, streams in used.items()}
         if not self.known:
             self.wait_for_all()
@@ -92,8 +94,9 @@ class TaskStreams:
                 stream.wait_stream(caller)
         try:
             with ExitStack() as stack:
-                for main in self._main.values():
-                    stack.enter_context(on_stream(main))
+                for device, main in self._main.items():
+                    if main != callers[device]:
+                        stack.enter_context(on_stream(main))
                 yield
         finally:
             for device, caller in callers.items():
@@ -157,8 +160,8 @@ class TaskStreams:
 
     def _note(self, tensors: Iterable[Tensor | None]) -> None:
         for tensor in tensors:
-            if tensor is not None and (stream := self._main.get(tensor.device)) is not None:
-                tensor.record_stream(stream)
+            if tensor is not None and self._notes.get(tensor.device, False):
+                tensor.record_stream(self._main[tensor.device])
 
 
 @contextmanager
@@ -179,6 +182,16 @@ def on_stream(stream: Stream | None) -> Iterator[None]:
 def _has_streams(device: torch.device) -> bool:
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and device.type == accelerator.type
+
+
+def _can_note(stream: Stream) -> bool:
+    """Whether the device's allocator keeps blocks by stream, as CUDA's; that of MPS has one stream."""
+    with unobserved():
+        try:
+            torch.empty(0, device=stream.device).record_stream(stream)
+        except (NotImplementedError, RuntimeError):
+            return False
+    return True
 
 
 def _noted(task: Task) -> Stream | None:

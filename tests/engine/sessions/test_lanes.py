@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import threading
@@ -410,9 +411,15 @@ def test_an_interrupt_ends_the_session_while_another_device_is_held(accelerators
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 20])
 def test_closed_in_the_midst_nothing_is_left(accelerators: Devices, steps: int) -> None:
+    module = torch.get_device_module(accelerators[0])
+    layers, loss = apart(accelerators)
+    loss.backward()
+    for layer in layers:
+        layer.zero_grad()
+    del loss, layers, layer
+    before = [module.memory_allocated(device.index) for device in accelerators]
     layers, loss = apart(accelerators)
     nodes = len(th.graph(loss))
-    module = torch.get_device_module(accelerators[0])
     session = lanes(loss)
     del loss
     for _ in range(steps):
@@ -422,15 +429,9 @@ def test_closed_in_the_midst_nothing_is_left(accelerators: Devices, steps: int) 
     session.close()
     with pytest.raises(RuntimeError, match="this session is over"):
         session.step()
-    del session
-    for layer in layers:
-        layer.zero_grad()
-    before = [module.memory_allocated(device.index) for device in accelerators]
-    layers, loss = apart(accelerators)
-    loss.backward()
-    layers.clear()
-    del loss
-    assert [module.memory_allocated(device.index) for device in accelerators] <= before
+    del session, layers
+    gc.collect()
+    assert [module.memory_allocated(device.index) for device in accelerators] == before
 
 
 def test_a_session_that_is_let_go_ends_by_itself(accelerators: Devices) -> None:
