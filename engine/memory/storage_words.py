@@ -67,6 +67,7 @@ class StorageWords:
         """`50 × AddmmBackward0 in the backward`, `linear in the forward`: so many tasks or operations, not storages.
 
         `MmBackward0 in the backward, made again`: what a node needs and did not keep, such as in a checkpointed region.
+        `ToCopyBackward0 in the backward, copied from cuda:1`: a gradient that comes from another device.
         """
         found: dict[str, Counter[str]] = {}
         makers = set()
@@ -84,7 +85,7 @@ class StorageWords:
         maker = storage.made_by
         if maker.task is not None:
             again = ", made again" if any(keeper.kind == "saved" for keeper in storage.kept_by) else ""
-            return f"in the backward{again}", task_name(self._tasks[maker.task])
+            return f"in the backward{again}{self._copied(storage, maker.task)}", task_name(self._tasks[maker.task])
         if maker.operation is not None:
             return "in the forward", operation_title(maker.operation.name)
         if (owner := _OWNERS.get(storage.category)) is not None:
@@ -93,6 +94,14 @@ class StorageWords:
             return "", AFTER_BACKWARD
         root = self._timeline.born_as[storage.number] == Category.BUFFER  # of the loss, before the first task
         return "", "backward() itself" if root or storage.born >= 0 else "the forward"
+
+    def _copied(self, storage: Storage, task: int) -> str:
+        """Where a gradient came from that a task made of one on another device."""
+        timeline = self._timeline
+        if len(timeline.graph.devices) == 1 or timeline.born_as[storage.number] != Category.BUFFER:
+            return ""
+        devices = {str(meta.device) for meta in self._tasks[task].inputs}
+        return f", copied from {joined(sorted(devices))}" if devices and timeline.device not in devices else ""
 
     def keepers(self, storage: Storage, since: int = -1) -> list[Keeper]:
         """What keeps it from a place of the order on: a task that has run before keeps nothing any more."""

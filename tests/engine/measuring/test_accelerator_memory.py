@@ -191,6 +191,8 @@ def test_a_copy_between_devices_counts_on_either_side(accelerator: torch.device)
     x.grad = None
     run = th.profile(lambda: (x * 2).exp().cpu().sin().exp().sum(), "bfs")
     assert list(run.timelines) == [str(accelerator), "cpu"]
+    assert "ToCopyBackward0 in the backward, copied from cpu" in str(run.peak(accelerator))
+    assert "copied from" not in str(run.peak("cpu"))
     for device, timeline in run.timelines.items():
         predicted = th.simulate(run.graph, run.order, calibration.footprints_by_device[device])
         assert timeline.start_bytes > 0 and not predicted.estimates
