@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices"),
+    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps"),
 )
 
 
@@ -51,6 +51,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("many", 14, 0),
         ("tracing", 11, 1),
         ("memory", 7, 6),
+        ("whole_steps", 2, 1),
     ],
 )
 @pytest.mark.slow

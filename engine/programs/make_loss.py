@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ...inspector.arguments import expect, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
@@ -16,6 +18,8 @@ from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoi
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.random_states import accelerators_awake, same_random_states
 from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
+from ...inspector.torch_internals.saved import first_freed
+from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_internals.tensors import without_bytes
 
 MakeLoss = Callable[[], Tensor]
@@ -90,6 +94,32 @@ def loss_or_tape(made: object) -> Tensor | HipsTape:
         TypeError, ValueError: as `real_loss_of`.
     """
     return made if isinstance(made, HipsTape) else real_loss_of(made)
+
+
+def refuse_whole_step(made: Tensor | HipsTape, since: int) -> None:
+    """Refuses a loss whose backward has run in `make_loss`, after this sequence number: that was a whole step.
+
+    Raises:
+        RuntimeError: what its newest nodes had saved has been freed.
+    """
+    if isinstance(made, Tensor) and first_freed(_made_since(since, made)) is not None:
+        raise RuntimeError(
+            "make_loss() has run the backward of its loss itself, so that there is nothing left to measure. "
+            "th.profile_step(make_loss) measures a whole training step, with its backward and its optimizer; to "
+            "measure the backward alone, return the loss before it"
+        )
+
+
+def _made_since(number: int, loss: Tensor) -> Iterator[Node]:
+    """The nodes below a loss that have this sequence number or a later one, from the loss on, without leaves."""
+    todo = deque([loss.grad_fn])
+    seen: set[Node] = set()
+    while todo:
+        node = todo.popleft()
+        if node is not None and node not in seen and number <= number_of(node) < UNNUMBERED:
+            seen.add(node)
+            yield node
+            todo.extend(below for below, _ in node.next_functions)
 
 
 @contextmanager

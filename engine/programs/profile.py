@@ -8,6 +8,7 @@ from torch import nn
 from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..batching.group_runner import AnyBatch, check_batch
 from ..hips.followed import FollowedTapes
 from ..measuring.measurement import Measurement
@@ -22,7 +23,7 @@ from ..trace.out_of_memory import out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import check_choices, run_tape
-from .make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape
+from .make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, refuse_whole_step
 
 
 def profile(
@@ -78,8 +79,8 @@ def profile(
         ValueError: it returned more than one element; or memory is not measured on one of its devices.
         NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, or tasks to run
             as one, on that one; or the direct engine refuses the graph.
-        RuntimeError: a torch profiler is at work, or a history of CUDA memory is being recorded; and what forward and
-            backward raise.
+        RuntimeError: make_loss has run the backward itself; a torch profiler is at work, or a history of CUDA memory is
+            being recorded; and what forward and backward raise.
     """
     expect_make_loss(make_loss)
     expect_model(model)
@@ -92,11 +93,13 @@ def profile(
     chosen = find_policy(policy)
     with Measurement(device) as measurement:
         with capture(model, measurement.observe), FollowedTapes() as followed:
+            since = sequence_nr()
             measurement.begin_forward()
             with out_of_memory_explained():
                 loss = make_loss()
             measurement.observe(None, loss)
         made = loss_or_tape(loss)
+        refuse_whole_step(made, since)
         call = BackwardCall(made, None, retain_graph, create_graph)
         if not isinstance(made, HipsTape):
             if engine == "direct":

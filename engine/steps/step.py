@@ -15,7 +15,7 @@ from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
 from ..words.tables import ShownAsTable
 from .followed_backward import StepBackwards
-from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, STATE, PhasePeak
+from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, FORWARD, STATE, PhasePeak
 from .step_timeline import StepTimeline
 
 if TYPE_CHECKING:
@@ -74,6 +74,19 @@ class TrainingStep(ShownAsTable):
     def peak(self) -> StepPeak:
         """What is alive when the step is at its highest."""
         return StepPeak(self)
+
+    @cached_property
+    def beside_backward(self) -> tuple[int, int]:
+        """Bytes: what is there as the forward before the backward of `run` begins, and the most that the step has
+        outside of these two."""
+        timeline = self.timeline
+        measured = self.run.timeline
+        assert measured is not None, "a step's run has its memory"
+        first, last = (measured.starts[place] - timeline.before for place in (0, -1))
+        starts = [phase.event for phase in timeline.phases if phase.name == FORWARD and phase.event <= first]
+        begin = max(starts, default=0)
+        outside = (*timeline.levels[: begin + 1], *timeline.levels[last:])
+        return timeline.levels[begin], max(outside)
 
     def deck(self) -> Any:
         """The step as a widget, in a notebook, that plays `run` with the memory of the whole step: forward, backward

@@ -30,6 +30,7 @@ from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, real_loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ..steps.step import TrainingStep
 from .comparison import MIRRORED, Comparison, Row
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def compare(
     queues: Queues = "one",
     progress: Callable[[str], object] | None = None,
     model: nn.Module | None = None,
+    step: TrainingStep | None = None,
 ) -> Comparison:
     """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
 
@@ -76,6 +78,8 @@ def compare(
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
+        step: a training step in which this forward and backward run, of `th.profile_step`, or the one of
+            `th.record_steps` that was followed: the table has its peak, too, as it would be under each policy.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
@@ -88,6 +92,7 @@ def compare(
     """
     expect_make_loss(make_loss)
     expect_model(model)
+    beside = None if step is None else _beside(step)
     expect_choice(queues, ("one", "per device"), "queues")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
@@ -103,7 +108,14 @@ def compare(
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
     with AsFound() as world:
-        return _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
+        found = _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
+    return found if beside is None else replace(found, step=step)
+
+
+def _beside(step: TrainingStep) -> tuple[int, int]:
+    """What stands beside the step's backward. Raises what `compare` says."""
+    expect(step, TrainingStep, "step", "a step such as th.profile_step gives, or one of th.record_steps")
+    return step.beside_backward
 
 
 class _Chosen(NamedTuple):

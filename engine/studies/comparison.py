@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import torch
 
+    from ..steps.step import TrainingStep
+
 MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
@@ -104,12 +106,14 @@ class Comparison(ShownAsTable):
         rows: in the order in which the policies ran.
         before: what was there before the forwards, and is not counted.
         elsewhere: the same runs' memory on each of the other devices.
+        step: a training step of which this is the forward and the backward; None: none was given.
     """
 
     graph: Graph
     rows: tuple[Row, ...]
     before: NotCounted | None = None
     elsewhere: tuple[Comparison, ...] = ()
+    step: TrainingStep | None = None
 
     words = ("policy", "peak in")
 
@@ -120,6 +124,19 @@ class Comparison(ShownAsTable):
             ValueError: it is not compared here.
         """
         return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
+
+    def step_bytes(self, policy: str) -> int:
+        """The peak of the whole step, if its backward ran as this row: with parameters, optimizer state, and what else
+        there is of it.
+
+        Raises:
+            ValueError: no step was given.
+        """
+        if self.step is None:
+            raise ValueError("no step was given: th.compare(make_loss, step=th.profile_step(function))")
+        there, outside = self.step.beside_backward
+        timeline = self[policy].timeline
+        return max(outside, there + max(timeline.peak_bytes, timeline.forward_peak_bytes or 0))
 
     @property
     def device(self) -> str:
@@ -198,7 +215,25 @@ class Comparison(ShownAsTable):
             *self._of_predicted(),
             *self._of_dry_run(),
             *self._of_mirrored(),
+            *self._of_step(),
         )
+
+    def _of_step(self) -> Iterator[str]:
+        """What the whole step has, and where it was not so in the step that was measured."""
+        if self.step is None:
+            return
+        there, outside = self.step.beside_backward
+        yield (
+            f"Of the whole step {size_text(there)} are there as the forward begins, and {size_text(outside)} at most "
+            "outside of forward and backward."
+        )
+        measured = self.step.peak_bytes
+        row = next((row.policy for row in self.rows if row.policy == "heap"), None)
+        if row is not None and self.step_bytes(row) != measured:
+            yield (
+                f"It is an estimate: the step was measured with {size_text(measured)}, and is "
+                f"{size_text(self.step_bytes(row))} by the backward here, whose gradients or batch are others."
+            )
 
     def _of_peaks(self) -> tuple[str, ...]:
         low, high = self.lowest, self.highest
@@ -275,6 +310,7 @@ class Comparison(ShownAsTable):
                 "policy": row.policy,
                 "peak_bytes": row.peak_bytes,
                 "forward_peak_bytes": row.timeline.forward_peak_bytes,
+                **({} if self.step is None else {"step_peak_bytes": self.step_bytes(row.policy)}),
                 "predicted_bytes": row.predicted_bytes,
                 "calibrated_by": row.calibrated_by,
                 "dry_run_bytes": row.dry_run_bytes,
@@ -295,6 +331,8 @@ class Comparison(ShownAsTable):
         elsewhere = [f"on {each.device}" for each in self.elsewhere]
         peak = f"peak on {self.device}" if elsewhere else "peak"
         headings = ["policy", peak, *elsewhere, "predicted", "dry run", "peak in", "longest queue", "time"]
+        if self.step is not None:
+            headings.insert(2 + len(elsewhere), "whole step")
         return [headings, *(list(self._cells(row)) for row in self.rows)]
 
     def _cells(self, row: Row) -> Iterator[str]:
@@ -303,6 +341,8 @@ class Comparison(ShownAsTable):
         yield size_text(row.peak_bytes)
         for each in self.elsewhere:
             yield size_text(each[row.policy].peak_bytes)
+        if self.step is not None:
+            yield size_text(self.step_bytes(row.policy))
         yield "–" if row.predicted_bytes is None else _against(row.predicted_bytes, row.peak_bytes)
         yield "–" if row.dry_run_bytes is None else _against(row.dry_run_bytes, row.peak_bytes)
         if timeline.peak_task is None:

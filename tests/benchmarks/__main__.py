@@ -30,6 +30,7 @@ import two_devices
 import walking
 import watching
 import whole_calls
+import whole_steps
 from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "memory_cuda": memory_cuda.rows,
     "prediction": prediction.rows,
     "fitting": fitting.rows,
+    "whole_steps": whole_steps.rows,
     "kernels": kernels.rows,
     "orders": orders.rows,
     "two_devices": two_devices.rows,

@@ -108,7 +108,7 @@ NONE = (
     "accumulation_study.progress advise.model advise.rounds advise.progress "
     "backward.grad_tensors backward.retain_graph backward.inputs "
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
-    "compare.model find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
+    "compare.model compare.step find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
     "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
     "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "

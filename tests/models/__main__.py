@@ -22,6 +22,7 @@ from rich.console import Console
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engine")]
 
+from loop_verbs import VERBS as LOOP_VERBS
 from sweep import names, put_all_through
 from table import report
 from verbs import VERBS
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    good = report(sorted(rows, key=lambda row: chosen.index(row.name)), list(VERBS), console)
+    good = report(
+        sorted(rows, key=lambda row: chosen.index(row.name)), list(dict.fromkeys((*VERBS, *LOOP_VERBS))), console
+    )
     console.print(
         f"[dim]torch {torch.__version__}, {time.monotonic() - started:.0f} s in {options.jobs} process(es)[/dim]",
         highlight=False,

@@ -29,6 +29,24 @@ def installed(loop: Loop) -> Cell:
     return Cell("right", "equal" if not worst else f"{worst:.0e}")
 
 
+def recorded(loop: Loop) -> Cell:
+    """The first two steps of the training, with its own optimizer, closure and clipping: whole, and one followed."""
+    expected = _trained(loop)
+    with nothing_left(), th.record_steps(steps=2) as steps:
+        found = _trained(loop)
+    tolerated("heap", found, expected)
+    if len(steps) != 2:
+        raise WrongError(f"{len(steps)} steps were recorded instead of 2")
+    for step in steps:
+        missing = {"forward", "backward", "optimizer"} - {phase.phase for phase in step.phases}
+        if missing:
+            raise WrongError(f"the {step.number + 1}. step has no {' and no '.join(sorted(missing))}")
+    run = steps[1].run
+    if len(run.order) != len(run.graph) or list(run.timeline.nbytes) != list(steps[1].timeline.nbytes):
+        raise WrongError("the followed backward is not that of its step")
+    return Cell("right", th.size_text(steps[1].peak_bytes))
+
+
 def profiled(loop: Loop) -> Cell:
     """Each step is measured first; the second one is predicted from the first."""
     runs: list[th.Run] = []
@@ -134,6 +152,7 @@ def _put_back(model: nn.Module) -> Iterator[None]:
 
 VERBS: Mapping[str, Callable[[Loop], Cell]] = {
     "th.policy": installed,
+    "whole steps": recorded,
     "calibrated": profiled,
     "mirrored": mirrored,
     "find_nan": find_nan,

@@ -87,7 +87,7 @@ def table_html(comparison: PeakTable) -> str:
     bars = [None if peak is None else 100 * peak / most for peak in peaks]
     right = (
         *("peak", "predicted", "predicted peak", "dry run", "above the bound", "longest queue", "planned in", "time"),
-        *("ran", "edits"),
+        *("ran", "edits", "whole step"),
     )
     return cells_html(comparison.cells, comparison.sentences, right, bars)
 

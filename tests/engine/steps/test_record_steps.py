@@ -476,3 +476,62 @@ def test_evaluation_between_steps_is_no_forward() -> None:
             with torch.no_grad():
                 made(torch.randn(4, 16))
     assert [phase.name for phase in steps[1].timeline.phases].count("forward") == 1
+
+
+def test_a_whole_step_given_to_profile_is_told_what_measures_it() -> None:
+    made = model()
+    optimizer = Adam(made.parameters())
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(made)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for engine in ("native", "direct"):
+        with pytest.raises(RuntimeError, match=r"th.profile_step\(make_loss\) measures a whole training step"):
+            th.profile(step, engine=engine)
+    hidden = loss_of(made)
+    hidden.backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        th.profile(lambda: loss_of(made) + hidden)
+
+
+def test_compare_says_what_the_whole_step_has_under_each_policy() -> None:
+    made = model()
+    optimizer = Adam(made.parameters(), fused=True)
+    inputs, targets = torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+    def forward() -> Tensor:
+        return functional.cross_entropy(made(inputs), targets)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        forward().backward()
+        optimizer.step()
+
+    step = th.profile_step(train)
+    optimizer.zero_grad()
+    found = th.compare(forward, ["bfs", "heap"], repetitions=1, step=step)
+    assert found.step_bytes("heap") == step.peak_bytes
+    assert found.step_bytes("bfs") - found.step_bytes("heap") == found["bfs"].peak_bytes - found["heap"].peak_bytes
+    assert "whole step" in found.cells[0]
+    assert f"Of the whole step {th.size_text(step.beside_backward[0])} are there" in str(found)
+    assert "estimate" not in str(found)
+    assert found.records()[0]["step_peak_bytes"] == found.step_bytes("bfs")
+    assert "whole step" in found._repr_html_()
+    with pytest.raises(ValueError, match="no step was given"):
+        th.compare(forward, "heap", repetitions=1).step_bytes("heap")
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_followed_backward_has_the_steps_memory(name: str) -> None:
+    loop = LOOPS[name](model())
+    step = th.profile_step(lambda: next(loop))
+    timeline = step.run.timeline
+    assert timeline is not None
+    assert list(timeline.levels[step.timeline.before :]) == list(step.timeline.levels)
+    assert sorted(step.run.order) == list(range(len(step.run.graph)))
+    assert sum(map(max, zip(*timeline.category_levels.values(), strict=True)), 0) > 0
+    assert step.run.peak().answer
