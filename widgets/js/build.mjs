@@ -1,8 +1,9 @@
 // Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
 // the slider of plans for mirroring into a script that a page has inside, widgets/static/frontier.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
-import { readFileSync, readdirSync } from "node:fs";
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
+import { minify } from "terser";
 
 /** A style sheet is imported as its minified text. */
 const styles = {
@@ -32,6 +33,14 @@ function privateNames() {
   return new RegExp(`^(${[...names].sort().join("|")})$`);
 }
 
+/** What esbuild wrote, 2 % smaller. Safe here: no getter of ours does anything, and nobody alters Array, String and Math. */
+async function smaller(outfile, module) {
+  const path = new URL(outfile, import.meta.url);
+  const compress = { passes: 3, hoist_funs: true, pure_getters: true, unsafe: true, unsafe_arrows: true };
+  const { code } = await minify(readFileSync(path, "utf8"), { module, ecma: 2022, compress });
+  writeFileSync(path, code);
+}
+
 const shared = {
   absWorkingDir: import.meta.dirname,
   bundle: true,
@@ -59,6 +68,9 @@ if (process.argv.includes("--tests")) {
   for (const each of pages) {
     const page = { ...shared, minify: true, mangleProps: privateNames(), legalComments: "inline", ...each };
     if (process.argv.includes("--watch")) await (await esbuild.context(page)).watch();
-    else await esbuild.build(page);
+    else {
+      await esbuild.build(page);
+      await smaller(page.outfile, page.format === "esm");
+    }
   }
 }
