@@ -214,8 +214,7 @@ class DirectBackward:
         def body() -> None:
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
-            quiet = not stops.asks and not stops.watches
-            bare = watch is not None and not ask and quiet
+            bare = watch is not None and not ask and not stops.watches
             apart = () if self.groups is None else self.groups.tasks
             until = frozenset(apart if last is None else (*apart, last))
             queue, whole = self.queue, not self.order
@@ -225,6 +224,9 @@ class DirectBackward:
                     queue = self.queue
                     if not queue or self.stop_asked:
                         break
+                    if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # made meanwhile
+                        stops.stopped = stop
+                        return
                 task_id = queue.choose()
                 if task_id == last:
                     return
@@ -253,7 +255,7 @@ class DirectBackward:
         if streams is not None and streams.several:
             return False
         others = self.needed, self.past, self.runner.memory
-        return all(each is None for each in others) and self.accumulation == PYTORCHS
+        return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.asks
 
     def bare_record(self) -> BareRecord | None:
         """What takes down the tasks that run next, while it `is_plain`."""

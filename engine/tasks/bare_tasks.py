@@ -45,6 +45,13 @@ class BareNotes(Protocol):
     def failed(self, task_id: int) -> None: ...
 
 
+class Asking(Protocol):
+    """The breakpoints, of which other threads and code that runs inside a task may make some."""
+
+    @property
+    def asks(self) -> bool: ...
+
+
 class BareLoop(Protocol):
     """A backward whose tasks run and of which nothing else is wanted, but maybe a record."""
 
@@ -52,6 +59,9 @@ class BareLoop(Protocol):
     buffers: InputBuffers
     order: list[int]
     stop_asked: bool
+
+    @property
+    def stops(self) -> Asking: ...
 
     @property
     def is_plain(self) -> bool: ...
@@ -128,12 +138,12 @@ class BareTasks:
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
         layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.bare_record()
         all_ways, takes, leaves, frees = layout.ways, layout.takes, layout.leaves, not self._keep_graph
-        free = self._free
+        free, stops = self._free, loop.stops
         take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
         asks = queue is not None and record is not None and not _knows_labels(record, queue)
         handles, told = RemovableHandle.next_id, noting.asked
         for task_id in turns:
-            if task_id in apart or loop.stop_asked:
+            if task_id in apart or loop.stop_asked or stops.asks:
                 return
             if (handles != RemovableHandle.next_id or told != noting.asked) and watch.registered():
                 return

@@ -270,6 +270,28 @@ def test_stop_asked_for_while_it_runs() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_breakpoint_that_is_made_while_it_runs_stops_it(ahead: bool) -> None:
+    if ahead:
+        whole("heap", "off")
+    found = []
+    for context in (nullcontext(), slowly()):
+        session = th.debug(branches()[0])
+        made: list[th.Breakpoint] = []
+
+        def look(session: Stepper = session, made: list[th.Breakpoint] = made) -> None:
+            if len(session.order) == 5 and not made:
+                made.append(session.break_at(session.planned[8]))
+
+        with context, Looking(look):
+            session.run()
+        assert session.stopped is not None and session.stopped.why == "breakpoint" and made[0].hits == 1
+        found.append(repr(shown(session)))
+        session.run()
+        assert session.current is None
+    assert found[0] == found[1]
+
+
 def spoiled(spoil: bool) -> Tensor:
     """What a task has saved may have been written to."""
     x = torch.ones(3, requires_grad=True)
