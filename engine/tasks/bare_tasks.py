@@ -45,7 +45,7 @@ class BareNotes(Protocol):
     def failed(self, task_id: int) -> None: ...
 
 
-class Asking(Protocol):
+class BareStops(Protocol):
     """The breakpoints, of which other threads and code that runs inside a task may make some."""
 
     @property
@@ -61,7 +61,7 @@ class BareLoop(Protocol):
     stop_asked: bool
 
     @property
-    def stops(self) -> Asking: ...
+    def stops(self) -> BareStops: ...
 
     @property
     def is_plain(self) -> bool: ...
