@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.torch_internals.engine import run_engine
+from ...inspector.torch_internals.engine import calling_engine
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks
 from ...inspector.torch_internals.nodes import leaf_of
 from .graph_task import GraphTask
@@ -109,7 +109,7 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         caller = frame.f_back
-        by_engine = event == "call" and caller is not None and caller.f_code is run_engine.__code__
+        by_engine = event == "call" and caller is not None and caller.f_code is calling_engine.__code__
         if by_engine:
             on_hook("tensor", frame.f_code.co_qualname)
 

@@ -138,9 +138,21 @@ def run_engine(
 ) -> tuple[Tensor | None, ...]:
     """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
     with _beside_held_devices():
-        found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
-            tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
-        )
+        return calling_engine(roots, gradients, keep_graph, create_graph, inputs, accumulate)
+
+
+def calling_engine(
+    roots: Sequence[GradientEdge],
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[GradientEdge],
+    accumulate: bool,
+) -> tuple[Tensor | None, ...]:
+    """What Python functions run in such a run of the engine, hooks alone, see this one as their caller."""
+    found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
+        tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
+    )
     return found or ()
 
 
