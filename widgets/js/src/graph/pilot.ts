@@ -39,6 +39,7 @@ export class Pilot {
     canvas.addEventListener("wheel", (event) => {
       if (!takes(event)) return;
       event.preventDefault();
+      if (!event.deltaY) return; // sideways
       const { x, y } = this.pointOf(event);
       this.steer(scaledAbout(this.view, this.allowed(this.view.k * 2 ** wheelDelta(event)), x, y));
     }, { signal, passive: false });
@@ -56,17 +57,15 @@ export class Pilot {
       last = pressed = this.pointOf(event);
     }, { signal });
     canvas.addEventListener("pointermove", (event) => {
-      if (!last) return;
+      if (!last || !canvas.hasPointerCapture(event.pointerId)) return;
       const to = this.pointOf(event);
       isClick &&= Math.hypot(to.x - pressed.x, to.y - pressed.y) <= CLICK_DISTANCE;
       this.steer(dragged(this.view, last, to));
       last = to;
     }, { signal });
-    for (const end of ["pointerup", "pointercancel"] as const) {
-      canvas.addEventListener(end, () => {
-        last = null;
-      }, { signal });
-    }
+    canvas.addEventListener("lostpointercapture", () => { // released, cancelled, or taken away without a word
+      last = null;
+    }, { signal });
     canvas.addEventListener("click", (event) => {
       if (!isClick) event.stopImmediatePropagation();
       isClick = true;
@@ -84,7 +83,7 @@ export class Pilot {
       }, { signal, passive: true });
     }
     canvas.addEventListener("touchmove", (event) => {
-      if (!last.length) return;
+      if (!last.length || !event.cancelable) return; // the page scrolls already
       event.preventDefault();
       const points = pointsOf(event);
       const [from, to] = [middleOf(last), middleOf(points)];
