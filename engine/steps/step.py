@@ -21,6 +21,8 @@ from .step_timeline import StepTimeline
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+_MOST_SAID = 4  # categories in a sentence; the table has all
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingStep(ShownAsTable):
@@ -194,12 +196,13 @@ class StepPeak(ShownAsTable):
 
     @property
     def shares(self) -> str:
-        """`60 % is activations and 40 % is Adam's state`: what of it is what, most first."""
+        """`60 % is activations and 40 % is Adam's state`: what of it is what, most first, and no more than four."""
         named = [
             f"{share_text(nbytes, self.nbytes)} is {state_of(self.step.optimizers) if kind == STATE else kind}"
             for kind, nbytes in self.categories.items()
+            if nbytes * 100 >= self.nbytes
         ]
-        return joined(named, len(named))
+        return joined(named[:_MOST_SAID], _MOST_SAID)
 
     @property
     def answer(self) -> tuple[str, ...]:
