@@ -17,6 +17,7 @@ from ..sessions.one_way import NO_HISTORY
 from ..sessions.stepper import Stepper
 from ..tasks.backward_call import BackwardCall
 from ..trace.run import Engine
+from ..trace.spoiled_graph import backward_begins, explain_spoiled_graph
 from ..trace.statistics import Level
 from .backward import check_choices
 
@@ -97,7 +98,10 @@ def unused(session: S) -> S:
     graph, needed = session.graph, session.needed
     over = first_over(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
     if over is None:
+        backward_begins()
         return session
     session.close()
     where = graph.describe(graph.nodes.index(over))
-    raise RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then th.debug(loss)")
+    error = RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then th.debug(loss)")
+    explain_spoiled_graph(error, graph, ())
+    raise error

@@ -37,6 +37,7 @@ from ..trace.bare_record import BareRecord
 from ..trace.batches import Batch, Fallback
 from ..trace.out_of_memory import explain_out_of_memory
 from ..trace.recorder import Recorder
+from ..trace.spoiled_graph import backward_begins, explain_spoiled_graph
 from ..trace.statistics import Level
 from ..words.phrases import counted
 from .past import Past
@@ -113,6 +114,7 @@ class DirectBackward:
 
     def start(self, create_graph: bool) -> None:
         """Gives the roots their gradients: what is ready then can run."""
+        backward_begins()
         with torch.set_grad_enabled(create_graph):
             gradients = self.runner.fitted_roots()
             for position, root in enumerate(self.graph.roots):
@@ -359,6 +361,7 @@ class DirectBackward:
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapehead: raised in {described}")
+        explain_spoiled_graph(error, self.graph, self.order)
         explain_out_of_memory(error, self.graph)
         self.runner.failed(self.graph.tasks[task_id])
 

@@ -42,6 +42,7 @@ from ..tasks.tensor_hooks import LateTensorHooks
 from ..trace.out_of_memory import explain_out_of_memory
 from ..trace.recorder import Recorder
 from ..trace.run import Run
+from ..trace.spoiled_graph import backward_begins, explain_spoiled_graph
 from ..trace.statistics import Level
 from .agreement import in_group, why_not
 
@@ -113,6 +114,7 @@ def run_native(
     Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
     without looking: under a dynamic policy, and with one queue per device.
     """
+    since = backward_begins()
     plan = plan.agreed()
     graph, policy = plan.graph, plan.policy
     dynamic = is_dynamic(policy)
@@ -151,7 +153,7 @@ def run_native(
         if watch is not None:
             watch.explain(error)
         else:
-            explain(error, graph.in_order(plan.order), freed)
+            explain(error, graph.in_order(plan.order), freed, since)
         raise
     finally:
         if pin is not None:
@@ -184,8 +186,8 @@ def one_queue(plan: Plan) -> AbstractContextManager[object]:
     return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
 
 
-def explain(error: Exception, graph: Graph, freed: Node | None) -> None:
-    """Says which task raised, where that is certain although nobody watched."""
+def explain(error: Exception, graph: Graph, freed: Node | None, since: int | None) -> None:
+    """Says which task raised, where that is certain although nobody watched. `since`: see `backward_begins`."""
     node = running_function(error)
     if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):
         node = freed  # the first task that can raise this
@@ -193,6 +195,8 @@ def explain(error: Exception, graph: Graph, freed: Node | None) -> None:
         error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")
     else:
         error.add_note('tapehead: run it again on a fresh forward with trace="off" to be told in which task')
+    nothing_ran = freed is not None and not is_spent(freed)  # that would have complained before
+    explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
     explain_out_of_memory(error, graph)
 
 
@@ -323,6 +327,7 @@ class Watch:
     def explain(self, error: BaseException) -> None:
         """Notes on the error in which task it was raised."""
         error.add_note(f"tapehead: raised {self._place(error)}")
+        explain_spoiled_graph(error, self.graph, self.order)
         explain_out_of_memory(error, self.graph)
 
     def _place(self, error: BaseException | None) -> str:

@@ -42,6 +42,7 @@ from ..queue.stages import has_stages
 from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import root_gradients
 from ..trace.run import Run
+from ..trace.spoiled_graph import backward_begins
 from .agreement import in_group
 from .native import DISTURBED, Plan, explain, is_engines_own, run_native
 
@@ -74,13 +75,14 @@ def _in_own_order(call: BackwardCall) -> Run:
     roots = root_edges(call.outputs)
     root_gradients(call.outputs, call.grad_tensors)
     freed = _spent_or_freed(_first_of(roots))
+    since = backward_begins()
     try:
         with _one_queue():
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns
     except Exception as error:
-        explain(error, graph_of(call.outputs), freed)
+        explain(error, graph_of(call.outputs), freed, since)
         raise
     return Run.late(lambda: _graph(roots), lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
 
@@ -91,7 +93,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     gradients = root_gradients(call.outputs, call.grad_tensors)
     if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
         return None
-    reading, elapsed_ns = ExitStack(), 0
+    reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
         with reading, _one_queue():
@@ -102,7 +104,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     except _NotKept:
         empty_queue()
     except Exception as error:
-        explain(error, graph_of(call.outputs), start.freed)
+        explain(error, graph_of(call.outputs), start.freed, since)
         raise
     finally:
         if start.pin is not None:

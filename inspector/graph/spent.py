@@ -52,7 +52,12 @@ def is_spent(node: Node) -> bool:
 
 def first_over(nodes: Iterable[Node]) -> Node | None:
     """The first of the nodes through which a backward has run, as far as that can be told: another one would raise."""
-    return next((node for node in nodes if is_spent(node) or _is_freed(node)), None)
+    return next(filter(is_over, nodes), None)
+
+
+def is_over(node: Node) -> bool:
+    """Whether a backward has run through the node, as far as that can be told: another one would raise."""
+    return is_spent(node) or _is_freed(node)
 
 
 def _is_freed(node: Node) -> bool:

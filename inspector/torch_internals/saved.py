@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -52,7 +53,7 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
             found = getattr(node, shown_name)
             makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):  # freed
+            if MODIFIED not in str(error):  # freed
                 continue
             makers = [None] * len(raws)
             modified = True
@@ -60,6 +61,46 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
         for each, maker in zip(raws, makers, strict=True):
             if each is not None and isinstance(each.data, Tensor):
                 yield SavedSlot(name, each.data, maker, modified)
+
+
+class WrittenSlot(NamedTuple):
+    """A slot whose tensor was written since: `tensor` is None where the slot has several, and it isn't certain which.
+
+    `version` is the tensor's when it was saved, `now` the one it has.
+    """
+
+    name: str
+    tensor: Tensor | None
+    version: int
+    now: int
+
+
+def written_slots(node: Node) -> Iterator[WrittenSlot]:
+    """The slots of a node for which PyTorch would raise "modified by an inplace operation". Runs no hook."""
+    slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
+    for name, raw_name, shown_name in slots:
+        try:
+            raw = getattr(node, raw_name)
+        except RuntimeError:  # freed
+            continue
+        raws = raw if isinstance(raw, tuple | list) else (raw,)
+        if _has_hooks(raws):
+            continue
+        try:
+            getattr(node, shown_name)
+        except RuntimeError as error:
+            versions = _VERSIONS.search(str(error))
+            if versions is None:  # freed
+                continue
+            now, version = int(versions[1]), int(versions[2])
+            tensors = [each.data for each in raws if each is not None and isinstance(each.data, Tensor)]
+            if len(tensors) > 1:
+                tensors = [each for each in tensors if each._version == now]
+            yield WrittenSlot(name, tensors[0] if len(tensors) == 1 else None, version, now)
+
+
+MODIFIED = "modified by an inplace operation"
+_VERSIONS = re.compile(MODIFIED + r".* is at version (\d+); expected version (\d+)", re.DOTALL)
 
 
 def packed_slots(node: Node) -> Iterator[tuple[str, object]]:
