@@ -404,7 +404,7 @@ ROWS = """line => {
 }"""
 
 
-@pytest.mark.parametrize("width", [360, 700, 1100, 1600])
+@pytest.mark.parametrize("width", [360, 480, 700, 1100, 1600])
 def test_at_every_width_nothing_is_cut_or_overlaps(open_page: Callable[..., Page], saved: Saved, width: int) -> None:
     page = open_page(saved.path, viewport={"width": width, "height": 2600})
     shown = ShownDeck(page)

@@ -423,6 +423,7 @@ test("a search means tasks that have each of its words somewhere", () => {
   assert.deepEqual(found("MM"), [1]);
   assert.deepEqual(found("encoder"), [0, 1, 3], "by module and by parameter");
   assert.deepEqual(found("encoder relu"), [0]);
+  assert.deepEqual(found("linear"), [0, 1], "by the class of a module, which its box says");
   assert.deepEqual(found("#2"), [2]);
   assert.deepEqual(found("torch"), [], "not by a namespace that is not shown");
   assert.deepEqual(found("cpu"), []);

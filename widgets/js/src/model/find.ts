@@ -32,7 +32,7 @@ function narrow(replay: Replay, word: string, matches: Uint8Array): void {
   const has = (text: string) => text.toLowerCase().includes(word);
   const inText = texts.map((text) => has(bareName(text)));
   const inLine = lines.map((line) => has(line.short));
-  const inCall = calls.path.map((path) => inText[path]);
+  const inCall = calls.path.map((path, call) => inText[path] || inText[calls.class[call]]);
   const typed = typedTask(replay, word);
   // NONE, -1, is in no list.
   for (let task = 0; task < matches.length; task++) {
