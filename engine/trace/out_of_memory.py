@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
+from ...inspector.holding.search import who_holds
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import current_number
@@ -28,13 +29,19 @@ _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: no
 _NOTE = "tapehead: when it was asked for more, "
 _PARAMETERS, _BUFFERS, _GRADIENTS, _STATE = "parameters", "buffers", "gradients", "optimizer state"
 _SAVED, _OTHERS = "saved by tasks that had not run", "other tensors"
+_MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
+_WHY_UNNAMED = {
+    "cycle": "held by a cycle, which gc.collect() may free",
+    "unnamed": "held by what runs, or by C++: no variable leads to it",
+    "bounded": "who holds it was not found quickly",
+}
 _UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
 _HELP = {
     _SAVED: "computing some of it again instead of saving it, th.plan_mirror(make_loss), and a smaller batch",
     _PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
     _GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
     _STATE: "an optimizer with less state",
-    _OTHERS: "letting go of what is no longer needed: gc.get_referrers(tensor) tells who holds one",
+    _OTHERS: "letting go of what is no longer needed",
     _UNSEEN: "another order of the tasks, th.plan(loss), and a smaller batch",
 }
 
@@ -88,14 +95,13 @@ class _Holding:
     Attributes:
         parts: bytes by category, in the order in which they were looked for.
         savers: bytes that tasks of one kind and place save, and how many tasks these are.
-        largest: the largest of the other tensors.
+        largest: the largest of the other tensors, in words, and who holds it.
     """
 
     def __init__(self, device: torch.device, graph: Graph | None) -> None:
         self.device = device
         self.parts: Counter[str] = Counter()
         self.savers: dict[tuple[str, str], tuple[int, list[str]]] = {}
-        self.largest: tuple[int, str] = 0, ""
         self._counted: set[int] = set()
         tensors, optimizers, modules = _alive()
         parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
@@ -105,11 +111,7 @@ class _Holding:
         self._add(_GRADIENTS, [each.grad for each in leaves])
         self._add(_STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
         self._add_saved(tensors, graph)
-        for each in tensors:
-            nbytes = self._add(_OTHERS, [each])
-            if nbytes > self.largest[0]:
-                dtype = str(each.dtype).removeprefix("torch.")
-                self.largest = nbytes, f"{tuple(each.shape)} {dtype}, {size_text(nbytes)}"
+        self.largest = self._add_others(tensors)
         unseen = _allocated(device) - self.parts.total()
         if unseen > 0:
             self.parts[_UNSEEN] = unseen
@@ -143,6 +145,21 @@ class _Holding:
                 before, places = self.savers.get((name, pattern(where)), (0, []))
                 self.savers[name, pattern(where)] = before + nbytes, [*places, where]
 
+    def _add_others(self, tensors: Sequence[Tensor]) -> str:
+        """What has none of those reasons; the largest tensor of it, `(131072,) float32, 512 KiB, held as store[1]`."""
+        most = 0
+        largest: list[Tensor] = []
+        for each in tensors:
+            nbytes = self._add(_OTHERS, [each])
+            if nbytes > most:
+                most, largest[:] = nbytes, [each]
+        if not largest:
+            return ""
+        dtype = str(largest[0].dtype).removeprefix("torch.")
+        said = f"{tuple(largest[0].shape)} {dtype}, {size_text(most)}"
+        (holder,) = who_holds(largest, _MOST_LOOKED_AT)
+        return f"{said}, held as {holder}" if holder.kind == "named" else f"{said} ({_WHY_UNNAMED[holder.kind]})"
+
     def notes(self) -> Iterator[str]:
         """The sentences: who held what, and what would help."""
         whole = self.parts.total()
@@ -165,7 +182,7 @@ class _Holding:
         if category == _SAVED:
             most = sorted(self.savers.items(), key=lambda saver: -saver[1][0])[:3]
             return ", the most by " + joined([_saver(name, *found) for (name, _), found in most])
-        return f", the largest {self.largest[1]}" if category == _OTHERS else ""
+        return f", the largest {self.largest}" if category == _OTHERS else ""
 
 
 def _saver(name: str, nbytes: int, places: Sequence[str]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -127,6 +129,19 @@ def test_nothing_is_held_afterwards() -> None:
     assert model.layers[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("verb", ["backward", "direct", "policy", "debug", "profile"])
+def test_who_holds_the_largest_of_the_others_is_said(verb: str) -> None:
+    model, batch = Model(), torch.randn(4, 64)
+    trainer = SimpleNamespace(store=[0, {"o": torch.ones(3 * 2**21)}])
+    told = notes(lambda: VERBS[verb](lambda: model(batch)))
+    (holding,) = [note for note in told if "when it was asked for more, the CPU held" in note]
+    said = "local variable trainer of test_who_holds_the_largest_of_the_others_is_said() at test_out_of_memory.py:"
+    assert f"the largest (6291456,) float32, 24.0 MiB, held as {said}" in holding
+    assert re.search(r"at test_out_of_memory.py:\d+: trainer.store\[1\]\['o'\]", holding)
+    alive = ref(trainer.store.pop()["o"])
+    assert alive() is None
+
+
 @pytest.fixture
 def small(accelerators: tuple[torch.device, torch.device]) -> Iterator[torch.device]:
     device = accelerators[1]
@@ -145,5 +160,6 @@ def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device)
     told = notes(lambda: VERBS[verb](lambda: model(batch)))
     (holding,) = [note for note in told if f"when it was asked for more, {small} held" in note]
     assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
-    assert "the largest (131072,) float32, 512 KiB" in holding
+    here = "test_a_device_with_a_limit_says_what_it_held() at test_out_of_memory.py"
+    assert f"the largest (131072,) float32, 512 KiB, held as local variable kept of {here}" in holding
     assert kept.sum() == 0
