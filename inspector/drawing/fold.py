@@ -155,6 +155,7 @@ class _Folding:
         for box, edges in boxes:  # grows while it runs
             if not box.closed:
                 boxes.extend(self._settle(box, edges))
+        self._follow_nested_runs()
         self._let_parameters_stand_in()
         groups: dict[int, FoldedCalls] = {}
         for box, _ in reversed(boxes):
@@ -326,6 +327,18 @@ class _Folding:
         if isinstance(fold, str):
             return fold == "repeats" and bool(part.members) and len(part.tasks) > MOST_SHOWN
         return part.depth >= fold if isinstance(fold, int) else part.path in fold
+
+    def _follow_nested_runs(self) -> None:
+        """In a member that is not drawn runs lead from one of their members to the next as in the one that is drawn."""
+        edges, stands_in = self._graph.edges, self._stands_in
+        drawn = {(edges[number].task, edges[number].next_task): repeat for number, repeat in self._between.items()}
+        if not drawn:
+            return
+        for task, child, number in self._edges:
+            while number not in self._between and (stands_in[task] != task or stands_in[child] != child):
+                task, child = stands_in[task], stands_in[child]
+                if (repeat := drawn.get((task, child))) is not None:
+                    self._between[number] = repeat
 
     def _let_parameters_stand_in(self) -> None:
         """A parameter used by folded blocks alone is represented by the one that the shown block uses in its place."""

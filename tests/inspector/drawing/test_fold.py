@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.inspector.drawing import fold
 from tapehead.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
+from tapehead.inspector.drawing.svg import graph_to_svg
 
 from ..programs import captured
 
@@ -104,6 +105,30 @@ def test_blocks_whose_gradients_have_other_shapes_are_not_equal() -> None:
         loss = nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(sizes)])(torch.ones(1, 8)).sum()
     [run] = [group for group in all_groups(fold_graph(th.graph(loss))) if group.times > 1]
     assert run.title == "6 – 11" and run.times == 6
+
+
+def test_equal_networks_of_equal_layers_lead_from_layer_to_layer_alike() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.two(self.one(x).relu())
+
+    def network() -> nn.Module:
+        return nn.Sequential(*(Layer() for _ in range(4)))
+
+    model = nn.Sequential(*(network() for _ in range(3)))
+    with th.capture(model):
+        loss = model(torch.ones(2, 4)).sum()
+    graph = th.graph(loss)
+    folded = fold_graph(graph)
+    outer, inner = (group for group in all_groups(folded) if group.times > 1)
+    assert (outer.times, inner.times) == (3, 4)
+    between = [graph.edges[number] for number, repeat in folded.between.items() if repeat == inner.repeat]
+    assert len(between) == 3 * 3 * 2  # in each network from layer to layer, through it and around it
+    assert "</svg>" in graph_to_svg(graph, fold="fit")
 
 
 def test_fold_none_opens_everything() -> None:
