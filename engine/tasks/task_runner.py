@@ -39,7 +39,7 @@ from .graph_task import GraphTask
 from .hook_watch import HookWatch
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .node_changes import NodeChanges
-from .refusals import refuse_surroundings, refuse_tasks
+from .refusals import cannot, refuse_surroundings, refuse_tasks
 from .roots import root_gradients
 from .runner import Measuring, OnEnd, Runner
 from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
@@ -299,11 +299,18 @@ class TaskRunner(Runner):
 
 
 def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
-    """By task what it takes: a leaf's `grad_dtype` is not in its node's metadata."""
+    """By task what it takes: a leaf's `grad_dtype` is not in its node's metadata.
+
+    Raises:
+        NotImplementedError: a leaf takes gradients of any dtype.
+    """
     kind = Kind.ACCUMULATE_GRAD
     found = [task.inputs for task in graph.tasks]
     leaves = [task.id for task in graph.tasks if task.kind is kind]
     usual = [found[task_id][0].dtype for task_id in leaves]
     for place, dtype in gradient_dtypes([graph.nodes[task_id] for task_id in leaves], usual).items():
+        if dtype is None:
+            leaf = graph.describe(leaves[place])
+            raise cannot(f"leave the gradient of {leaf} in the dtype in which it comes (grad_dtype is None)")
         found[leaves[place]] = (replace(found[leaves[place]][0], dtype=dtype),)
     return found

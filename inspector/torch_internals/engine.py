@@ -459,9 +459,9 @@ def first_gradients(
     return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
-def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype]:
+def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype | None]:
     """To which dtypes the user wants gradients cast (`Tensor.grad_dtype`): by place among these AccumulateGrad, where
-    it is neither the usual one nor the leaf's."""
+    it is neither the usual one nor the leaf's; None where they are not to be cast."""
     if not hasattr(Tensor, "grad_dtype"):
         return {}
     nodes: Sequence[Any] = leaves
@@ -470,7 +470,7 @@ def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dic
         for place, (node, dtype) in enumerate(zip(nodes, usual, strict=True))
         if node.variable.grad_dtype is not dtype
     ]
-    return {place: leaf.grad_dtype for place, leaf in unusual if leaf.grad_dtype not in (None, leaf.dtype)}
+    return {place: leaf.grad_dtype for place, leaf in unusual if leaf.grad_dtype is not leaf.dtype}
 
 
 def in_backward() -> bool:

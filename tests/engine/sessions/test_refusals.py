@@ -47,6 +47,17 @@ def test_the_direct_engine_refuses_nested_gradients() -> None:
         th.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
 
 
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="needs Tensor.grad_dtype")
+def test_a_leaf_that_takes_gradients_of_any_dtype_is_left_to_pytorchs_engine() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad_dtype = None
+    with pytest.raises(NotImplementedError, match="AccumulateGrad in the dtype in which it comes"):
+        th.backward((leaf * 2).sum(), engine="direct")
+    assert leaf.grad is None
+    th.backward((leaf * 2).sum(), policy="bfs")
+    assert torch.equal(leaf.grad, torch.full((2,), 2.0))
+
+
 def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
     x = torch.ones(2, requires_grad=True)
 
