@@ -25,6 +25,7 @@ from tapehead.engine.sessions.direct_backward import DirectBackward
 from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.tasks import task_runner
 from tapehead.engine.tasks.hook_watch import HookWatch
+from tapehead.inspector.graph.facts import Facts
 
 from ..backward_programs import random_program
 
@@ -33,10 +34,11 @@ POLICIES = ("heap", "bfs", "dfs", "delay_accumulate", "random", "lpmf")
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
-    """No order is known yet, graphs need not be large, and other tests' hooks are not looked for."""
+    """No order is known yet, graphs need not be large, and what other tests left is not looked for: hooks, captures."""
     forget_plans()
-    none = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
-    with none, mock.patch.object(task_runner, "_MANY_TASKS", 0):
+    hooks = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
+    captures = mock.patch.object(Facts, "alive", lambda: False)
+    with hooks, captures, mock.patch.object(task_runner, "_MANY_TASKS", 0):
         yield
     forget_plans()
 
