@@ -37,7 +37,7 @@ def anew() -> Iterator[None]:
     """No order is known yet, graphs need not be large, and what other tests left is not looked for: hooks, captures."""
     forget_plans()
     hooks = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
-    captures = mock.patch.object(Facts, "alive", lambda: False)
+    captures = mock.patch.object(Facts, "alive", return_value=False)
     with hooks, captures, mock.patch.object(task_runner, "_MANY_TASKS", 0):
         yield
     forget_plans()
