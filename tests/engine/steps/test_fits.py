@@ -116,6 +116,7 @@ def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.
     assert told.peak_bytes == pytest.approx(exact.peak_bytes, rel=0.005)
 
 
+@pytest.mark.slow
 def test_remedies_take_as_much_as_they_say() -> None:
     fit = th.fits(Gpt, lambda size=8: tokens(size), OPTIMIZERS["adam, foreach"], "6MiB")
     assert not fit.fits
