@@ -108,3 +108,13 @@ def test_an_old_browser_is_told(page: Page, missing: str) -> None:
     page.add_init_script(f"delete {missing}")
     page.reload()
     expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
+
+
+def test_without_statistics_a_gradient_is_not_said_to_be_empty(context: BrowserContext, tmp_path: Path) -> None:
+    with th.capture():
+        loss = workload("linear50").build()[1]()
+    path = tmp_path / "deck.html"
+    th.backward(loss, trace="off").save_html(path)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    expect(page.locator("[data-gradient='in 0']")).to_contain_text("its values were not recorded")

@@ -124,7 +124,8 @@ function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLEl
   ].filter(Boolean);
   if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
   if (gradient.min === null || gradient.min === undefined) {
-    lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : "empty"));
+    const none = sizes?.includes(0) ? "empty" : "its values were not recorded";
+    lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : none));
     return lines;
   }
   const words = (...parts: string[]) => el("div", { class: "s" }, ...parts.map((part) => el("span", {}, part)));
