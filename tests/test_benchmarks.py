@@ -43,7 +43,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("name", "rows", "goals"),
     [
         ("whole_calls", 40, 40),
-        ("starting", 2, 2),
+        ("starting", 3, 3),
         ("capture", 2, 2),
         ("stepping", 9, 4),
         ("drawing", 8, 8),
