@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from . import second_device
 
 SCRIPT = Path(__file__).parent / "gpu" / "__main__.py"
 
@@ -29,6 +32,20 @@ def test_without_a_gpu_it_says_why_there_is_nothing_to_run() -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     assert ran.returncode == 2 and ran.stdout == ""
     assert ran.stderr.startswith("nothing to run: ")
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(second_device.why_not() is not None, reason=str(second_device.why_not()))
+def test_its_one_table_can_be_had_of_the_second_device_too(tmp_path: Path) -> None:
+    only = "tests/second_device/test_second_device.py"
+    values = tmp_path / "table.json"
+    command = [sys.executable, str(SCRIPT), "--second-device", "--no-benchmarks", f"--only={only}", f"--json={values}"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    title, line = ran.stdout.splitlines()[-2:]
+    assert title.endswith("2 × the second device") and "test_second_device" in line
+    (found,) = json.loads(values.read_text())["lines"]
+    assert found["good"] and "passed" in found["found"] and "failed" not in found["found"]
 
 
 def test_tests_are_counted_by_file_and_failures_named(gpu: ModuleType, tmp_path: Path) -> None:

@@ -165,6 +165,17 @@ def test_tours_and_readme_import_public_names_alone() -> None:
     assert len(texts) > 5 and not any(inside.values()), inside
 
 
+def test_the_readme_and_the_second_tour_say_the_same_of_two_devices_on_threads() -> None:
+    def figures(text: str, start: str, end: str) -> list[str]:
+        return re.findall(r"\d+ ms|\d\.\d\d", text[text.index(start) : text.index(end)])
+
+    readme = (NOTEBOOKS[0].parents[1] / "README.md").read_text()
+    (tour,) = (nbformat.read(path, 4) for path in NOTEBOOKS if path.name.startswith("02"))
+    (told,) = (cell.source for cell in tour.cells if "And on real threads?" in cell.source)
+    found = figures(readme, "On real threads", "`tests/second_device`")
+    assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapehead bench orders`")
+
+
 def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     begin = text.index("Two cells of a notebook")

@@ -1,7 +1,7 @@
 """PyTorch PR #4746's example of a graph on which creation order loses (**), on real threads, beside `th.makespan`.
 
 Each device has a ready queue and a thread of its own. A kernel that computes says little on a machine with few cores:
-here the backward of each Linear sleeps instead, without Python's lock. The devices are two of CUDA's, or those of
+here the backward of each Linear sleeps instead, without Python's lock. The devices are CUDA's, or those of
 `tests/second_device`, in a process of their own that ends by `os._exit`, as that one wants.
 """
 
@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 POLICIES = ("bfs", "dfs", "heap")
 
-_SLEEPS_S = 0.01
+_SLEEPS_S = 0.03
 _LAYERS = 15
 _GOAL = 10.0  # per cent by which what is measured differs from what is simulated
 _MOST = 5  # repetitions
@@ -99,18 +99,18 @@ def _measured(near: torch.device, far: torch.device, repetitions: int, layers: i
 
 def main() -> None:
     repetitions, layers = map(int, sys.argv[1:])
-    if torch.cuda.device_count() > 1:
-        name = "cuda"
-    else:
+    name, count = "cuda", torch.cuda.device_count()
+    if not count:
         sys.path.insert(0, str(Path(__file__).parents[1]))
         import second_device
 
         if why := second_device.why_not():
             sys.exit(why)
         second_device.load()
-        name = second_device.NAME
-    first, second = torch.device(name, 0), torch.device(name, 1)
-    print(json.dumps([_measured(near, second, repetitions, layers) for near in (torch.device("cpu"), first)]))
+        name, count = second_device.NAME, second_device.COUNT
+    far = torch.device(name, count - 1)
+    nears = [torch.device("cpu"), *([torch.device(name, 0)] if count > 1 else [])]
+    print(json.dumps([_measured(near, far, repetitions, layers) for near in nears]))
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""`make gpu`: runs the tests and benchmarks that want CUDA, and prints one table.
+"""`make gpu`: runs the tests and benchmarks that want CUDA or any accelerator, and prints one table.
 
 It needs torch and pytest alone, and no installed tapehead; benchmarks are left out, by name, where rich is missing.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = "memory_cuda", "batching_cuda", "mirroring_cuda", "watching"
+BENCHMARKS = "memory_cuda", "batching_cuda", "mirroring_cuda", "watching", "two_devices"
+ON_ANY = ("two_devices",)
 _NEEDED = "torch", "pytest"
 
 
@@ -41,6 +42,10 @@ class Line:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu", description=__doc__)
     parser.add_argument("--no-benchmarks", action="store_true", help="the tests alone")
+    parser.add_argument(
+        "--second-device", action="store_true", help="what runs on any accelerator, on the host's: a GPU is not needed"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="PATH", help="tests of this file or folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table, too")
     options = parser.parse_args(arguments)
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
@@ -48,16 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    if not torch.cuda.is_available():
+    if not options.second_device and not torch.cuda.is_available():
         why = "no GPU is found" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
         print(f"nothing to run: {why}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         environment = _environment(Path(folder))
-        lines = list(_tests(Path(folder), environment))
+        lines = list(_tests(Path(folder), environment, options.only, options.second_device))
         if not options.no_benchmarks:
-            lines += _benchmarks(Path(folder), environment)
-    title = f"torch {torch.__version__}, {torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
+            lines += _benchmarks(Path(folder), environment, ON_ANY if options.second_device else BENCHMARKS)
+    device = "the second device" if options.second_device else torch.cuda.get_device_name()
+    title = f"torch {torch.__version__}, {2 if options.second_device else torch.cuda.device_count()} × {device}"
     print("\n".join([title, *table(lines)]))
     if options.json:
         text = json.dumps({"machine": title, "lines": [vars(line) for line in lines]}, indent=1, ensure_ascii=False)
@@ -98,22 +104,23 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _tests(folder: Path, environment: dict[str, str]) -> Iterator[Line]:
+def _tests(folder: Path, environment: dict[str, str], only: Sequence[str], second_device: bool) -> Iterator[Line]:
     report = folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu or accelerator", "-p", "no:cacheprovider"]
-    ran = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, env=environment)
+    command += ["--second-device", "-p", "no:xdist"] if second_device else []
+    ran = subprocess.run([*command, f"--junitxml={report}", *only], cwd=ROOT, env=environment)
     if not report.exists():
         yield Line("tests", f"pytest ended with {ran.returncode} and no report", False)
         return
     yield from counted(report)
 
 
-def _benchmarks(folder: Path, environment: dict[str, str]) -> Iterator[Line]:
+def _benchmarks(folder: Path, environment: dict[str, str], names: Sequence[str]) -> Iterator[Line]:
     if importlib.util.find_spec("rich") is None:
         yield Line("benchmarks", "left out: rich is not installed", None)
         return
     values = folder / "benchmarks.json"
-    command = [sys.executable, "tests/benchmarks", *(f"--only={name}" for name in BENCHMARKS), f"--json={values}"]
+    command = [sys.executable, "tests/benchmarks", *(f"--only={name}" for name in names), f"--json={values}"]
     ran = subprocess.run(command, cwd=ROOT, env=environment)
     if ran.returncode:
         yield Line("benchmarks", f"ended with {ran.returncode}", False)

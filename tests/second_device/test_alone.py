@@ -31,7 +31,7 @@ def test_what_asks_for_one_and_takes_long_holds_there_too() -> None:
 
 
 def hold(marks: str) -> None:
-    asking = [str(path) for path in TESTS.rglob("test_*.py") if "accelerators" in path.read_text()]
+    asking = [str(path) for path in TESTS.rglob("test_*.py") if "accelerator" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "--second-device", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += ["-m", marks, *sorted(asking)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -492,17 +492,16 @@ def test_an_unknown_engine_is_told_with_those_there_are() -> None:
         th.backward(torch.ones(1, requires_grad=True).exp(), engine="turbo")  # type: ignore[arg-type]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ENGINES)
-def test_gradients_on_cuda_and_across_devices(engine: Engine) -> None:
+def test_gradients_on_an_accelerator_and_across_devices(engine: Engine, accelerator: torch.device) -> None:
     torch.manual_seed(0)
-    on_gpu, on_cpu = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64)
-    leaves = [*on_gpu.parameters(), *on_cpu.parameters()]
-    x = torch.randn(8, 64, device="cuda")
+    far, near = nn.Linear(64, 64, device=accelerator), nn.Linear(64, 64)
+    leaves = [*far.parameters(), *near.parameters()]
+    x = torch.randn(8, 64, device=accelerator)
 
     def loss() -> Tensor:
-        hidden = on_gpu(x).relu()
-        return on_cpu(hidden.cpu()).sum() + on_gpu(hidden).square().mean().cpu()
+        hidden = far(x).relu()
+        return near(hidden.cpu()).sum() + far(hidden).square().mean().cpu()
 
     expected = gradients_of(leaves, lambda: loss().backward())
     for policy in CLASSIC:

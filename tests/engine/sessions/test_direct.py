@@ -412,9 +412,8 @@ def test_what_is_given_to_a_session_must_be_its_own() -> None:
         th.debug(nn.Linear(1, 1))
 
 
-@pytest.mark.gpu
-def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward() -> None:
-    x = torch.ones(2, device="cuda", requires_grad=True)
+def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward(accelerator: torch.device) -> None:
+    x = torch.ones(2, device=accelerator, requires_grad=True)
     a, b = x.exp(), x.sin()
     seen: list[int] = []
     torch.autograd.graph.register_multi_grad_hook((a, b), lambda gradients: seen.append(len(gradients)))

@@ -391,18 +391,17 @@ def test_native_runs_compiled_regions(policy: str) -> None:
     assert_equal(found, expected, bitwise=False)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("queues", ["one", "per device"])
 @pytest.mark.parametrize("policy", CLASSIC)
-def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: str) -> None:
+def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: str, accelerator: torch.device) -> None:
     torch.manual_seed(0)
-    on_gpu, on_cpu = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64)
-    leaves = [*on_gpu.parameters(), *on_cpu.parameters()]
-    x = torch.randn(8, 64, device="cuda")
+    far, near = nn.Linear(64, 64, device=accelerator), nn.Linear(64, 64)
+    leaves = [*far.parameters(), *near.parameters()]
+    x = torch.randn(8, 64, device=accelerator)
 
     def loss() -> Tensor:
-        hidden = on_gpu(x).relu()
-        return on_cpu(hidden.cpu()).sum() + on_gpu(hidden).square().mean().cpu()
+        hidden = far(x).relu()
+        return near(hidden.cpu()).sum() + far(hidden).square().mean().cpu()
 
     expected = gradients_of(leaves, lambda: loss().backward())
     runs: list[th.Run] = []

@@ -814,21 +814,22 @@ def test_debug_picks_the_engine() -> None:
         th.debug(loss, engine="turbo")
 
 
-@pytest.mark.gpu
-def test_a_session_has_the_callers_device_and_streams_and_one_queue() -> None:
-    x = torch.ones(64, device="cuda", requires_grad=True)
-    stream = torch.cuda.Stream()
+def test_a_session_has_the_callers_device_and_streams_and_one_queue(accelerator: torch.device) -> None:
+    x = torch.ones(64, device=accelerator, requires_grad=True)
+    stream = torch.Stream(accelerator)
     seen = []
-    with torch.cuda.stream(stream):
+    with stream:
         y = (x * 2).cpu() + torch.ones(64, requires_grad=True)
         loss = y.sum()
-        y.register_hook(lambda gradient: seen.append((torch.cuda.current_stream(), threading.current_thread().name)))
+        y.register_hook(
+            lambda gradient: seen.append((torch.accelerator.current_stream(), threading.current_thread().name))
+        )
         session = native(loss, policy="bfs")
         while session.current is not None:
             foretold = session.current
             assert session.step() is foretold
     assert seen == [(stream, "tapehead backward")]
-    assert torch.equal(x.grad, torch.full((64,), 2.0, device="cuda"))
+    assert torch.equal(x.grad, torch.full((64,), 2.0, device=accelerator))
 
 
 def test_the_time_that_it_ran_leaves_stops_out_and_grows_while_it_runs() -> None:

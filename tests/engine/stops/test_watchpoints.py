@@ -603,11 +603,12 @@ def test_strange_gradients_are_read_or_left_alone() -> None:
         assert read_now(torch.ones(2).to(torch.float8_e4m3fn), ALL) == Reading(norm=pytest.approx(2**0.5))
 
 
-@pytest.mark.gpu
 @both
 @pytest.mark.parametrize("synchronize", [None, True])
-def test_on_cuda_nobody_waits_unless_told_to(engine: Engine, synchronize: bool | None) -> None:
-    leaf = torch.zeros(2, device="cuda", requires_grad=True)
+def test_on_an_accelerator_nobody_waits_unless_told_to(
+    engine: Engine, synchronize: bool | None, accelerator: torch.device
+) -> None:
+    leaf = torch.zeros(2, device=accelerator, requires_grad=True)
 
     def make_loss() -> Tensor:
         x = leaf * 1

@@ -1,9 +1,10 @@
-"""Backwards on several devices as they are simulated, against brute force, and where there is a GPU against PyTorch."""
+"""Backwards on several devices as they are simulated: against brute force, and against threads of PyTorch's engine."""
 
 from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -15,10 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapehead as th
-from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.orders.problem import Problem
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs.timing import time_backward, turns
 from tapehead.engine.queue.pending import dependencies
 from tapehead.engine.queue.policy import Policy
 from tapehead.engine.studies.gantt import Gantt, time_text
@@ -315,24 +314,30 @@ def test_times_have_three_digits(elapsed_ns: float, text: str) -> None:
     assert time_text(elapsed_ns) == text
 
 
-@pytest.mark.gpu
-def test_on_cpu_and_cuda_heap_and_dfs_really_end_after_bfs() -> None:
-    model, make_loss = WORKLOADS["two_devices"].build("full", device="cuda")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_threads_too_a_device_starts_beside_the_other_under_bfs_alone(
+    policy: str, accelerator: torch.device
+) -> None:
+    _, make_loss = WORKLOADS["two_devices"].build(device=str(accelerator))
+    graph = th.graph(loss := make_loss())
+    near = {task.id for task in graph.tasks if task.device.type == "cpu"}
+    far_begins = threading.Event()
+    began: list[int] = []
 
-    def fresh() -> torch.Tensor:
-        model.zero_grad()
-        return make_loss()
+    def before(task: int) -> None:
+        began.append(task)
+        if task not in near:
+            far_begins.set()
+        elif policy == "bfs" and near.issubset(began):
+            assert far_begins.wait(60), "the other device does not begin before the end of this one's tasks"
 
-    run = th.backward(fresh(), trace="off")  # also the warm-up
-    times: dict[str, list[int]] = {name: [] for name in POLICIES}
-    for turn in turns(POLICIES, 6):
-        for name in turn:
-            times[name].append(time_backward(fresh, find_policy(name), queues="per device"))
-    fastest = {name: min(values) for name, values in times.items()}
-    print({name: time_text(elapsed) for name, elapsed in fastest.items()})
-    assert fastest["bfs"] < fastest["heap"] and fastest["bfs"] < fastest["dfs"]
-    report = th.makespan(run.graph, policies=POLICIES, durations=run)
-    assert report["bfs"].makespan_ns < min(report["heap"].makespan_ns, report["dfs"].makespan_ns)
+    for task, node in enumerate(graph.nodes):
+        node.register_prehook(lambda gradients, task=task: before(task))
+    th.backward(loss, policy=policy, queues="per device", trace=None)
+    assert sorted(began) == list(range(len(graph)))
+    first_far = next(place for place, task in enumerate(began) if task not in near)
+    beside = near.intersection(began[first_far:])
+    assert bool(beside) == (policy == "bfs")
 
 
 def test_a_device_that_stands_still_for_an_order_says_behind_what() -> None:
