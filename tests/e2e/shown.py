@@ -26,6 +26,12 @@ class ShownDeck:
     def __init__(self, within: Within, nth: int = 0) -> None:
         self.root = within.locator(".tapehead-deck .deck").nth(nth)
         self.root.wait_for()
+        if self.root.bounding_box():  # hidden, it draws nothing
+            self.rests()
+
+    def rests(self) -> None:
+        """Waits until all that was asked of the picture is seen: nothing moves any more.""""""
+        expect(self.root).to_have_attribute("data-rests", "")
 
     def expect(self, **data: object) -> None:
         """Waits until the deck says so: t=3 is data-t="3"."""

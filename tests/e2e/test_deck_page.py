@@ -219,6 +219,29 @@ def test_a_drag_along_equal_layers_shows_each_on_its_way(gpt: ShownDeck) -> None
     expect(layers).to_have_attribute("data-path", "h.0")
 
 
+SEEN_WHILE_IT_OPENS = """() => {
+    window.seen = new Set();
+    const look = () => {
+        const deck = document.querySelector(".tapehead-deck")?.shadowRoot?.querySelector(".deck");
+        const listed = [...deck?.querySelectorAll("[data-mirror] [data-key]") ?? []].map(each => each.dataset.key);
+        const map = deck?.querySelector(".mini")?.clientWidth ? "with a map" : "";
+        if (listed.length) window.seen.add([map, ...listed].join());
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+
+
+def test_the_first_view_is_there_at_once_and_nothing_of_it_moves(browser: Browser, saved: Saved) -> None:
+    page = browser.new_page(viewport={"width": 1360, "height": 1000})
+    page.add_init_script(f"({SEEN_WHILE_IT_OPENS})()")
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 4})
+    page.goto(saved.path.as_uri())
+    ShownDeck(page)
+    assert page.evaluate("window.seen.size") == 1
+    page.close()
+
+
 def test_all_is_folded_unfolded_and_as_at_first_by_key_and_by_button(gpt: ShownDeck) -> None:
     first = gpt.boxes.count()
     gpt.key("Shift+BracketLeft")

@@ -88,6 +88,7 @@ def opened(page: Page, path: Path, width: int = 1420, height: int = 900) -> Show
 
 
 def box(deck: ShownDeck, selector: str) -> dict[str, float]:
+    deck.rests()  # what is drawn anew has other elements
     found = deck.root.locator(selector).first.bounding_box()
     assert found is not None, selector
     return dict(found)

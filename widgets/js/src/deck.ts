@@ -40,6 +40,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   };
   const redraw = (view: View) => {
     wanted.add(view);
+    delete root.dataset.rests;
     request();
   };
   const redrawAll = () => views.forEach(redraw);
@@ -56,6 +57,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     }
     for (const view of views) if (wanted.delete(view) && view.draw?.(now)) wanted.add(view);
     if (wanted.size || store.state.playing) request();
+    else if (stage.colours.bg) root.dataset.rests = ""; // all that was asked for is seen
   };
   const tip = makeTip();
   const stage: Stage = {

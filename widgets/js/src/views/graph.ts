@@ -197,7 +197,7 @@ class GraphView implements View {
     const to = anchor && !isFirst ? kept(this.aimedAt, anchor.from, anchor.to) : fitView(this.scene.layout, this.size);
     if (this.store.state.camera === "fit" && !isFirst) this.store.update({ camera: "free" });
     this.motion = this.afterMotion = null;
-    if (this.stage.still) this.pilot.jump(to);
+    if (this.stage.still || !this.begun) this.pilot.jump(to);
     else this.motion = new Motion(before, this.scene, performance.now(), { from, to });
   }
 
@@ -219,8 +219,8 @@ class GraphView implements View {
     this.size = { width, height };
     if (!width || !height) return;
     const first = !this.begun;
-    this.begun = true;
     if (this.store.state.open === this.fitted) this.openAsFirst();
+    this.begun = true;
     this.pilot.allow(fitView(this.scene.layout, this.size).k);
     this.aim(!isLower || first, first);
     if (first) this.describe();
