@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream gpu
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream gpu docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ check: lint ## lint, then run the quick tests, without a browser: for while you 
 test: lint ## lint, then run the tests that are not marked slow
 	$(PYTEST) -m "not slow"
 
-full: lint $(VENV)/models.stamp ## lint, then run all tests
+full: lint docs $(VENV)/models.stamp ## lint, build the docs, then run all tests
 	$(PYTEST)
 
 # mypy wants a folder named like the package; a clone may be called anything.
@@ -47,6 +47,10 @@ lab: $(VENV)/notebook.stamp ## open JupyterLab on notebooks/
 tours: export OMP_NUM_THREADS = 1
 tours: $(VENV)/notebook.stamp ## run the notebooks, and store what they show
 	$(BIN)/python notebooks/store.py
+
+docs: export OMP_NUM_THREADS = 1
+docs: $(VENV)/docs.stamp ## build the documentation: docs/_build/html/index.html
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 bench: $(VENV)/dev.stamp ## measure, and print a table
 	$(BIN)/python tests/benchmarks
@@ -79,6 +83,10 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt
 
 $(VENV)/notebook.stamp: $(VENV)/dev.stamp
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,notebook]'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/dev.stamp
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 $(VENV)/models.stamp: $(VENV)/dev.stamp

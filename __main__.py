@@ -34,7 +34,7 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. `arguments` are those after the program's name; by default the process's own."""
-    parser = _parser()
+    parser = command_line()
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(options.command(options, Console(highlight=False)))
 
 
-def _parser() -> Parser:
+def command_line() -> Parser:
+    """What reads the arguments, with all commands."""
     parser = Parser(prog="tapehead", description="A debugger for PyTorch's backward pass that you can look at.")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -35,7 +35,7 @@ def diff(
     (`th.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
 
     Values are compared where both runs recorded statistics (`trace="cheap"`): norms, means, least and largest elements.
-    These give a lower bound of the relative difference of two gradients, |a - b| / max(|a|, |b|), see `apart`. So a
+    These give a lower bound of the relative difference of two gradients, `|a - b| / max(|a|, |b|)`, see `apart`. So a
     difference that is found is there, but where none is found there may be one: a gradient whose elements have changed
     places passes.
 

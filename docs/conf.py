@@ -1,0 +1,124 @@
+"""How Sphinx builds these pages: `make docs`. Nothing is fetched while they are built or read."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+from collections.abc import Iterator
+from importlib.metadata import version as version_of
+from pathlib import Path
+from textwrap import dedent, indent
+
+import torch
+from sphinx.application import Sphinx
+
+import tapehead as th
+from tapehead.__main__ import command_line
+
+HERE = Path(__file__).parent
+NOTEBOOKS = HERE.parent / "notebooks"
+LIVE = {"application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json"}
+
+project = "tapehead"
+author = "tapehead contributors"
+copyright = "tapehead contributors, MIT licence"
+version = release = version_of("tapehead")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "README.md"]
+default_role = "code"
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
+suppress_warnings = ["myst.header", "ref.python"]  # what commands say begins with its second level
+myst_heading_anchors = 3
+# As they are stored: running them is the tours' own check.
+nb_execution_mode = "off"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+maximum_signature_line_length = 90
+autodoc_default_options = {"members": True, "show-inheritance": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"tapehead {version}"
+html_static_path = ["_static"]
+html_css_files = ["tapehead.css"]
+html_extra_path = ["_pages"]  # saved decks, as they are
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _mark_code)
+
+
+def _mark_code(app: Sphinx, what: str, name: str, owner: object, options: object, lines: list[str]) -> None:
+    """In docstrings examples stand as paragraphs of code: these become blocks of it."""
+    blocks = "\n".join(lines).split("\n\n")
+    lines[:] = "\n\n".join(_as_code(block) if _is_code(block) else block for block in blocks).split("\n")
+
+
+def _is_code(block: str) -> bool:
+    try:
+        tree = ast.parse(dedent(block))
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.Call | ast.Assign | ast.Attribute) for node in ast.walk(tree))
+
+
+def _as_code(block: str) -> str:
+    before = block[: len(block) - len(block.lstrip())].strip("\n")
+    return f"{before}.. code-block:: python\n\n{indent(block, '    ')}"
+
+
+def _copy_tours() -> None:
+    """Sphinx reads what lies below its own folder. Of a deck and a figure the still is shown that they left."""
+    for path in sorted(NOTEBOOKS.glob("[01]*.ipynb")):
+        tour = json.loads(path.read_text(encoding="utf-8"))
+        for cell in tour["cells"]:
+            for output in cell.get("outputs", ()):
+                for live in LIVE & output.get("data", {}).keys():
+                    del output["data"][live]
+        (HERE / "tutorials" / path.name).write_text(json.dumps(tour), encoding="utf-8")
+
+
+def _write_deck() -> None:
+    """The deck that can be played in the docs: a page as `save_html` writes it, of a measured run."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    x = torch.randn(8, 32, 64)
+    run = th.profile(lambda: model(x).square().mean(), model=model)
+    folder = HERE / "_pages" / "decks"
+    folder.mkdir(parents=True, exist_ok=True)
+    run.save_html(folder / "encoder.html")
+
+
+def _write_commands() -> None:
+    """What each command says of itself."""
+    os.environ["COLUMNS"] = "100"
+    sections = [f"## {each.prog}\n\n```text\n{each.format_help()}```\n" for each in _parsers(command_line())]
+    folder = HERE / "_generated"
+    folder.mkdir(exist_ok=True)
+    (folder / "commands.md").write_text("\n".join(sections), encoding="utf-8")
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser, and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _parsers(each)
+
+
+_copy_tours()
+_write_deck()
+_write_commands()

@@ -1,0 +1,60 @@
+"""The documentation says what is there, and nothing that is not. `make docs` builds it, where a warning is an error."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import tapehead as th
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.relative_to(DOCS).parts[0].startswith("_"))
+REFERENCE = DOCS / "reference"
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (REFERENCE / "api").glob("*.md")]
+    named = Counter(
+        name for text in texts for name in re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", text, re.MULTILINE)
+    )
+    assert dict(named) == dict.fromkeys(th.__all__, 1)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_uses_public_names_alone(page: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```|`([^`\n]+)`", page.read_text(encoding="utf-8"), re.DOTALL)
+    used = {name for parts in code for part in parts for name in re.findall(r"\bth\.(\w+)", part)}
+    assert used <= {*th.__all__}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
+def test_a_page_leads_to_pages_that_are_there(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if "://" not in link:
+            target = (page.parent / link).resolve()
+            tour = ROOT / "notebooks" / target.name  # which the build copies
+            assert target.is_file() or (target.suffix == ".ipynb" and tour.is_file()), link
+
+
+def test_each_page_is_in_the_contents() -> None:
+    listed = {
+        (page.parent / f"{entry}.md").resolve()
+        for page in PAGES
+        for contents in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for entry in contents.split()
+    }
+    assert {*PAGES} - {DOCS / "index.md"} <= listed
+
+
+def test_all_keys_of_the_deck_are_in_the_table_of_keys() -> None:
+    source = (ROOT / "widgets" / "js" / "src" / "views" / "keys.ts").read_text(encoding="utf-8")
+    keys = {key for each in re.findall(r'^  \["([^"]+)", "', source, re.MULTILINE) for key in each.split()}
+    page = (REFERENCE / "keys.md").read_text(encoding="utf-8")
+    cells = [cell for line in page.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert len(keys) > 20
+    assert keys <= {key for cell in cells for key in re.split(r"[ ,]+", cell)}
