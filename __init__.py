@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from .engine.trace.run_reader import load
     from .engine.trace.statistics import Histogram, Statistics, statistics
     from .engine.trace.trace import TaskRecord, Trace
+    from .engine.training.finding import Finding
+    from .engine.training.record import Training
+    from .engine.training.training import install_training, training, uninstall_training
     from .engine.words.sizes import percent_text, share_text, size_text
     from .engine.workloads.workloads import WORKLOADS, workload
     from .inspector.capturing.capture import capture
@@ -86,6 +89,7 @@ _MODULE_OF = {
     "Difference": "engine.finding.difference",
     "Edge": "inspector.graph.graph",
     "Fallback": "engine.trace.batches",
+    "Finding": "engine.training.finding",
     "Fit": "engine.steps.fits",
     "Graph": "inspector.graph.graph",
     "GroupRules": "engine.batching.groups",
@@ -116,6 +120,7 @@ _MODULE_OF = {
     "TaskRecord": "engine.trace.trace",
     "Timeline": "engine.memory.timeline",
     "Trace": "engine.trace.trace",
+    "Training": "engine.training.record",
     "TrainingStep": "engine.steps.step",
     "Unpack": "engine.orders.unpack_order",
     "UnpackOrder": "engine.orders.unpack_order",
@@ -140,6 +145,7 @@ _MODULE_OF = {
     "hips_levels": "engine.hips.levels",
     "hips_tape": "inspector.tapes.hips_tape",
     "install": "engine.programs.install",
+    "install_training": "engine.training.training",
     "load": "engine.trace.run_reader",
     "makespan": "engine.studies.makespan",
     "mirror": "engine.mirroring.mirror",
@@ -158,7 +164,9 @@ _MODULE_OF = {
     "simulate": "engine.orders.simulate",
     "size_text": "engine.words.sizes",
     "statistics": "engine.trace.statistics",
+    "training": "engine.training.training",
     "uninstall": "engine.programs.install",
+    "uninstall_training": "engine.training.training",
     "unpack_order": "engine.orders.unpack_order",
     "wait_for_ranks": "engine.sessions.agreement",
     "with_picture": "widgets.pages.with_picture",
@@ -207,6 +215,7 @@ __all__ = [
     "Difference",
     "Edge",
     "Fallback",
+    "Finding",
     "Fit",
     "Graph",
     "GroupRules",
@@ -237,6 +246,7 @@ __all__ = [
     "TaskRecord",
     "Timeline",
     "Trace",
+    "Training",
     "TrainingStep",
     "Unpack",
     "UnpackOrder",
@@ -261,6 +271,7 @@ __all__ = [
     "hips_levels",
     "hips_tape",
     "install",
+    "install_training",
     "load",
     "makespan",
     "mirror",
@@ -279,7 +290,9 @@ __all__ = [
     "simulate",
     "size_text",
     "statistics",
+    "training",
     "uninstall",
+    "uninstall_training",
     "unpack_order",
     "wait_for_ranks",
     "with_picture",

@@ -183,7 +183,7 @@ class LoopWatch:
             self._backwards -= 1
             self._enter(AFTER_BACKWARD, GRADIENTS)
 
-    def step_begins(self, optimizer: Optimizer) -> None:
+    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if self._deaf:
             return
         self._holders.add_optimizer(optimizer)

@@ -17,7 +17,8 @@ _DOOR = "_maybe_opt_step"
 class StepObserver(Protocol):
     """Is told of steps, each time with the optimizer."""
 
-    def step_begins(self, optimizer: Optimizer) -> None: ...
+    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """`has_closure`: it was given a function that runs forward and backward, and may call it."""
 
     def step_ends(self, optimizer: Optimizer) -> None: ...
 
@@ -36,8 +37,9 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stepped.append(optimizer)
-        observer.step_begins(optimizer)
-        return _around_closure(observer, optimizer, args, kwargs)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        observer.step_begins(optimizer, callable(closure))
+        return _around_closure(observer, optimizer, closure, args, kwargs) if callable(closure) else None
 
     def after(optimizer: Optimizer, args: object, kwargs: object) -> None:
         observer.step_ends(optimizer)
@@ -51,12 +53,13 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
 
 
 def _around_closure(
-    observer: StepObserver, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a step whose closure tells when it runs; None: it has none."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure):
-        return None
+    observer: StepObserver,
+    optimizer: Optimizer,
+    closure: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a step, whose closure tells when it runs."""
 
     @wraps(closure, updated=())
     def told(*given: Any, **named: Any) -> Any:

@@ -64,6 +64,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "graph": lambda: {"outputs": make_loss()},
     "groups": lambda: {"of": make_loss()},
     "install": dict,
+    "install_training": dict,
     "load": lambda: {"path": "nowhere.json"},
     "makespan": lambda: {"of": make_loss()},
     "mirror": lambda: {"plan": None},
@@ -82,6 +83,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "simulate": lambda: {"graph": th.graph(make_loss())},
     "size_text": lambda: {"nbytes": 1},
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
+    "training": dict,
     "unpack_order": lambda: {"loss_or_graph": make_loss()},
     "wait_for_ranks": lambda: {"seconds": 10.0},
     "with_picture": lambda: {"figure": go.Figure()},
@@ -116,6 +118,8 @@ NONE = (
     "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
     "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
     "profile.device profile.batch simulate.device simulate.footprints simulate.retain_graph statistics.gradient "
+    "training.model training.optimizer training.black_box install_training.model install_training.optimizer "
+    "install_training.black_box "
     "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
     "Stepper.queues NativeSession.trace Stepper.trace"
 )
@@ -123,6 +127,10 @@ MEANT = {
     *((where, "None") for where in NONE.split()),
     ("advise.model", "module"),  # whose names may be asked for in vain
     ("capture.module", "module"),
+    ("training.model", "module"),
+    ("install_training.model", "module"),
+    ("training.black_box", "text"),
+    ("install_training.black_box", "text"),
     *(
         (f"{verb}.model", "module")
         for verb in ("compare", "find_nan", "mirrored", "plan_mirror", "profile", "record_forward")
@@ -184,10 +192,12 @@ def use(name: str, arguments: dict[str, Any]) -> None:
     finally:
         if name == "install":
             th.uninstall()
+        if name == "install_training":
+            th.uninstall_training()
 
 
 def test_every_function_is_looked_at() -> None:
-    assert set(VALID) == set(public()) - {"hips_levels", "hips_tape", "uninstall"}
+    assert set(VALID) == set(public()) - {"hips_levels", "hips_tape", "uninstall", "uninstall_training"}
 
 
 @pytest.mark.filterwarnings("ignore")

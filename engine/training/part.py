@@ -1,0 +1,51 @@
+"""What each part of `th.training` is told of the loop."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..steps.loop_watch import BackwardGiven
+from .record import Training
+
+
+class LoopPart:
+    """One thing that is watched in a training loop. All is told in the loop's own thread; what a part raises is noted
+    once, never raised into the loop.
+
+    A part is made anew for each training, without arguments. What it holds of the loop's tensors past the call that
+    told it of them keeps them alive: it holds weak references, or none.
+    """
+
+    def begins(self, training: Training) -> None:
+        """The training is watched from here on: hooks go in."""
+
+    def step_begins(self, number: int) -> None:
+        """Steps are counted from 0. The end of the first is seen late where the optimizers were not given: when one
+        of them is to step again."""
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        """An outermost module is called, with grad mode on; also inside of an optimizer's closure."""
+
+    def forward_ends(self, module: nn.Module, result: object) -> None: ...
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        """An outermost backward; with its tensors, gradients, retain_graph, create_graph and inputs."""
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None: ...
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Gradients are there, parameters not yet written: of a step with a closure, after that has run once."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None: ...
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        """A gradient scaler left its step out."""
+
+    def step_ends(self, number: int) -> None: ...
+
+    def failed(self, error: BaseException) -> None:
+        """It leaves the block or a backward."""
+
+    def ends(self) -> None:
+        """Hooks go out, and nothing is kept that was the loop's."""

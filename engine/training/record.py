@@ -1,0 +1,189 @@
+"""A training loop that is watched, or was: what was found in it, and how it shows itself."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from ...inspector.capturing.opened import Opened
+from ..words.findings import ShownAsFindings
+from ..words.phrases import counted
+from .finding import Finding
+from .names import WatchedModels
+
+_MOST_FINDINGS = 1_000
+
+
+class Watcher(Protocol):
+    """Who watches the loop."""
+
+    @property
+    def number(self) -> int:
+        """Of the step that is under way; how many have ended."""
+
+    def start(self, stack: ExitStack) -> None:
+        """Begins; what is put in place is taken away by the stack."""
+
+    def next_step(self) -> None:
+        """A step ends here."""
+
+    def end(self, error: BaseException | None) -> None:
+        """All is over. `error`: by which the loop was left."""
+
+
+class Training(ShownAsFindings):
+    """A training loop that is watched, or was. In a notebook it shows what was found.
+
+    Attributes:
+        findings: what was found, first ones first. They stay when the block ends.
+        notes: what could not be watched, and why.
+        every: how often what is dear is looked at, in steps.
+        writes: whether each write in place is noted.
+        black_box: the folder in which bad steps are put down; None: none is.
+        limit: how many bytes these may take.
+        synchronize: whether the loop may be made to wait for an accelerator once a step.
+        watched: the models, and what their parts are called.
+    """
+
+    def __init__(self, every: int, writes: bool, black_box: str | None, limit: int, synchronize: bool) -> None:
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.every = every
+        self.writes = writes
+        self.black_box = black_box
+        self.limit = limit
+        self.synchronize = synchronize
+        self.watched = WatchedModels()
+        self._modules: list[str] | None = None
+        self._watcher: Watcher | None = None
+        self._steps = 0
+        self._opened: Opened | None = None
+
+    def watch_by(self, watcher: Watcher) -> None:
+        """Who watches the loop, once it is opened."""
+        self._watcher = watcher
+
+    def open(self) -> None:
+        """Begins to watch, as the `with` block does.
+
+        Raises:
+            RuntimeError: it has been watched already.
+        """
+        if self._watcher is None:
+            raise RuntimeError("this training has been watched already; make another th.training()")
+        self._opened = Opened(self, self._watcher.start)
+
+    def close(self) -> None:
+        """Ends the watching; the findings stay. Called again it does nothing."""
+        self._close(None, None, None)
+
+    def _close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        watcher, self._watcher = self._watcher, None
+        if opened is None or watcher is None:
+            return
+        try:
+            self._modules = [path for path, _ in self.watched.modules()]
+            watcher.end(error)
+            self._steps = watcher.number
+        finally:
+            opened.close(kind, error, traceback)
+
+    def __enter__(self) -> Self:
+        if self._opened is None:  # else it was installed
+            self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(kind, error, traceback)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return self._steps if self._watcher is None else self._watcher.number
+
+    def step(self) -> None:
+        """A step ends here. From the first call on, none ends by itself.
+
+        Raises:
+            RuntimeError: nothing is watched now.
+        """
+        if self._opened is None or self._watcher is None:
+            raise RuntimeError("this training is not being watched: step() is for inside of the `with` block")
+        self._watcher.next_step()
+
+    @property
+    def modules(self) -> list[str]:
+        """The paths of the models' modules; those given, or those seen."""
+        if self._modules is not None:
+            return self._modules
+        return [path for path, _ in self.watched.modules()]
+
+    def note(self, text: str) -> None:
+        """What could not be watched, in a sentence."""
+        self.notes.append(text)
+        _warn(text)
+
+    def add(self, finding: Finding) -> None:
+        """What a part has found: told at once, and kept. The same again says that it went on until now."""
+        for place, known in enumerate(self.findings):
+            if known.subject == finding.subject:
+                last = max(finding.step, finding.last_step or 0)
+                self.findings[place] = replace(known, last_step=last)
+                return
+        if len(self.findings) < _MOST_FINDINGS:
+            self.findings.append(finding)
+            _warn(f"step {finding.step}: {finding}")
+
+    def update(self, finding: Finding) -> None:
+        """As `add`, but what is known of the same is said anew, as it is now."""
+        for place, known in enumerate(self.findings):
+            if known.subject == finding.subject:
+                last = max(finding.step, finding.last_step or 0)
+                self.findings[place] = replace(finding, step=known.step, last_step=last)
+                return
+        self.add(finding)
+
+    __repr__ = ShownAsFindings.__str__
+
+    @property
+    def sentences(self) -> list[str]:
+        """How many steps there were, what was found, and what could not be watched."""
+        state = "are being watched" if self._opened is not None else "were watched"
+        if self.steps == 1:
+            state = state.replace("are", "is").replace("were", "was")
+        found = counted(len(self.findings), "finding") if self.findings else "nothing was found"
+        return [f"{counted(self.steps, 'step')} {state}: {found}.", *self.notes]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        rows = [["finding", "steps", "what"]]
+        for each in self.findings:
+            until = "" if each.last_step in (None, each.step) else f"–{each.last_step}"
+            kind = each.kind if each.certain else f"{each.kind}?"
+            rows.append([kind, f"{each.step}{until}", each.sentence])
+        return rows
+
+    def to_pandas(self) -> Any:
+        """The findings, a row each.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+
+        fields = list(Finding.__dataclass_fields__)
+        return pandas.DataFrame([[getattr(each, name) for name in fields] for each in self.findings], columns=fields)
+
+
+def _warn(text: str) -> None:
+    """Says it while the loop runs. Warnings that are made errors would be raised into it."""
+    with suppress(Warning):
+        warnings.warn(f"th.training: {text}", stacklevel=2)

@@ -1,0 +1,234 @@
+"""What a training loop does, as its parts are told of it: torch's own hooks, sorted into steps while the loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...inspector.torch_internals.engine import surround_backward
+from ...inspector.torch_internals.module_calls import watching_modules
+from ...inspector.torch_internals.optimizer_steps import watching_optimizers
+from ..steps.loop_watch import BackwardGiven, RunBackward
+from .part import LoopPart
+from .record import Training
+
+
+class TrainingWatch:
+    """Follows the loop of the thread that made it, and tells parts of it.
+
+    A step ends where an optimizer that has stepped in it is to step again; earlier, where the first forward after it
+    begins, if all optimizers that are known have stepped by then. Known are those that were given; else those that were
+    seen, from the end of the first step on. `next_step` ends it otherwise, and then nothing else does.
+
+    Args:
+        training: what is watched.
+        parts: are told, in this order; one that raises is told no more but that it ends.
+        modules: those given; without any all are told of.
+        optimizers: those given; without any all are.
+
+    Attributes:
+        number: of the step that is under way, the first is 0.
+        stepped: the optimizers that have stepped in it, or whose step was left out.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        parts: Sequence[LoopPart],
+        modules: Iterable[nn.Module] = (),
+        optimizers: Iterable[Optimizer] = (),
+    ) -> None:
+        self.number = 0
+        self.stepped: WeakSet[Optimizer] = WeakSet()
+        self._training = training
+        self._parts, self._all_parts = list(parts), list(parts)
+        self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
+        self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
+        self._strangers: WeakSet[nn.Module] = WeakSet()
+        self._given: WeakSet[Optimizer] = WeakSet(optimizers)
+        self._known: WeakSet[Optimizer] = WeakSet(self._given)
+        self._by_hand = False
+        self._thread = get_ident()
+        self._calls: list[int] = []  # modules by id, one inside of the other
+        self._in_backward = False
+        self._stepping: list[int] = []  # optimizers by id, one inside of the other
+        self._around_closures: list[list[int]] = []
+        self._is_to_tell = False  # that an optimizer begins, once its closure has run
+        self._last_failure = 0  # an exception by id, until the next backward
+        self._over = False
+
+    def start(self, stack: ExitStack) -> None:
+        """Begins; what is put in place is taken away by the stack."""
+        stack.callback(self._told_the_end)
+        self._tell("begins", self._training)
+        stack.callback(surround_backward(self._surround))
+        stack.enter_context(watching_modules(self._entered, self._left))
+        stack.enter_context(watching_optimizers(self))
+        self._tell("step_begins", self.number)
+
+    def _told_the_end(self) -> None:
+        self._over = True
+        for part in self._all_parts:
+            self._tell_one(part, "ends")
+        self._all_parts.clear()
+
+    def end(self, error: BaseException | None) -> None:
+        """All is over; a step that has begun ends, if an optimizer has stepped in it. `error`: which ended the loop."""
+        if error is not None:
+            self._failed(error)
+        if not self._over:
+            if self.stepped:
+                self._tell("step_ends", self.number)
+                self.number += 1
+            self._over = True
+
+    def next_step(self) -> None:
+        """The step ends here, and from now on no other does by itself."""
+        self._by_hand = True
+        self._step_is_over()
+
+    def _failed(self, error: BaseException) -> None:
+        """Parts are told once of one that leaves a backward and then the block."""
+        if id(error) != self._last_failure:
+            self._last_failure = id(error)
+            self._tell("failed", error)
+
+    def _tell(self, what: str, *told: object) -> None:
+        for part in tuple(self._parts):
+            if not self._tell_one(part, what, *told):
+                self._parts.remove(part)
+
+    def _tell_one(self, part: LoopPart, what: str, *told: object) -> bool:
+        """Whether it did not raise."""
+        try:
+            getattr(part, what)(*told)
+        except Exception as error:
+            since = f"{type(part).__name__} is watched no more since step {self.number}"
+            self._training.note(f"{since}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    @property
+    def _deaf(self) -> bool:
+        return self._over or get_ident() != self._thread
+
+    def _is_meant(self, module: nn.Module) -> bool:
+        """Whether it is of the modules given, or around one of them."""
+        if not self._modules or module in self._modules or module in self._around:
+            return True
+        if module in self._strangers:
+            return False
+        found = any(each in self._modules for each in module.modules())
+        (self._around if found else self._strangers).add(module)
+        return found
+
+    def _step_is_over(self) -> None:
+        self._tell("step_ends", self.number)
+        self._known.update(self.stepped)
+        self.stepped.clear()
+        self.number += 1
+        self._tell("step_begins", self.number)
+
+    def _may_be_over(self) -> None:
+        """A forward begins, or a backward: if all have stepped it is that of the next step."""
+        if not self._by_hand and self._known and self._known <= self.stepped:
+            self._step_is_over()
+
+    def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self._deaf or torch.compiler.is_compiling():
+            return
+        self._calls.append(id(module))
+        if len(self._calls) == 1 and self._tells_of_forwards and self._is_meant(module):
+            self._may_be_over()
+            self._training.watched.add(module)
+            self._tell("forward_begins", module, given)
+
+    @property
+    def _tells_of_forwards(self) -> bool:
+        return not (self._in_backward or self._stepping) and torch.is_grad_enabled()
+
+    def _left(self, module: nn.Module, given: object, result: object) -> None:
+        if self._deaf or torch.compiler.is_compiling() or id(module) not in self._calls:
+            return
+        while self._calls.pop() != id(module):  # those inside of it left by an exception, unseen
+            pass
+        if not self._calls and self._tells_of_forwards and self._is_meant(module):
+            self._tell("forward_ends", module, result)
+
+    def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
+        if self._deaf or self._in_backward:
+            return run()
+        called: BackwardGiven = given
+        if not self._calls and not self._stepping:
+            self._may_be_over()
+        self._in_backward = True
+        self._last_failure = 0
+        try:
+            self._tell("backward_begins", called)
+            result = run()
+        except BaseException as error:
+            self._in_backward = False
+            self._tell("backward_ends", called, error)
+            self._failed(error)
+            raise
+        self._in_backward = False
+        self._tell("backward_ends", called, None)
+        return result
+
+    def _is_watched(self, optimizer: Optimizer) -> bool:
+        return not self._deaf and (not self._given or optimizer in self._given)
+
+    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if not self._is_watched(optimizer):
+            return
+        if optimizer in self.stepped and not self._stepping and not self._by_hand:
+            self._step_is_over()
+        if id(optimizer) in self._stepping:  # its last step raised
+            self._stepping.clear()
+        self._stepping.append(id(optimizer))
+        if len(self._stepping) == 1:  # else one optimizer calls another one
+            self._calls.clear()
+            self._is_to_tell = True
+            if not has_closure:
+                self._tell_of_beginning(optimizer)
+
+    def _tell_of_beginning(self, optimizer: Optimizer) -> None:
+        """With a closure the gradients are there when it has run for the first time."""
+        if self._is_to_tell:
+            self._is_to_tell = False
+            self._tell("optimizer_begins", optimizer)
+
+    def step_ends(self, optimizer: Optimizer) -> None:
+        if not self._is_watched(optimizer) or id(optimizer) not in self._stepping:
+            return
+        del self._stepping[self._stepping.index(id(optimizer)) :]
+        if not self._stepping:
+            self.stepped.add(optimizer)
+            self._tell_of_beginning(optimizer)
+            self._tell("optimizer_ends", optimizer)
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        if not self._is_watched(optimizer):
+            return
+        if optimizer in self.stepped and not self._by_hand:
+            self._step_is_over()
+        self.stepped.add(optimizer)
+        self._tell("optimizer_skipped", optimizer)
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer):
+            self._around_closures.append(self._stepping)
+            self._stepping = []
+
+    def closure_ends(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer):
+            self._stepping = self._around_closures.pop() if self._around_closures else []
+            if len(self._stepping) == 1:
+                self._tell_of_beginning(optimizer)
