@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from ...inspector.graph.graph import Edge, Graph, told_apart
 from ...inspector.graph.spent import is_over
 from ...inspector.graph.variables import variable_name
+from ...inspector.graph.written import writes_between
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import FREED, MODIFIED, WrittenSlot, hides_saved, holds_saved, written_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
@@ -202,7 +203,7 @@ def _of_written(graph: Graph) -> Iterator[str]:
         called = f", {name}," if name else ""
         yield (
             f"{told_apart(graph, task_id)} saved {slot.name}{called} at version {slot.version}; "
-            f"it has been written since and is at version {slot.now}"
+            f"it has been written since{_by_whom(slot)} and is at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
         yield f"so have {counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph been written"
@@ -216,6 +217,17 @@ def _of_written(graph: Graph) -> Iterator[str]:
             "what to do: make a new tensor in place of writing into this one (y = y + 1, not y += 1), or write after "
             "the backward"
         )
+
+
+def _by_whom(slot: WrittenSlot) -> str:
+    """The calls that wrote it, where somebody watched: ` by add_ at train.py:45`."""
+    storage = None if slot.tensor is None else storage_of(slot.tensor)
+    writes = [] if storage is None else writes_between(storage.address, slot.version, slot.now)
+    if not writes:
+        return ""
+    said = list(dict.fromkeys(map(str, writes)))
+    more = [f"{counted(len(said) - _MOST_SHOWN, 'other call')}"] if len(said) > _MOST_SHOWN else []
+    return f" by {joined([*said[:_MOST_SHOWN], *more])}"
 
 
 def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:

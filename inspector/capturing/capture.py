@@ -28,6 +28,7 @@ from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of
 from .opened import Opened
 from .tape import Tape
+from .writes import Versions, note_writes, versions_before, versions_before_apply
 
 Paths = dict[nn.Module, str]
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
@@ -230,9 +231,12 @@ class _OperationWatcher(TorchFunctionMode):
         if is_dynamo_compiling():
             return function(*args, **(kwargs or {}))
         kept = keep_inputs(function, args, kwargs or {}) if self._keep else None
+        versions = versions_before(function, args, kwargs)
         start = sequence_nr()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
+        if versions is not None:
+            note_writes(versions, function, result)
         if end == start:
             self._made_no_node(function, result, args, kwargs or {}, start)
             return result
@@ -269,10 +273,14 @@ def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) ->
     def before(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
         if get_ident() != calls.facts.thread or is_generated(function):
             return _ignore
-        return partial(after, function, sequence_nr(), keep_inputs(function, args, kwargs) if keep else None)
+        versions = versions_before_apply(function, args, kwargs)
+        return partial(after, function, versions, sequence_nr(), keep_inputs(function, args, kwargs) if keep else None)
 
-    def after(function: type[Function], start: int, kept: KeptInputs | None, result: object) -> None:
+    def after(
+        function: type[Function], versions: Versions, start: int, kept: KeptInputs | None, result: object
+    ) -> None:
         end = sequence_nr()
+        note_writes(versions, function, None)
         if end != start:
             inputs = kept and kept.close()
             operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs)

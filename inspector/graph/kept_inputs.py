@@ -190,7 +190,7 @@ def _any_requires_grad(value: object, depth: int = 0) -> bool:
 def _written_storages(function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Written:
     """The addresses of the storages into which the operation is going to write, as far as that can be told ahead."""
     if isinstance(function, type):
-        return _ALL if issubclass(function, Function) and _marks_dirty(function) else frozenset()
+        return _ALL if issubclass(function, Function) and marks_dirty(function) else frozenset()
     writes = writes_first_argument(getattr(function, "__name__", ""))
     if not writes:
         place = _inplace_place(function)
@@ -200,7 +200,8 @@ def _written_storages(function: Callable[..., Any] | type, args: Sequence[Any], 
     return frozenset() if storage is None else frozenset([storage.address])
 
 
-def _marks_dirty(function: type[Function]) -> bool:
+def marks_dirty(function: type[Function]) -> bool:
+    """Whether a custom Function may write what it is given."""
     codes = (getattr(each, "__code__", None) for each in (function.forward, function.setup_context))
     return any(code is not None and "mark_dirty" in code.co_names for code in codes)
 

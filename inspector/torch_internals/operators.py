@@ -41,6 +41,13 @@ def schema_names(function: object) -> tuple[str, ...] | None:
     return tuple(argument.name for argument in function._schema.arguments if not argument.kwarg_only)
 
 
+def writes_arguments(function: object) -> bool | None:
+    """Whether an operator of `torch.ops` writes something that it is given; None for anything else."""
+    if isinstance(function, OpOverloadPacket):
+        return any(writes_arguments(getattr(function, name)) for name in function.overloads())  # type: ignore[no-untyped-call]
+    return bool(schema_writes(function)[0]) if isinstance(function, OpOverload) else None
+
+
 def warm_up_fakes() -> None:
     """Loads what torch needs for its first operations on fake tensors. Touches no tensor of others."""
     with fake_mode():

@@ -140,10 +140,18 @@ def is_view(tensor: Tensor) -> bool:
 
 
 class FollowedStorage:
-    """Tells whether a tensor's bytes still live, without keeping them."""
+    """Tells whether a tensor's bytes still live, without keeping them. No others get their address while it is there.
+
+    Attributes:
+        address: that of the bytes.
+    """
+
+    __slots__ = ("_reference", "address")
 
     def __init__(self, tensor: Tensor) -> None:
-        self._reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        storage = tensor.untyped_storage()
+        self.address: int = storage._cdata
+        self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     @property
     def alive(self) -> bool:

@@ -1,0 +1,149 @@
+"""Seeing which calls of torch write tensors, by the versions of what they are given.
+
+A function mode alone: under a dispatch mode `_foreach_*_` bumps no version, and the error it would lead to is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+
+from ..graph.kept_inputs import argument_names, marks_dirty, writes_first_argument
+from ..graph.marks import tensors_of
+from ..graph.source import users_place
+from ..graph.written import note_write
+from ..torch_internals.modes import function_mode_is_on, without_torch_function
+from ..torch_internals.operators import writes_arguments
+from ..torch_internals.tensors import base_of, version_of
+
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_aliases: dict[int, ref[Tensor]] = {}  # what `.data` has given, by id: such a tensor counts its own versions
+
+Versions = Sequence[tuple[Tensor, int]]
+"""The tensors that a call may write, with their versions before it."""
+
+
+class _Writes(Enum):
+    """What a function may write, beside `out`."""
+
+    NOTHING = auto()
+    FIRST = auto()
+    """What it is given first: `add_`."""
+    IF_TOLD = auto()
+    """The same where it is told `inplace`."""
+    ANYTHING = auto()
+    """Nobody knows, or several."""
+    UNNOTICED = auto()
+    """Nothing, but it gives a tensor on the same bytes that counts its own versions: `.data`."""
+
+
+@lru_cache(maxsize=4096)
+def _what(function: Callable[..., Any]) -> _Writes:
+    name = str(getattr(function, "__name__", ""))
+    if function == _DATA:
+        return _Writes.UNNOTICED
+    if writes_first_argument(name):
+        return _Writes.ANYTHING if name.startswith("_") and name != "__setitem__" else _Writes.FIRST
+    by_schema = writes_arguments(function)
+    if by_schema is not None:
+        return _Writes.ANYTHING if by_schema else _Writes.NOTHING
+    if not hasattr(function, "__code__"):  # made in C
+        return _Writes.NOTHING
+    if not str(getattr(function, "__module__", "")).startswith("torch"):
+        return _Writes.ANYTHING
+    names = argument_names(function)[0]
+    if "max_norm" in names:  # of an embedding
+        return _Writes.ANYTHING
+    return _Writes.IF_TOLD if "inplace" in names else _Writes.NOTHING
+
+
+def versions_before(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Versions | None:
+    """To be asked before a call of torch; None: it writes nothing."""
+    what = _what(function)
+    if what is _Writes.NOTHING and not (kwargs and "out" in kwargs):
+        return None
+    if what is _Writes.UNNOTICED:
+        return ()
+    if what is _Writes.IF_TOLD and kwargs and "inplace" in kwargs:
+        if not kwargs["inplace"]:
+            return None
+        what = _Writes.FIRST
+    with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
+        if what is _Writes.FIRST and args and isinstance(args[0], Tensor):
+            return ((args[0], version_of(args[0])),)
+        given = (*args, *kwargs.values()) if kwargs else args
+        return [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
+
+
+_NO_CONTEXT = nullcontext()
+
+
+def note_writes(versions: Versions, function: Callable[..., Any], result: object) -> None:
+    """The call is over: notes what it wrote."""
+    if not versions:
+        if function == _DATA and isinstance(result, Tensor):
+            _aliases[id(result)] = ref(result, _forget(id(result)))
+        return
+    with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
+        for tensor, before in versions:
+            after = version_of(tensor)
+            if after > before and not _is_counter(tensor):
+                is_silent = bool(_aliases) and _is_alias(tensor)
+                note_write(str(function.__name__), users_place(), tensor, before, after, is_silent)
+
+
+def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Versions:
+    """As `versions_before`, of a custom Function, which no mode sees."""
+    if not marks_dirty(function):
+        return ()
+    with without_torch_function():
+        return [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
+
+
+def _is_counter(tensor: Tensor) -> bool:
+    """A single whole number, as batch norms count their batches with: no graph has it saved."""
+    return not tensor.dim() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+
+
+def _forget(number: int) -> Callable[[ref[Tensor]], None]:
+    def forget(dead: ref[Tensor]) -> None:
+        if _aliases.get(number) is dead:
+            del _aliases[number]
+
+    return forget
+
+
+def _is_alias(tensor: Tensor) -> bool:
+    base = base_of(tensor)
+    whole = tensor if base is None else base
+    found = _aliases.get(id(whole))
+    return found is not None and found() is whole
+
+
+class WritesSeen(TorchFunctionMode):
+    """Notes, while it is open, which calls of this thread write which tensors."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        versions = None if is_dynamo_compiling() else versions_before(function, args, kwargs)
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        if versions is not None:
+            note_writes(versions, function, result)
+        return result
