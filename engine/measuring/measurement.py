@@ -74,12 +74,11 @@ class Measurement:
     def begin_forward(self) -> None:
         """From now on all blocks are followed: of all devices that may turn out to be the backward's."""
         self._hooks_before = hooks_registered()
-        history = None
-        if self._device is not None:
+        if self._device is None:
+            self._recorder = RecordedAllocators.of_all()
+        else:
             history = _history_of([self._device])
-        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            history = _history_of([measurable(torch.device("cuda"))])
-        self._recorder = RecordedAllocators(history, profiled=self._device is None or history is None)
+            self._recorder = RecordedAllocators(history, profiled=history is None)
         self._recorder.start()
         self._recorded = True
 

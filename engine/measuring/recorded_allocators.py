@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from typing import Self
 
 import torch
 
+from ..memory.measured_device import measurable
 from .allocator import CPU, AllocatorRecording, ProfiledAllocators
 from .cuda_allocator import CudaAllocator
 
@@ -27,6 +29,13 @@ class RecordedAllocators:
         self._profiled = ProfiledAllocators() if profiled else None
         self._started: list[CudaAllocator | ProfiledAllocators] = []
         self._dropped: CudaAllocator | None = None
+
+    @classmethod
+    def of_all(cls) -> Self:
+        """Of all devices that may turn out to be a program's; the history is of CUDA's current one."""
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        history = CudaAllocator(measurable(torch.device("cuda"))) if in_use else None
+        return cls(history, profiled=True)
 
     def start(self, tasks: bool = False) -> None:
         """Begins to record. Raises RuntimeError if somebody records already. `tasks` as in `ProfiledAllocators`."""

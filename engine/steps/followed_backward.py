@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -156,8 +156,9 @@ class BackwardFollower:
         return watch, watch.memory, marks, kept, call
 
 
-def run_of(followed: FollowedBackward, window: Window, step: StepTimeline, start: int, end: int) -> Run:
-    """The backward with the memory of the whole step: before the forward stands what is there, after it comes the rest.
+def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimeline, start: int, end: int) -> Timeline:
+    """The backward's timeline of one device with the memory of the whole step: before the forward stands what is there,
+    after it comes the rest.
 
     Args:
         followed: the backward.
@@ -199,9 +200,7 @@ def run_of(followed: FollowedBackward, window: Window, step: StepTimeline, start
     )
     lives = lives_of(measured)
     kinds = Kinds(measured, lives)
-    timeline = replace(_standing(timeline_of(measured, lives, kinds), step), grads=kinds.taken)
-    elapsed = recording.marks[followed.end][1] - recording.marks[followed.begin][1]
-    return Run(followed.graph, "heap", "native", timeline.order, timeline.order, elapsed, timeline=timeline)
+    return replace(_standing(timeline_of(measured, lives, kinds), step), grads=kinds.taken)
 
 
 def _maker(made: Operation | CallRecord) -> Maker:
@@ -239,24 +238,28 @@ class StepBackwards:
     """The backwards of a step, of which each can be made a run.
 
     Attributes:
-        window: what was seen of the loop.
-        timeline: the step's memory.
+        windows: by device what was seen of the loop, the one that is meant first.
+        timelines: by device the step's memory.
         start, end: its moments.
         follower: has followed them.
         why_not: why they were not followed; "" where they were to be.
     """
 
-    window: Window
-    timeline: StepTimeline
+    windows: Mapping[str, Window]
+    timelines: Mapping[str, StepTimeline]
     start: int
     end: int
     follower: BackwardFollower
     why_not: str = ""
 
     @property
+    def _window(self) -> Window:
+        return next(iter(self.windows.values()))
+
+    @property
     def followed(self) -> list[FollowedBackward]:
         """Those of this step that were followed."""
-        first, last = (self.window.moments[moment].mark for moment in (self.start, self.end))
+        first, last = (self._window.moments[moment].mark for moment in (self.start, self.end))
         return [each for each in self.follower.followed if each is not None and first <= each.begin < last]
 
     def at_peak(self) -> Run:
@@ -269,7 +272,16 @@ class StepBackwards:
         if not found:
             why = self.why_not or self.follower.why or "no backward ran in it that ended without an error"
             raise ValueError(f"there is no graph of this step: {why}")
-        events = self.window.events(self.start, self.end)
-        peak = self.timeline.peak_event
-        before = [each for each in found if self.window.events_before(events, each.forward_end) <= peak]
-        return run_of((before or found[:1])[-1], self.window, self.timeline, self.start, self.end)
+        window = self._window
+        events = window.events(self.start, self.end)
+        peak = self.timelines[str(window.device)].peak_event
+        before = [each for each in found if window.events_before(events, each.forward_end) <= peak]
+        chosen = (before or found[:1])[-1]
+        timeline, *others = (
+            timeline_in_step(chosen, self.windows[device], step, self.start, self.end)
+            for device, step in self.timelines.items()
+        )
+        marks, order = window.recording.marks, timeline.order
+        elapsed = marks[chosen.end][1] - marks[chosen.begin][1]
+        elsewhere = tuple((each, None) for each in others)
+        return Run(chosen.graph, "heap", "native", order, order, elapsed, timeline=timeline, elsewhere=elsewhere)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, overload
@@ -18,7 +18,8 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
-from ..measuring.allocator import AllocatorRecording, CpuAllocator
+from ..measuring.allocator import CPU, AllocatorRecording
+from ..measuring.recorded_allocators import RecordedAllocators
 from ..words.phrases import nth
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable
@@ -26,10 +27,9 @@ from .followed_backward import BackwardFollower, StepBackwards
 from .loop_watch import BackwardGiven, LoopWatch, RunBackward, with_forwards
 from .phases import BETWEEN, FORWARD
 from .step import TrainingStep
-from .walked import Holders
+from .walked import Holders, Walked
 from .window import Window
 
-_CPU = torch.device("cpu")
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9
 _IN_A_ROW = 3
@@ -37,7 +37,10 @@ _NOT_FOLLOWED = "of the steps in a row that are recorded the {} is followed task
 
 
 class LoopRecording:
-    """Records the allocator over a loop, with the loop's phases marked, and follows one of its steps task by task.
+    """Records the allocators over a loop, with the loop's phases marked, and follows one of its steps task by task.
+
+    Of what the engine's own threads do, one for each accelerator, the profiler tells no addresses: meanwhile one queue
+    in the thread that calls a backward has the tasks of all devices.
 
     Args:
         wanted: how many steps; None: as many as are told of.
@@ -45,16 +48,17 @@ class LoopRecording:
     """
 
     def __init__(self, wanted: int | None, followed: int) -> None:
-        self._recorder = CpuAllocator()
+        self._recorder = RecordedAllocators.of_all()
         self._marks = 0
-        self._holders = Holders(_CPU)
+        self._holders = Holders()
         self._follower = BackwardFollower(self.mark)
         self._capture = capture(None, self._observe)
         self._followed = followed
         self.watch = LoopWatch(self._holders, self, wanted)
         self._open: ExitStack | None = None
         self._following: ExitStack | None = None
-        self._recorded: AllocatorRecording | None = None
+        self._recorded: dict[torch.device, AllocatorRecording] = {}
+        self._parameters: Walked = {}
 
     def start(self, stack: ExitStack) -> None:
         """Begins to record; what is put in place is taken away by the stack."""
@@ -72,8 +76,13 @@ class LoopRecording:
         self._open.callback(self._follow_no_more)
 
     def _stop_recorder(self) -> None:
-        with collector_paused():
-            self._recorded = self._recorder.stop()
+        with ExitStack() as each:
+            each.callback(self._recorder.close)
+            self._parameters = self._holders.parameters()
+            devices = {CPU, *self._holders.devices}
+            self._recorder.keep(devices)
+            with collector_paused():
+                self._recorded = self._recorder.stop(devices)
 
     def complete(self) -> None:
         """All that is in place is taken away."""
@@ -87,7 +96,9 @@ class LoopRecording:
         return self._marks - 1
 
     def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        return run() if self._following is None else self._follower.backward(run, given)
+        several = torch.accelerator.current_accelerator(check_available=True) is not None
+        with torch.autograd.set_multithreading_enabled(False) if several else nullcontext():
+            return run() if self._following is None else self._follower.backward(run, given)
 
     def forward_begins(self) -> None:
         if self._following is not None:
@@ -120,38 +131,51 @@ class LoopRecording:
 
     def steps(self) -> list[TrainingStep]:
         """The steps that are whole."""
-        if self._recorded is None:
+        if not self._recorded:
             return []
         with collector_paused():
-            return list(self._read(self._recorded))
+            return list(self._read())
 
-    def _read(self, recorded: AllocatorRecording) -> Iterator[TrainingStep]:
+    def _read(self) -> Iterator[TrainingStep]:
         watch = self.watch
         ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
-        moments = with_forwards(watch.moments, [each.first for each in watch.steps])
-        window = Window(
-            recorded, moments, self._holders.nbytes, self._holders.parameters(), str(_CPU), self._follower.apart
-        )
+        spans = list(zip(watch.steps, ends, strict=True))[: watch.wanted]
+        windows = self._windows([(seen.first, end) for seen, end in spans])
         before: TrainingStep | None = None
-        for number, (seen, end) in enumerate(zip(watch.steps, ends, strict=True)):
-            if watch.wanted is not None and number >= watch.wanted:
-                return
+        for number, (seen, end) in enumerate(spans):
             if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
                 continue  # what came after the last step
-            timeline = window.timeline(seen.first, end)
+            timelines = {device: window.timeline(seen.first, end) for device, window in windows.items()}
             why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
-            backwards = StepBackwards(window, timeline, seen.first, end, self._follower, why)
-            step = TrainingStep(number, timeline, tuple(seen.optimizers), tuple(seen.skipped), _backwards=backwards)
+            backwards = StepBackwards(windows, timelines, seen.first, end, self._follower, why)
+            step = TrainingStep(number, timelines, tuple(seen.optimizers), tuple(seen.skipped), _backwards=backwards)
             if before is not None:
                 step = replace(step, like_before=are_alike(before, step))
             yield step
             before = step
 
+    def _windows(self, spans: Sequence[tuple[int, int]]) -> dict[str, Window]:
+        """By device what was seen of it, accelerators first, of several the one that is highest in any of the steps."""
+        moments = with_forwards(self.watch.moments, [each.first for each in self.watch.steps])
+        windows = [
+            Window(recorded, moments, self._holders.nbytes, self._parameters, device, self._follower.apart)
+            for device, recorded in self._recorded.items()
+        ]
+
+        def place(window: Window) -> tuple[bool, int]:
+            return window.device == CPU, -max((window.timeline(*span).peak_bytes for span in spans), default=0)
+
+        ordered = windows if len(windows) == 1 else sorted(windows, key=place)
+        return {str(each.device): each for each in ordered}
+
 
 def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
     """Whether two steps have the same phases, as high as each other, and neither was left out."""
-    same = [(each.phase, each.nbytes) for each in one.phases] == [(each.phase, each.nbytes) for each in other.phases]
-    return same and not one.skipped and not other.skipped and not other.state_made
+    first, second = (
+        [(device, each.phase, each.nbytes) for device, timeline in step.timelines.items() for each in timeline.peaks]
+        for step in (one, other)
+    )
+    return first == second and not one.skipped and not other.skipped and not other.state_made
 
 
 class record_steps(ShownAsTable, Sequence[TrainingStep]):
@@ -170,9 +194,12 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         TypeError, ValueError: that is no such number.
         RuntimeError: memory is being measured already, or a torch profiler is at work.
 
-    Known limitations: the memory of the CPU alone is recorded, of the thread that opened it and of the backwards that
-    it starts; models on other devices are refused. What was there before and is neither a parameter, a buffer, a
-    gradient nor the state of an optimizer is not counted.
+    The memory of the CPU is recorded, and of each accelerator on which the loop has parameters, gradients or state:
+    `steps[1].timelines`. Meanwhile backwards on accelerators run in the thread that calls them.
+
+    Known limitations: of the thread that opened it alone, and of the backwards that it starts. What was there before
+    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted. Of accelerators it is
+    blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
     """
 
     def __init__(self, steps: int = 3) -> None:
@@ -286,7 +313,7 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
         TypeError: function can't be called.
         ValueError: no optimizer stepped in it.
         RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
-        NotImplementedError: the model is on another device than the CPU.
+        NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
     """
     expect_callable(function, 0, "function", "a function that runs one whole training step")
     ran, step = 0, None

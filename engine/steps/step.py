@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...inspector.graph.collector import collector_paused
 from ...inspector.shown import GraphTheme, drawn, saved
+from ..memory.measured_device import chosen_device
 from ..trace.run import Run
 from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
@@ -30,23 +33,28 @@ class TrainingStep(ShownAsTable):
 
     Attributes:
         number: its place among those that were recorded, the first is 0.
-        timeline: its memory.
+        timelines: by device its memory: accelerators first, of several the one that is highest.
         optimizers: the classes of the optimizers that stepped in it, in order.
         skipped: those whose step a gradient scaler left out, as gradients were not finite.
         like_before: whether its phases are as high as those of the step before; None: there was none.
     """
 
     number: int
-    timeline: StepTimeline
+    timelines: Mapping[str, StepTimeline]
     optimizers: tuple[str, ...]
     skipped: tuple[str, ...]
     like_before: bool | None = None
     _backwards: StepBackwards | None = None
 
+    @property
+    def timeline(self) -> StepTimeline:
+        """The memory of the device that is meant where none is said: the first of `timelines`."""
+        return next(iter(self.timelines.values()))
+
     @cached_property
     def run(self) -> Run:
         """The backward in which the step is at its highest, or the last before that: its graph, and as `run.timeline`
-        the memory of the whole step, with what parameters and state take.
+        the memory of the whole step, with what parameters and state take; `run.timelines` has that of each device.
 
         Raises:
             ValueError: it was not followed task by task, under `th.policy` for example.
@@ -68,14 +76,26 @@ class TrainingStep(ShownAsTable):
 
     @property
     def state_made(self) -> int:
-        """The bytes by which the optimizers' state has grown in it: in a first step all, else none."""
-        timeline = self.timeline
-        start, end = timeline.parts_at(0), timeline.parts_at(len(timeline.events))
-        return end.get(STATE, 0) - start.get(STATE, 0)
+        """The bytes by which the optimizers' state has grown in it, on all devices: in a first step all, else none."""
+        return self._state_at_end() - self._state_at_start()
 
-    def peak(self) -> StepPeak:
-        """What is alive when the step is at its highest."""
-        return StepPeak(self)
+    def _state_at_start(self) -> int:
+        return sum(each.parts_at(0).get(STATE, 0) for each in self.timelines.values())
+
+    def _state_at_end(self) -> int:
+        return sum(each.parts_at(len(each.events)).get(STATE, 0) for each in self.timelines.values())
+
+    def peak(self, device: torch.device | str | None = None) -> StepPeak:
+        """What is alive when the step is at its highest.
+
+        Args:
+            device: whose peak. None: that of `timeline`.
+
+        Raises:
+            ValueError: its memory was not recorded.
+        """
+        whose = self.timeline.device if device is None else chosen_device(device, self.timelines)
+        return StepPeak(self, self.timelines[whose])
 
     @cached_property
     def beside_backward(self) -> tuple[int, int]:
@@ -131,12 +151,19 @@ class TrainingStep(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.peak().answer, *self._apart()]
+        return [*self.peak().answer, *self._elsewhere(), *self._apart()]
+
+    def _elsewhere(self) -> Iterator[str]:
+        """The peaks of other devices, as far as they are one percent of this one's."""
+        for device, timeline in self.timelines.items():
+            if timeline is not self.timeline and timeline.peak_bytes * 100 >= self.peak_bytes:
+                where = place_of(timeline.peak_phase.name)
+                yield f"On {device} it is at its highest in {where}: {size_text(timeline.peak_bytes)}."
 
     def _apart(self) -> Iterator[str]:
         """What is not as in other steps."""
         made = self.state_made
-        if made > 0 and self.timeline.parts_at(0).get(STATE, 0) == 0:
+        if made > 0 and self._state_at_start() == 0:
             state = f"{state_of(self.optimizers)} is made in it, {size_text(made)}"
             yield f"It is a first step: {state}. Later ones differ."
         if self.skipped:
@@ -148,50 +175,55 @@ class TrainingStep(ShownAsTable):
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per block, for `pandas.DataFrame(step.records())`.
 
-        `bytes`; `category`; `born` and `died`, the phases ("before" and "" where it was there before and stays);
-        `born_ns` and `died_ns` since the step began; `at_peak`.
+        `device`; `number`, of those on it; `bytes`; `category`; `born` and `died`, the phases ("before" and "" where it
+        was there before and stays); `born_ns` and `died_ns` since the step began; `at_peak` of its device.
         """
-        timeline = self.timeline
-        alive = set(timeline.alive_at(timeline.peak_event))
-        found = [
-            {
-                "number": number,
-                "bytes": nbytes,
-                "category": timeline.kinds[number],
-                "born": "before",
-                "died": "",
-                "born_ns": None,
-                "died_ns": None,
-                "at_peak": number in alive,
-            }
-            for number, nbytes in enumerate(timeline.nbytes)
-        ]
-        for event, each in enumerate(timeline.events):
-            row = found[each if each >= 0 else ~each]
-            when = "born" if each >= 0 else "died"
-            row |= {when: timeline.phase_at(event).name, f"{when}_ns": timeline.event_ns[event]}
-        return found
+        return [row for timeline in self.timelines.values() for row in _records(timeline)]
+
+
+def _records(timeline: StepTimeline) -> list[dict[str, Any]]:
+    alive = set(timeline.alive_at(timeline.peak_event))
+    found = [
+        {
+            "device": timeline.device,
+            "number": number,
+            "bytes": nbytes,
+            "category": timeline.kinds[number],
+            "born": "before",
+            "died": "",
+            "born_ns": None,
+            "died_ns": None,
+            "at_peak": number in alive,
+        }
+        for number, nbytes in enumerate(timeline.nbytes)
+    ]
+    for event, each in enumerate(timeline.events):
+        row = found[each if each >= 0 else ~each]
+        when = "born" if each >= 0 else "died"
+        row |= {when: timeline.phase_at(event).name, f"{when}_ns": timeline.event_ns[event]}
+    return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepPeak(ShownAsTable):
-    """What is alive when a step is at its highest."""
+    """What is alive when a step is at its highest on one device."""
 
     step: TrainingStep
+    timeline: StepTimeline
 
     @property
     def nbytes(self) -> int:
-        return self.step.peak_bytes
+        return self.timeline.peak_bytes
 
     @property
     def phase(self) -> str:
         """The phase that the peak is in."""
-        return self.step.timeline.peak_phase.name
+        return self.timeline.peak_phase.name
 
     @cached_property
     def categories(self) -> dict[str, int]:
         """Bytes by category, most first."""
-        parts = self.step.timeline.parts_at(self.step.timeline.peak_event)
+        parts = self.timeline.parts_at(self.timeline.peak_event)
         return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
     @property
@@ -207,7 +239,8 @@ class StepPeak(ShownAsTable):
     @property
     def answer(self) -> tuple[str, ...]:
         """The peak and what most of it is, in sentences."""
-        where = f"The step is at its highest in {place_of(self.phase)}: {size_text(self.nbytes)}."
+        of = "" if len(self.step.timelines) == 1 else f" on {self.timeline.device}"
+        where = f"The step is at its highest{of} in {place_of(self.phase)}: {size_text(self.nbytes)}."
         return where, f"At the peak {self.shares}."
 
     def __repr__(self) -> str:

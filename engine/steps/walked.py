@@ -11,38 +11,41 @@ from torch.optim import Optimizer
 
 from ...inspector.torch_internals.tensors import is_fake, parts_of, storage_of, stored_parts
 from ..measuring.memory_watch import look, unseen
+from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
 
-Walked = dict[str, list[int]]
-"""By category the addresses of its storages."""
+Place = tuple[torch.device, int]
+"""An address in a device's memory."""
+
+Walked = dict[str, list[Place]]
+"""By category where its storages are."""
 
 
 class Holders:
     """The modules and optimizers that were seen in a loop. They live no longer for being looked at.
 
-    Args:
-        device: whose memory; what is elsewhere is not walked.
-
     Attributes:
-        nbytes: of each address that was walked the bytes of its storage, as they were when it was first met there.
+        nbytes: of each place that was walked the bytes of its storage, as they were when it was first met there.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._optimizers: list[ref[Optimizer]] = []
-        self.nbytes: dict[int, int] = {}
+        self.nbytes: dict[Place, int] = {}
 
     def add_module(self, module: nn.Module) -> None:
-        """Raises NotImplementedError if parameters of it are on another device."""
+        """Raises NotImplementedError if memory is not measured where parameters of it are."""
         if module in self._modules:
             return
+        known: set[torch.device] = set()
         for name, each in module.named_parameters():
-            if each.device != self._device:
-                raise NotImplementedError(
-                    f"{name} of {type(module).__name__} is on {each.device}, and whole steps are recorded on the "
-                    f"{str(self._device).upper()} alone: th.profile(make_loss) measures a forward and a backward there"
-                )
+            if each.device not in known:
+                try:
+                    known.add(measurable(each.device))
+                except ValueError as error:
+                    raise NotImplementedError(
+                        f"{name} of {type(module).__name__} is on {each.device}: {error}"
+                    ) from None
         self._modules.add(module)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -50,24 +53,29 @@ class Holders:
             self._optimizers.append(ref(optimizer))
 
     @property
+    def devices(self) -> set[torch.device]:
+        """Those on which something was walked."""
+        return {device for device, _ in self.nbytes}
+
+    @property
     def optimizers(self) -> list[Optimizer]:
         return [each for seen in self._optimizers if (each := seen()) is not None]
 
-    def gradients(self) -> list[int]:
+    def gradients(self) -> list[Place]:
         """Where each parameter's .grad is."""
         with unseen():
-            return [*self._addresses(each.grad for each in self._parameters())]
+            return [*self._places(each.grad for each in self._parameters())]
 
-    def state(self) -> list[int]:
+    def state(self) -> list[Place]:
         """Where what the optimizers keep is."""
         with unseen():
-            return [*self._addresses(leaf for each in self.optimizers for leaf in _tensors_in(each.state))]
+            return [*self._places(leaf for each in self.optimizers for leaf in _tensors_in(each.state))]
 
     def parameters(self) -> Walked:
         """Where parameters and buffers are."""
         with unseen():
             buffers = (each for module in self._modules for each in module.buffers())
-            return {PARAMETERS: [*self._addresses(self._parameters())], BUFFERS: [*self._addresses(buffers)]}
+            return {PARAMETERS: [*self._places(self._parameters())], BUFFERS: [*self._places(buffers)]}
 
     def _parameters(self) -> Iterable[Tensor]:
         found: dict[int, Tensor] = {}
@@ -78,17 +86,18 @@ class Holders:
             found.update((id(each), each) for each in module.parameters())
         return found.values()
 
-    def _addresses(self, tensors: Iterable[Tensor | None]) -> Iterator[int]:
+    def _places(self, tensors: Iterable[Tensor | None]) -> Iterator[Place]:
         for tensor in tensors:
             if tensor is None or is_fake(tensor):
                 continue
             for part in _with_bytes(tensor):
                 seen = look(part)
-                if seen is not None and seen.address and part.device == self._device:
-                    if seen.address not in self.nbytes:
+                if seen is not None and seen.address:
+                    place = part.device, seen.address
+                    if place not in self.nbytes:
                         storage = storage_of(part)
-                        self.nbytes[seen.address] = seen.layout.nbytes if storage is None else storage.nbytes
-                    yield seen.address
+                        self.nbytes[place] = seen.layout.nbytes if storage is None else storage.nbytes
+                    yield place
 
 
 def _with_bytes(tensor: Tensor) -> Iterator[Tensor]:

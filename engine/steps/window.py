@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import torch
+
 from ..measuring.allocator import AllocatorEvent, AllocatorRecording
 from .loop_watch import PhaseStart
 from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, FORWARD, GRADIENTS, STATE, TEMPORARIES
 from .step_timeline import Phase, StepTimeline
-from .walked import Walked
+from .walked import Place, Walked
 
 _COME_AND_GO = (GRADIENTS, STATE)
 """Of what was there before the recording no end is seen; these have ended when they are walked no more."""
@@ -32,12 +34,12 @@ class BlockSeen:
 
 @dataclass(slots=True)
 class Window:
-    """What was seen of several steps.
+    """What was seen of several steps on one device.
 
     Attributes:
-        recording: of the allocator, over all of it.
+        recording: of the device's allocator, over all of it.
         moments: where phases begin, see `LoopWatch`; the last one is the end.
-        nbytes: by address the bytes of what was walked there.
+        nbytes: by place the bytes of what was walked there.
         parameters: what is walked in the end.
         device: whose memory.
         apart: pairs of marks around what is not the loop's.
@@ -45,9 +47,9 @@ class Window:
 
     recording: AllocatorRecording
     moments: Sequence[PhaseStart]
-    nbytes: Mapping[int, int]
+    nbytes: Mapping[Place, int]
     parameters: Walked
-    device: str
+    device: torch.device
     apart: Sequence[tuple[int, int]] = ()
     blocks: list[BlockSeen] = field(default_factory=list)
     block_of: list[int] = field(default_factory=list)
@@ -80,7 +82,7 @@ class Window:
             for each in self.moments[start:end]
         )
         return StepTimeline(
-            self.device,
+            str(self.device),
             len(there),
             array("q", (self.blocks[number].nbytes for number in numbers)),
             tuple(self.blocks[number].kind or TEMPORARIES for number in numbers),
@@ -176,14 +178,18 @@ class _Naming:
         while following is not None:
             self._moment(following[1], len(window.recording.rows))
             following = next(moments, None)
-        for kind, addresses in window.parameters.items():
-            self._name(kind, addresses)
+        for kind, places in window.parameters.items():
+            self._name(kind, self._here(places))
+
+    def _here(self, places: Sequence[Place]) -> list[int]:
+        """The addresses of those on this device."""
+        return [address for device, address in places if device == self._window.device]
 
     def _moment(self, moment: PhaseStart, row: int) -> str:
         blocks = self._window.blocks
         for kind in _COME_AND_GO:
             if kind in moment.walked:
-                addresses = moment.walked[kind]
+                addresses = self._here(moment.walked[kind])
                 self._let_go(kind, addresses, row)
                 self._name(kind, addresses)
         if moment.phase == BACKWARD:
@@ -202,7 +208,7 @@ class _Naming:
             number = self._live.get(address)
             if number is None:  # it was there before, or is none of the allocator's
                 number = self._live[address] = len(window.blocks)
-                window.blocks.append(BlockSeen(window.nbytes[address], address, -1, ""))
+                window.blocks.append(BlockSeen(window.nbytes[window.device, address], address, -1, ""))
                 self._stood[address] = kind
             if window.blocks[number].kind != STATE or kind == STATE:
                 window.blocks[number].kind = kind
