@@ -371,7 +371,8 @@ class DirectBackward:
         if streams is None or not streams.several:
             ready = self.buffers.add(edge, outputs, entry)
         else:
-            with on_stream(streams.hand_over(edge, outputs[edge.output])):
+            waits = (buffer := self.buffers.by_task.get(edge.next_task)) is not None and buffer.count(edge.input) > 0
+            with on_stream(streams.hand_over(edge, outputs[edge.output], waits)):
                 ready = self.buffers.add(edge, outputs, entry)
         if ready:
             key = self.queue.push(edge.next_task)

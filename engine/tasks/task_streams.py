@@ -108,15 +108,25 @@ class TaskStreams:
     def _others(self, device: torch.device, caller: Stream) -> list[Stream]:
         return [stream for stream in self._used[device] if stream != caller]
 
-    def hand_over(self, edge: Edge, gradient: Tensor | None) -> Stream | None:
+    def hand_over(self, edge: Edge, gradient: Tensor | None, waits: bool) -> Stream | None:
         """Lets the stream of the task that gets a gradient wait for that which gives it. Gives that stream, on which it
-        has to be summed with others; None: both are one."""
+        has to be summed with others; None: both are one.
+
+        Args:
+            edge: from one task to the other.
+            gradient: what goes there.
+            waits: whether another one waits there, to which this one may be added in place. It may have gone to further
+                tasks, which hold it no more, but whose kernels may still read it: then all streams are waited for.
+                PyTorch's engine asks only who holds it (input_buffer.cpp, can_accumulate_inplace), and may race.
+        """
         if gradient is None or edge.task == edge.next_task or (device := gradient.device) not in self._main:
             return None  # a root has it of the caller
         stream, consumer = self._on(device, edge.task), self._on(device, edge.next_task)
+        for other in self._others(device, consumer):
+            if waits or other == stream:
+                consumer.wait_stream(other)
         if stream == consumer:
             return None
-        consumer.wait_stream(stream)
         gradient.record_stream(consumer)
         return consumer
 

@@ -121,6 +121,14 @@ def test_on_random_streams_nothing_races_and_nothing_is_let_go_early(
         assert not happens_before.races and not happens_before.early
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_races_in_pytorchs_own_backward_are_sums_in_place_alone(accelerators: Devices, seed: int) -> None:
+    """See `test_streams.py`, of gradients that another stream may still read."""
+    happens_before = HappensBefore(_asked(Program(seed, accelerators, streams=2), False, Tensor.backward))
+    assert all(race.startswith("aten::add_ ") for race in happens_before.races) and not happens_before.early
+
+
 def _asked(program: Program, captured: bool, backward: Callable[[Tensor], object]) -> list[Line]:
     with written_down() as lines:
         if captured:

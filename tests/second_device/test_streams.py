@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -148,6 +149,73 @@ def test_the_direct_engine_neither_races_nor_lets_go_early(
     happens_before = HappensBefore(lines)
     assert not happens_before.races and not happens_before.early
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected)
+
+
+class Shared(nn.Module):
+    """A sum on one stream, whose two operands were made on two, and one of which has a further use.
+
+    AddBackward0 gives one and the same gradient to both. The task of `angle` runs next: its kernel reads it on the
+    stream of the sum, and the task lets go of it. Then the gradient of the further use comes to `product`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.first, self.second = (nn.Parameter(torch.ones(4, device=device)) for _ in range(2))
+        self.side, self.other = torch.Stream(device), torch.Stream(device)
+
+    def forward(self) -> Tensor:
+        main = torch.accelerator.current_stream(self.device)
+        with self.other:
+            product = self.first * 2
+        main.wait_stream(self.other)
+        further = product.square().sum()
+        self.side.wait_stream(main)
+        with self.side:
+            angle = self.second.tanh()
+            total = angle + product
+        main.wait_stream(self.side)
+        for tensor, user in ((product, main), (product, self.side), (total, main)):
+            tensor.record_stream(user)
+        return total.square().sum() + further
+
+
+def races_of(model: Shared, backward: Callable[[Tensor], object], captured: bool = False) -> list[str]:
+    model.zero_grad()
+    with written_down() as lines:
+        with th.capture() if captured else nullcontext():
+            loss = model()
+        backward(loss)
+        sum(parameter.grad.sum() for parameter in model.parameters())
+    found = HappensBefore(lines)
+    assert not found.early
+    return found.races
+
+
+def test_pytorchs_engine_adds_in_place_to_a_gradient_that_another_stream_may_still_read(accelerators: Devices) -> None:
+    """No mistake of the check.
+
+    The engine adds in place where nobody else holds what waits (input_buffer.cpp, can_accumulate_inplace). The stream
+    that adds has waited for the kernel that made it, by an event of that moment, and for none that has read it since
+    on another stream: the host's reference to it is gone, but that kernel may not have begun.
+    """
+    model = Shared(accelerators[0])
+    theirs = [f"aten::add_ on {(0, model.other.stream_id)} does not wait for {(0, model.side.stream_id)}"]
+    assert races_of(model, Tensor.backward) == theirs
+    assert races_of(model, lambda loss: th.backward(loss, policy="heap")) == theirs
+    assert races_of(model, lambda loss: th.backward(loss, policy="bfs")) == []  # by then both gradients are there
+
+
+@pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
+def test_the_direct_engine_waits_for_who_may_still_read_a_gradient_before_it_adds_to_it(
+    accelerators: Devices, policy: str, captured: bool
+) -> None:
+    model = Shared(accelerators[0])
+    model().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    assert not races_of(model, lambda loss: th.backward(loss, policy=policy, engine="direct"), captured)
+    assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
 
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
