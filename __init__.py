@@ -6,6 +6,7 @@ A name loads its module when it is asked for, so that `import tapehead` takes no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .front_door import through_the_door
 from .moved import forward_old_paths
 from .rooms import open_room
 
@@ -179,7 +180,8 @@ if not TYPE_CHECKING:  # a name that is not there would be of any type
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+        found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+        globals()[name] = found = through_the_door(name, found)
         return found
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from inspect import signature
 from types import UnionType
 
-from torch import nn
+from torch import Tensor, nn
 
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)", re.IGNORECASE)
 _UNITS = {"b": 1} | {
@@ -95,6 +96,27 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
         title = getattr(value, "__qualname__", type(value).__name__)
         count = ("no arguments", "one argument")[arguments] if arguments < 2 else f"{arguments} arguments"
         raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
+
+
+def expect_outputs(value: object) -> None:
+    """Refuses what a backward can't start from, and says what was meant: the loss, not the model nor a dict of losses.
+
+    Raises:
+        TypeError: it is neither a tensor nor what tensors can be got from one after the other.
+    """
+    wanted = f"expected a tensor or a sequence of tensors, got {a_kind(value)}"
+    if isinstance(value, nn.Module):
+        raise TypeError(f"{wanted}, which is a model: pass the loss that was made with it, such as model(x).sum()")
+    if isinstance(value, Mapping):
+        tensors = [key for key, each in value.items() if isinstance(each, Tensor) and each.requires_grad]
+        named = "loss" if "loss" in tensors else next(iter(tensors), None)
+        raise TypeError(wanted if named is None else f"{wanted}: pass what is in it, such as the one under {named!r}")
+    if isinstance(value, str):
+        raise TypeError(f"{wanted}: pass the loss itself, not its name")
+    if type(value).__module__ == "numpy":
+        raise TypeError(f"{wanted}, which has no graph below it: pass the tensor that it was made from")
+    if not isinstance(value, Tensor | Iterable):
+        raise TypeError(f"{wanted}: pass the loss")
 
 
 def a_kind(value: object) -> str:

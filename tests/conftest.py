@@ -30,6 +30,8 @@ WIDGETS = Path(__file__).parents[1] / "widgets"
 
 frozen_count = gc.get_freeze_count
 
+os.environ.setdefault("TAPEHEAD_TRACEBACKS", "full")  # who works on tapehead wants to see where an error is raised
+
 
 def pytest_collection_finish() -> None:
     gc.get_freeze_count = lambda: 0  # HookWatch reckons with hooks of what is frozen: of this there are none

@@ -8,15 +8,22 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
-from ...inspector.arguments import expect, expect_truth
+from ...inspector.arguments import expect, expect_outputs, expect_truth
 from ...inspector.graph.graph import Outputs
+from ...inspector.tapes.hips_tape import refuse_parts
 from ...inspector.torch_internals.engine import first_gradients
 
 
 def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
-    """One output or several as a tuple; a generator of them can be read once only."""
-    if isinstance(tensors, Tensor | GradientEdge) or not isinstance(tensors, Iterable):
+    """One output or several as a tuple; a generator of them can be read once only.
+
+    Raises:
+        TypeError: a backward can't start from this.
+    """
+    if isinstance(tensors, Tensor | GradientEdge):
         return (tensors,)
+    refuse_parts(tensors)
+    expect_outputs(tensors)
     return tuple(tensors)
 
 

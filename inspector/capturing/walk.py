@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ..arguments import a_kind, expect
+from ..arguments import a_kind, expect, expect_outputs
 from ..graph.collector import collector_paused
 from ..graph.drafts import EdgeDraft, TaskDraft, as_edges, as_tasks
 from ..graph.facts import CallRecord, Facts, Operation
@@ -73,9 +73,8 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     refuse_parts(outputs)
     if isinstance(outputs, Tensor | GradientEdge):
         outputs = [outputs]
-    elif isinstance(outputs, Mapping | torch.nn.Module) or not isinstance(outputs, Iterable):
-        hint = "; pass its values" if isinstance(outputs, Mapping) else ""
-        raise TypeError(f"expected a tensor or a sequence of tensors, got {a_kind(outputs)}{hint}")
+    else:
+        expect_outputs(outputs)
     roots = []
     for position, output in enumerate(outputs):
         if isinstance(output, Tensor):

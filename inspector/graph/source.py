@@ -22,6 +22,7 @@ _ENGINE = PACKAGE / "engine"
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(PACKAGE / "inspector") + os.sep,
+    str(PACKAGE / "front_door.py"),
     *(str(_ENGINE / name) for name in ("mirroring", "finding/value_flow.py", "finding/function_calls.py")),
     "<frozen",
 )

@@ -172,8 +172,12 @@ def test_what_is_no_tensor_is_named() -> None:
     for outputs, message in (
         ([3.0], "element 0 of tensors is a float"),
         (None, "expected a tensor or a sequence of tensors, got None"),
-        (nn.Linear(1, 1), "got a Linear"),
-        ({"loss": torch.ones(1, requires_grad=True)}, "got a dict; pass its values"),
+        (nn.Linear(1, 1), r"got a Linear, which is a model: pass the loss that was made with it, such as model\(x\)"),
+        ({"loss": torch.ones(1, requires_grad=True)}, "got a dict: pass what is in it, such as the one under 'loss'"),
+        ({"loss": 3.0}, "got a dict$"),
+        (3, "got an int: pass the loss"),
+        ("loss", "got a str: pass the loss itself, not its name"),
+        (torch.ones(1).numpy(), "got an? ndarray, which has no graph below it: pass the tensor that it was made from"),
     ):
         with pytest.raises(TypeError, match=message):
             th.graph(outputs)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""What users call as `th.<name>`: an error that is said on purpose ends at their own line, not inside of tapehead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dis import opmap
+from functools import wraps
+from inspect import isfunction
+from types import TracebackType
+from typing import Any
+
+FULL = "TAPEHEAD_TRACEBACKS"
+"""The environment variable that, set to "full", leaves all frames where they are."""
+
+_OURS = __name__.partition(".")[0]
+_ON_THE_WAY = {_OURS, "torch", *sys.stdlib_module_names}
+_RAISE = opmap["RAISE_VARARGS"]
+
+
+def through_the_door(name: str, found: object) -> Any:
+    """What `th.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
+    if not isfunction(found):
+        return found
+    function: Callable[..., Any] = found
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if os.environ.get(FULL) != "full" and _ends_in_a_sentence(error):
+                error.__traceback__ = None
+            raise  # without this frame: it is added when an error passes, not where one is caught
+
+    call.__module__, call.__qualname__ = __package__ or "", name  # where pickle finds it
+    return call
+
+
+def _ends_in_a_sentence(error: Exception) -> bool:
+    """Whether no code of the user's ran, and somebody refused on purpose: tapehead by a `raise`, torch, or the system
+    for want of a file. A mistake of ours, and an error in a user's own code, keep all of their frames."""
+    traceback = last = error.__traceback__
+    while traceback is not None:
+        if _package_of(traceback) not in _ON_THE_WAY:
+            return False
+        last, traceback = traceback, traceback.tb_next
+    if last is None:
+        return False
+    if _package_of(last) == _OURS:
+        return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+    return _package_of(last) == "torch" or isinstance(error, OSError)
+
+
+def _package_of(traceback: TracebackType) -> str:
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,0 +1,102 @@
+"""A mistake of the user's ends in the user's own line, and in a sentence."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+MODEL = nn.Linear(3, 3)
+
+
+@pytest.fixture(autouse=True)
+def _as_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAPEHEAD_TRACEBACKS", raising=False)
+
+
+def make_loss() -> Tensor:
+    return MODEL(torch.ones(2, 3)).sum()
+
+
+def after_its_backward() -> Tensor:
+    loss = make_loss()
+    loss.backward()
+    return loss
+
+
+def without_a_graph() -> Tensor:
+    with torch.no_grad():
+        return make_loss()
+
+
+def in_inference_mode() -> Tensor:
+    with torch.inference_mode():
+        return make_loss()
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "the model": (lambda: th.debug(MODEL), "got a Linear, which is a model: pass the loss"),  # type: ignore[arg-type]
+    "a dict": (lambda: th.debug({"loss": make_loss()}), "such as the one under 'loss'"),  # type: ignore[arg-type]
+    "a number": (lambda: th.debug(3), "got an int: pass the loss"),  # type: ignore[arg-type]
+    "a name": (lambda: th.debug("loss"), "pass the loss itself"),  # type: ignore[arg-type]
+    "not a scalar": (lambda: th.debug(MODEL(torch.ones(2, 3))), "only for scalar outputs"),
+    "a second time": (lambda: th.debug(after_its_backward()), "second time"),
+    "a second time, natively": (lambda: th.backward(after_its_backward()), "second time"),
+    "no_grad": (lambda: th.graph(without_a_graph()), "no_grad"),
+    "inference_mode": (lambda: th.backward(in_inference_mode()), "inference_mode"),
+    "a loss in place of a function": (lambda: th.profile(make_loss()), "expected a function"),  # type: ignore[arg-type]
+    "a policy that is none": (lambda: th.backward(make_loss(), policy="hepa"), "there is no policy 'hepa'"),
+    "a file that is not there": (lambda: th.load("nowhere.tape.json"), "nowhere.tape.json"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_where_it_was_made(mistake: str) -> None:
+    make, sentence = MISTAKES[mistake]
+    with pytest.raises(Exception, match=sentence) as caught:
+        make()
+    files = {Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)}
+    assert files == {Path(__file__).name}
+
+
+def test_an_error_in_the_users_own_code_keeps_all_of_its_frames() -> None:
+    def wrong() -> Tensor:
+        raise ValueError("in here")
+
+    with pytest.raises(ValueError, match="in here") as caught:
+        th.profile(wrong)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-1] == "wrong" and len(names) > 3
+
+
+def test_a_mistake_of_tapeheads_own_keeps_all_of_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tapehead.engine.tasks import backward_call
+
+    monkeypatch.setattr(backward_call, "as_outputs", lambda tensors: tensors.no_such_name)
+    with pytest.raises(AttributeError) as caught:
+        th.debug(make_loss())
+    assert len(traceback.extract_tb(caught.value.__traceback__)) > 3
+
+
+def test_what_comes_through_the_door_is_pickled_and_documented_as_before() -> None:
+    assert pickle.loads(pickle.dumps(th.find_nan)) is th.find_nan
+    assert th.find_nan.__doc__ and th.find_nan.__name__ == "find_nan"
+
+
+@pytest.mark.heavy
+def test_all_frames_can_be_had() -> None:
+    script = "import torch, tapehead as th\nth.debug(torch.nn.Linear(1, 1))"
+    for wanted, ours in (("", False), ("full", True)):
+        environment = {"TAPEHEAD_TRACEBACKS": wanted, "PYTHONPATH": str(Path(th.__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert ("arguments.py" in done.stderr) is ours
+        assert done.stderr.rstrip().endswith("such as model(x).sum()")
