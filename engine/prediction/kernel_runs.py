@@ -67,7 +67,7 @@ RUN_ALONE = frozenset(
         *("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"),
         # Attention and softmax.
         "_scaled_dot_product_flash_attention_for_cpu_backward",
-        *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+        *("_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
         *("_masked_softmax_backward", "logsumexp"),
         # Rows, slices and indices.
         *("embedding", "embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"),

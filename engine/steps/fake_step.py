@@ -247,7 +247,7 @@ class _Trained:
     """A model and its optimizer on fakes, while these are open."""
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
-        model = model_on_fakes(recipe)
+        model = model_on_fakes(recipe, fakes)
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters:
             raise ValueError(
@@ -308,15 +308,16 @@ class _Trained:
         self._kinds.update((number, kind) for number in numbers if number >= 0)
 
 
-def model_on_fakes(recipe: Recipe) -> nn.Module:
-    """The recipe's model, made while fakes are open, or what stands in for one that is there.
+def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
+    """The recipe's model, made on fakes, which are open, or what stands in for one that is there.
 
     Raises:
         TypeError: `make_model` gave none.
         NotImplementedError: a tensor of it computes by itself.
     """
     made = recipe.make_model
-    model = stand_in(made) if isinstance(made, nn.Module) else made()
+    with fakes.making():
+        model = stand_in(made) if isinstance(made, nn.Module) else made()
     if not isinstance(model, nn.Module):
         raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
     return model

@@ -11,11 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ...inspector.torch_internals.fakes import fake_mode
 from ..mirroring.plan_mirror import plan_mirror
 from ..programs.make_loss import same_random_numbers
 from ..words.sizes import percent_text, share_text, size_text
-from .fake_step import FakeStep, Workspaces, fake_step, model_on_fakes
+from .fake_step import FakeStep, FakeTraining, Workspaces, fake_step, model_on_fakes
 from .phases import OPTIMIZER
 from .recipe import Recipe
 
@@ -131,8 +130,10 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
     """A plan for mirroring, made on fakes of the CPU: each operation is run alone on real tensors, to be timed."""
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
-    with same_random_numbers(), fake_mode(allow_non_fake_inputs=True):
-        model, batch = model_on_fakes(recipe), recipe.batch()
+    fakes = FakeTraining()
+    with same_random_numbers(), fakes:
+        model, batch = model_on_fakes(recipe, fakes), recipe.batch()
+    with same_random_numbers(), fakes.mode:
         try:
             plan = plan_mirror(lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model)
         except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints

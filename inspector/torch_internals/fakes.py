@@ -9,7 +9,8 @@ from __future__ import annotations
 import builtins
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from types import CodeType, FunctionType, SimpleNamespace
@@ -21,8 +22,10 @@ from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def fake_mode(**options: Any) -> FakeTensorMode:
@@ -35,6 +38,31 @@ def fake_mode(**options: Any) -> FakeTensorMode:
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """What fakes raise where a program asks for a number (`.item()`), or makes as many elements as numbers say."""
+
+
+_MOST_NUMBERS = 1024
+
+
+@contextmanager
+def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
+    """Meanwhile what is computed of known numbers alone has known numbers, up to 1,024; else single ones have."""
+
+    def may_be_known(tensor: Tensor) -> bool:
+        return tensor.numel() <= _MOST_NUMBERS and not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu"
+
+    mode.may_turn_const = may_be_known  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del mode.may_turn_const
+
+
+def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: object) -> None:
+    """Lets the fake tensor that an operator has made of no tensors know its numbers, where these are few."""
+    if isinstance(result, FakeTensor) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
+        with _disable_current_modes():
+            result.constant = operator(*args, **kwargs)
+        mode.fake_tensor_converter.add_constant_storage_mapping(result)
 
 
 def on_fakes(operator: Any) -> Callable[..., Any]:

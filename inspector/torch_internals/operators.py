@@ -14,14 +14,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only, tree_map_only_
 
 from .compiled import keep_compiler_out
 from .engine import in_backward
-from .fakes import fake_mode, on_fakes
+from .fakes import fake_mode, numbers_known, on_fakes, tell_numbers
 from .modes import unobserved
 from .plain_sizes import plain_sizes
 from .tensors import ALIAS, DETACH, LIFT, StorageBytes, storage_of
@@ -71,6 +71,10 @@ def _unlogged() -> Iterator[None]:
         log.removeFilter(is_anothers)
 
 
+_COUNTED = torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace
+"""What gives numbers by place, which models are made by."""
+
+
 class FakeOperations(TorchDispatchMode):
     """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
 
@@ -103,12 +107,14 @@ class FakeOperations(TorchDispatchMode):
         self._numbers: dict[int, int] = {}  # by address
         self._outside: dict[int, Tensor] = {}  # by address what was there before
         self._modes = ExitStack()
+        self._is_making = False
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(_unlogged())
             if self.grad:
                 stack.enter_context(torch.enable_grad())
+                stack.enter_context(self._swapping())
             else:
                 stack.enter_context(plain_sizes())
                 stack.enter_context(unobserved())
@@ -124,6 +130,22 @@ class FakeOperations(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else each operation goes through a wrapper of torch's compiler; see `InFloat64`
+
+    @property
+    def mode(self) -> FakeTensorMode:
+        """The mode whose fakes these are."""
+        return self._mode
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Meanwhile a model is made: the numbers of `torch.linspace` and its like are known, and what is made of them
+        alone, so that rates for each layer can be taken as Python numbers."""
+        with numbers_known(self._mode):
+            self._is_making = True
+            try:
+                yield
+            finally:
+                self._is_making = False
 
     def start(self) -> None:
         """Forgets what was noted."""
@@ -145,6 +167,8 @@ class FakeOperations(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs or {}))
         result = self.run(operator, args, kwargs)
+        if self._is_making and getattr(operator, "overloadpacket", None) in _COUNTED:
+            tell_numbers(self._mode, operator, args, kwargs, result)
         tree_map_only_(Tensor, self._note, result)
         return result
 
@@ -185,12 +209,43 @@ class FakeOperations(TorchDispatchMode):
         address = storage.address
         if address in self._outside:
             return
-        self._watched[id(tensor)] = weakref.ref(tensor, partial(self._forget, id(tensor), address))
+        self._watch(tensor, address)
         self._users[address] += 1
         if address not in self._numbers:
             self._numbers[address] = len(self.nbytes)
             self.events.append(len(self.nbytes))
             self.nbytes.append(storage.nbytes)
+
+    def _watch(self, tensor: Tensor, address: int) -> None:
+        self._watched[id(tensor)] = weakref.ref(tensor, partial(self._forget, id(tensor), address))
+
+    @contextmanager
+    def _swapping(self) -> Iterator[None]:
+        """Meanwhile fake parameters can be converted, as by `module.half()`, for which torch swaps them with what they
+        become. Its function refuses all to which there are weak references, as there are to each fake."""
+
+        def swap(one: Tensor, other: Tensor) -> None:
+            if not all(isinstance(each, FakeTensor) and each.fake_mode is self._mode for each in (one, other)):
+                original(one, other)  # type: ignore[no-untyped-call]
+                return
+            addresses = [self._unwatch(each) for each in (other, one)]
+            one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+            torch._C._swap_tensor_impl(one, other)
+            for each, address in zip((one, other), addresses, strict=True):
+                if address is not None:
+                    self._watch(each, address)
+
+        original = torch.utils.swap_tensors
+        torch.utils.swap_tensors = swap
+        try:
+            yield
+        finally:
+            torch.utils.swap_tensors = original
+
+    def _unwatch(self, tensor: Tensor) -> int | None:
+        """The address of its storage, if it is watched, which it is no longer."""
+        storage = storage_of(tensor) if self._watched.pop(id(tensor), None) is not None else None
+        return None if storage is None else storage.address
 
     def _forget(self, number: int, address: int, dead: object) -> None:
         if self._watched.get(number) is not dead:

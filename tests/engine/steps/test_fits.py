@@ -193,6 +193,55 @@ def test_what_has_no_answer_on_fakes_is_named_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
+    "convert", [nn.Module.double, lambda model: model.to("cpu"), lambda model: model.to(torch.float64)]
+)
+def test_a_model_that_is_converted_as_it_is_made_counts_as_what_it_has_become(convert: Any) -> None:
+    def make_model() -> nn.Module:
+        model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 32))
+        model[2].weight.data_of = model[0]  # type: ignore[union-attr] # an attribute of its own
+        return convert(model)  # type: ignore[no-any-return]
+
+    def make_batch(size: int = 64) -> Tensor:
+        return torch.randn(size, 32, dtype=make_model()[0].weight.dtype)  # type: ignore[index, union-attr]
+
+    def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).sum()  # type: ignore[no-any-return]
+
+    fit = th.fits(make_model, make_batch, OPTIMIZERS["adam"], "1GiB", loss_of)
+    wanted = measured(make_model, make_batch, OPTIMIZERS["adam"], loss_of)
+    assert {each.phase: each.nbytes for each in fit.phases} == pytest.approx(wanted, rel=0.001)
+    assert torch.utils.swap_tensors.__module__ == "torch.utils"
+
+
+def test_numbers_by_which_a_model_is_made_are_known() -> None:
+    made: list[object] = []
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = [each.item() for each in torch.linspace(0, 0.2, 3)]
+            self.sizes = (torch.arange(3) * 8 + 8).tolist()
+            made.append((self.rates, self.sizes))
+            self.layers = nn.ModuleList(nn.Linear(32, size) for size in self.sizes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = [functional.dropout(layer(x), rate) for layer, rate in zip(self.layers, self.rates, strict=True)]
+            return torch.cat(parts, 1).sum()
+
+    fit = th.fits(Dropped, lambda: torch.randn(64, 32), OPTIMIZERS["sgd"], "1GiB")
+    Dropped()
+    assert made[0] == made[-1]
+    wanted = measured(Dropped, lambda: torch.randn(64, 32), OPTIMIZERS["sgd"], lambda model, batch: model(batch))
+    assert fit.peak_bytes == pytest.approx(max(wanted.values()), rel=0.001)
+
+    def asks(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch) * torch.arange(3)[1].item()  # type: ignore[no-any-return]
+
+    with pytest.raises(NotImplementedError, match="the program asks for a number"):
+        th.fits(lambda: nn.Linear(3, 1), lambda: torch.randn(2, 3), OPTIMIZERS["sgd"], "1GiB", asks)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"memory": "24"}, "memory is '24'"),
