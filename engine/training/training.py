@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
 from .part import LoopPart
 from .record import Training
+from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
 
-PARTS: list[Callable[[], LoopPart]] = []
+PARTS: list[Callable[[], LoopPart]] = [SpoiledBackwards]
 """What is watched, in the order in which it is told of the loop."""
 
 Models = nn.Module | Sequence[nn.Module] | None

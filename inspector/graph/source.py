@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 # The engine's ready models stand for the user's code; but th.mirror and th.find_nan call the user's operations on their
-# way.
+# way, and th.training is called by the hooks of what the user calls.
 PACKAGE = Path(__file__).parents[2]
 """Where tapehead itself is installed."""
 
@@ -23,7 +23,7 @@ _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(PACKAGE / "inspector") + os.sep,
     str(PACKAGE / "front_door.py"),
-    *(str(_ENGINE / name) for name in ("mirroring", "finding/value_flow.py", "finding/function_calls.py")),
+    *(str(_ENGINE / name) for name in ("mirroring", "training", "finding/value_flow.py", "finding/function_calls.py")),
     "<frozen",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -32,6 +33,25 @@ def number_of(node: Node) -> int:
                     return own
         number: int = node._sequence_nr()
         return number
+
+
+def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
+    """The nodes below these and they themselves with their numbers, in falling order: nothing is walked that is older
+    than what is asked for. Without leaves'. Of another thread's nodes the order means nothing."""
+    seen = set(roots)
+    waiting = [(-number_of(node), place, node) for place, node in enumerate(seen)]
+    heapify(waiting)
+    place = len(waiting)
+    while waiting:
+        negative, _, node = heappop(waiting)
+        yield -negative, node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                number = number_of(child)
+                if number != UNNUMBERED:
+                    place += 1
+                    heappush(waiting, (-number, place, child))
 
 
 def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:

@@ -1,0 +1,227 @@
+"""Parameters that an optimizer writes unnoticed while a graph that saved them waits for its backward: it goes wrong.
+
+A fused step, or one that writes through `.data`, counts no version, so PyTorch raises no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+from ...inspector.graph.marks import operation_of
+from ...inspector.graph.source import Place, users_place
+from ...inspector.graph.words import counted
+from ...inspector.graph.written import note_write
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.saved import SavedSlot, saved_slots
+from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
+from ...inspector.torch_internals.tensors import storage_of, version_of
+from ..steps.loop_watch import BackwardGiven
+from .finding import Finding
+from .forwards import Forwards, at, roots_of
+from .needed import needed_edges
+from .record import Training
+
+_MOST_STEPS = 16
+_MOST_COPIED = 2  # steps of which copies are kept: of a loop whose graphs never run
+
+
+@dataclass(slots=True)
+class _Written:
+    """A parameter that a step wrote. `copy`: what was there before; None: nobody kept it."""
+
+    parameter: ref[Tensor]
+    copy: Tensor | None
+
+    @property
+    def is_as_before(self) -> bool:
+        parameter = self.parameter()
+        return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
+
+
+@dataclass(slots=True)
+class _SilentStep:
+    """A step of an optimizer that no version tells of.
+
+    Attributes:
+        number: what the next node was to be numbered.
+        written: by the address of its bytes each parameter.
+    """
+
+    optimizer: str
+    place: Place | None
+    step: int
+    number: int
+    written: dict[int, _Written]
+
+
+@dataclass(slots=True)
+class _Spoiled:
+    """A saved tensor that was written since."""
+
+    node: Node
+    number: int
+    slot: SavedSlot
+    by: _SilentStep
+    written: _Written
+
+
+class SilentWrites:
+    """Follows the optimizers' steps.
+
+    Only where a graph waits for its backward as an optimizer steps is more done than to look at which graphs wait; and
+    parameters are copied only if that optimizer's steps count no versions. A backward is walked through only if a graph
+    from before such a step is alive.
+
+    Known limitations. What other calls write through `.data` is seen by a function mode alone. A graph that was made in
+    another thread is not compared with steps of this one. Checkpoints and `save_on_cpu` save copies, or nothing.
+    """
+
+    def __init__(self, training: Training, forwards: Forwards) -> None:
+        self._training = training
+        self._forwards = forwards
+        self._loud: WeakSet[Optimizer] = WeakSet()  # whose steps count versions
+        self._steps: list[_SilentStep] = []
+        self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # of the step that is under way
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._before = None
+        waiting, unseen = self._forwards.waiting(), self._forwards.unseen
+        if not waiting and not unseen:
+            return
+        with unobserved():
+            given = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+            newest = max((each.number for each in self._steps), default=0)
+            copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
+            copies = [each.detach().clone() if copied else None for each in given]
+            self._before = [(each, version_of(each), copy) for each, copy in zip(given, copies, strict=True)]
+
+    def optimizer_ends(self, optimizer: Optimizer, step: int) -> None:
+        before, self._before = self._before, None
+        if before is None:
+            return
+        title, place = step_title(optimizer), users_place()
+        written: dict[int, _Written] = {}
+        with unobserved():
+            for parameter, version, copy in before:
+                now = version_of(parameter)
+                if now > version:
+                    note_write(title, place, parameter, version, now)
+                elif (storage := storage_of(parameter)) is not None:
+                    written[storage.address] = _Written(ref(parameter), copy)
+        if len(written) < len(before):
+            self._loud.add(optimizer)
+        if written:
+            self._steps.append(_SilentStep(title, place, step, sequence_nr(), written))
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Lets go of steps that no graph waits behind."""
+        oldest = min((each.start for each in self._forwards.waiting()), default=None)
+        if not self._forwards.unseen:
+            self._steps = [each for each in self._steps if oldest is not None and each.number > oldest]
+        del self._steps[:-_MOST_STEPS]
+        for each in self._steps[:-_MOST_COPIED]:
+            for written in each.written.values():
+                written.copy = None
+
+    def backward_begins(self, given: BackwardGiven, step: int) -> None:
+        self._forget_old()
+        if not self._steps:
+            return
+        with unobserved():
+            found = self._spoiled(roots_of(given[0]), given)
+            by_step: dict[int, list[_Spoiled]] = {}
+            for each in found:
+                by_step.setdefault(id(each.by), []).append(each)
+            for spoiled in by_step.values():
+                self._training.add(self._finding(spoiled, step))
+
+    def backward_ends(self) -> None:
+        self._forget_old()
+
+    def _spoiled(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Spoiled]:
+        """What this backward takes from saved tensors that are no more what they were; the youngest first."""
+        newest = max(each.number for each in self._steps)
+        runs = needed_edges(roots, given[4] if len(given) > 4 else None)
+        found: list[_Spoiled] = []
+        for number, node in youngest_first(roots):
+            if number >= newest or not runs(node):
+                continue
+            for slot in saved_slots(node):
+                if slot.modified or not runs(node, _read_for(node, slot)):
+                    continue
+                storage = storage_of(slot.tensor)
+                if storage is None:
+                    continue
+                by = next((s for s in self._steps if s.number > number and storage.address in s.written), None)
+                if by is not None and not (written := by.written[storage.address]).is_as_before:
+                    found.append(_Spoiled(node, number, slot, by, written))
+        return found
+
+    def _finding(self, spoiled: Sequence[_Spoiled], step: int) -> Finding:
+        first = spoiled[0]
+        by = first.by
+        parameter = first.written.parameter()
+        name = None if parameter is None else self._training.watched.name_of(parameter)
+        others = len({id(each.written) for each in spoiled}) - 1
+        more = f" and {counted(others, 'other parameter')}" if others else ""
+        when = "" if by.step == step else f" in step {by.step}"
+        forward = self._forwards.forward_of(first.number)
+        operation = operation_of(first.node)
+        source = None if operation is None else operation.source
+        line = f" ({source.short})" if source is not None else ""
+        of = f" of {forward}" if forward is not None else ""
+        earlier = "" if forward is None or forward.step == step else f" in step {forward.step}"
+        return Finding(
+            "silent write",
+            step,
+            f"{by.optimizer}{at(by.place)} wrote {name or 'a parameter'}{more}{when} after "
+            f"{first.node.name()}{line}{of}{earlier} had saved it as {first.slot.name}; the backward"
+            f"{at(users_place())} takes the new values{_how_far(spoiled)}, so its gradients are not "
+            "those of the forward, and PyTorch doesn't notice: that step counts no versions. What to do: run "
+            "this backward before that step, or compute its loss again after it; with foreach=True "
+            "PyTorch raises an error instead",
+            module=None if name is None else name.rpartition(".")[0],
+            tensor=name,
+            at=at(by.place).removeprefix(" at ") or None,
+            certain=all(each.written.copy is not None for each in spoiled),
+        )
+
+
+_READ_FOR = {
+    ("AddmmBackward0", "mat1"): 2,
+    ("AddmmBackward0", "mat2"): 1,
+    **{(f"{kind}Backward0", slot): edge for kind in ("Mm", "Bmm") for slot, edge in (("self", 1), ("mat2", 0))},
+    ("MulBackward0", "self"): 1,
+    ("MulBackward0", "other"): 0,
+}
+
+
+def _read_for(node: Node, slot: SavedSlot) -> int | None:
+    """The edge for whose gradient alone the node reads this; None: for any. A convolution saves its weight, which the
+    gradient of its input takes, also where its input is data."""
+    return _READ_FOR.get((node.name(), slot.name), 0 if slot.name == "weight" else None)
+
+
+def step_title(optimizer: Optimizer) -> str:
+    """`Adam.step() (fused)`."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__}.step(){' (fused)' if fused else ''}"
+
+
+def _how_far(spoiled: Sequence[_Spoiled]) -> str:
+    """By how much the parameters have changed, where what was there before is known."""
+    most = 0.0
+    for each in spoiled:
+        parameter, copy = each.written.parameter(), each.written.copy
+        if parameter is None or copy is None:
+            return ""
+        most = max(most, float((parameter.detach() - copy).abs().max()))
+    return f" (up to {most:.2g} off)"

@@ -1,0 +1,55 @@
+"""Backwards through what was freed or written since: those that PyTorch refuses, and those that it should."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..steps.loop_watch import BackwardGiven
+from .forwards import Forwards, roots_of
+from .part import LoopPart
+from .record import Training
+from .silent_writes import SilentWrites
+
+
+class SpoiledBackwards(LoopPart):
+    """Knows which graphs of the loop wait for their backward, by a mark at the results of its outermost modules."""
+
+    def __init__(self) -> None:
+        self._forwards = Forwards()
+        self._step = 0
+        self._silent: SilentWrites | None = None
+
+    def begins(self, training: Training) -> None:
+        self._silent = SilentWrites(training, self._forwards)
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        self._forwards.begins()
+
+    def forward_ends(self, module: nn.Module, result: object) -> None:
+        self._forwards.ends(module, result, self._step)
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if self._silent is not None:
+            self._silent.backward_begins(given, self._step)
+        if not given[2]:  # retain_graph
+            self._forwards.runs(roots_of(given[0]))
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        if self._silent is not None:
+            self._silent.backward_ends()
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._silent is not None:
+            self._silent.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._silent is not None:
+            self._silent.optimizer_ends(optimizer, self._step)
+
+    def ends(self) -> None:
+        self._silent = None
+        self._forwards = Forwards()

@@ -1,0 +1,323 @@
+"""Steps that write parameters unnoticed: backwards that go wrong are found, as PyTorch itself says of how wrong; others
+are not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+
+MODIFIED = "modified by an inplace operation"
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="th.training")
+        yield
+
+
+def pair() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    return (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)),
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)),
+    )
+
+
+def gan(steps: int, kind: type[Any] = Adam, lr: float = 0.1, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """Whose discriminator steps between the generator's forward and its backward."""
+    made, judge = pair()
+    of_judge, of_made = kind(judge.parameters(), lr, **options), kind(made.parameters(), lr, **options)
+    for _ in range(steps):
+        fake = made(torch.randn(8, 4))
+        g_loss = -judge(fake).mean()
+        d_loss = judge(fake.detach()).mean() - judge(torch.randn(8, 4)).mean()
+        of_judge.zero_grad()
+        d_loss.backward()
+        of_judge.step()
+        of_made.zero_grad()
+        g_loss.backward()
+        of_made.step()
+    return made, judge
+
+
+def silent(training: th.Training) -> list[Any]:
+    return [each for each in training.findings if each.kind == "silent write"]
+
+
+@pytest.mark.parametrize("kind", [Adam, SGD])
+def test_a_gan_whose_discriminator_steps_fused_before_the_generators_backward(kind: type[Any]) -> None:
+    with th.training() as training:
+        gan(2, kind, fused=True)
+    (found,) = silent(training)
+    assert found.certain and found.step == 0 and found.last_step == 1
+    assert found.tensor == "Sequential_2.2.weight" and found.module == "Sequential_2.2"
+    assert found.at is not None and found.at.startswith("test_silent_writes.py:")
+    said = str(found)
+    assert f"{kind.__name__}.step() (fused) at test_silent_writes.py:" in said
+    assert "wrote Sequential_2.2.weight and 1 other parameter" in said
+    assert "AddmmBackward0 of the forward of Sequential at test_silent_writes.py:" in said and "as mat2" in said
+    assert not training.notes
+
+
+def test_that_gradient_is_wrong_and_the_training_leaves_it_as_it_was() -> None:
+    plain = gan(3, fused=True)
+    with th.training():
+        watched = gan(3, fused=True)
+    for one, other in zip(plain, watched, strict=True):
+        for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(mine, theirs) and torch.equal(mine.grad, theirs.grad)
+    made, judge = pair()
+    optimizer = Adam(judge.parameters(), 0.1, fused=True)
+    with th.training() as training:
+        fake = made(torch.ones(8, 4))
+        g_loss = -judge(fake).mean()
+        right = torch.autograd.grad(g_loss, list(made.parameters()), retain_graph=True)
+        judge(fake.detach()).mean().backward()
+        optimizer.step()
+        g_loss.backward()
+    assert len(silent(training)) == 1
+    off = max(
+        float((parameter.grad - gradient).norm() / gradient.norm())
+        for parameter, gradient in zip(made.parameters(), right, strict=True)
+    )
+    assert off > 0.1, "PyTorch gives another gradient, and says nothing"
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("kind", [Adam, SGD])
+def test_where_pytorch_raises_the_step_is_named_in_its_error(kind: type[Any], options: dict[str, bool]) -> None:
+    with th.training() as training, pytest.raises(RuntimeError, match=MODIFIED):
+        gan(2, kind, **options)
+    assert silent(training) == []
+
+
+class WritesData(torch.optim.Optimizer):
+    """As old ones do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            each.data.add_(each.grad.data, alpha=-0.1)
+
+
+def test_an_optimizer_that_writes_through_data_is_found_too() -> None:
+    made, judge = pair()
+    optimizer = WritesData(judge.parameters())
+    with th.training() as training:
+        g_loss = judge(made(torch.randn(8, 4))).mean()
+        judge(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+        g_loss.backward()
+    (found,) = silent(training)
+    assert found.certain and "WritesData.step() at" in str(found)
+
+
+def test_a_step_that_wrote_nothing_new_is_none() -> None:
+    with th.training() as training:
+        gan(2, lr=0.0, fused=True)
+    assert silent(training) == []
+
+
+def test_a_convolution_of_data_does_not_read_its_weight_again() -> None:
+    model = nn.Conv2d(1, 1, 3)
+    optimizer = SGD(model.parameters(), 0.1, fused=True)
+    x = torch.randn(1, 1, 5, 5)
+    with th.training() as training:
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        before = model.weight.grad.clone()
+        loss.backward()
+    assert torch.equal(model.weight.grad, 2 * before) and silent(training) == []
+
+
+def test_what_leads_to_none_of_the_inputs_is_not_run() -> None:
+    made, judge = pair()
+    optimizer = SGD(judge.parameters(), 0.1, fused=True)
+    with th.training() as training:
+        loss = judge(made(torch.randn(8, 4))).mean()
+        judge(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+        loss.backward(inputs=[judge[2].bias], retain_graph=True)
+        assert silent(training) == []
+        loss.backward(inputs=list(made.parameters()))
+        assert len(silent(training)) == 1
+
+
+def test_without_modules_it_is_found_but_nobody_knows_what_was_there() -> None:
+    w = torch.ones(3, requires_grad=True)
+    optimizer = SGD([w], 0.1, fused=True)
+    with th.training() as training:
+        for _ in range(2):
+            x = torch.ones(3, requires_grad=True)
+            first, second = (x * w).sum(), (x * w).pow(2).sum()
+            first.backward()
+            optimizer.step()
+            second.backward()
+    (found,) = silent(training)
+    assert not found.certain and found.last_step is not None
+
+
+def ordinary(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def accumulation(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    total = torch.zeros(())
+    for number in range(6):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        total += loss.detach()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def critic_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    made = nn.Linear(4, 4)
+    other = Adam(made.parameters(), fused=True)
+    for _ in range(3):
+        for _ in range(3):
+            optimizer.zero_grad()
+            fake = made(torch.randn(8, 4)).detach()
+            (model(fake).mean() - model(torch.randn(8, 4)).mean()).backward()
+            optimizer.step()
+        other.zero_grad()
+        (-model(made(torch.randn(8, 4))).mean()).backward()
+        other.step()
+
+
+def moving_average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    average = copy.deepcopy(model).requires_grad_(False)
+    for _ in range(3):
+        with torch.no_grad():
+            target = average(torch.ones(8, 4))
+        (model(torch.ones(8, 4)) - target).pow(2).mean().backward()
+        optimizer.step()
+        for mine, kept in zip(model.parameters(), average.parameters(), strict=True):
+            kept.data.mul_(0.9).add_(mine.data, alpha=0.1)
+
+
+def kept_outputs(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    kept = []
+    for _ in range(4):
+        out = model(torch.randn(8, 4))
+        out.mean().backward()
+        optimizer.step()
+        kept.append(out)
+
+
+def never_run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    kept = []
+    for _ in range(4):
+        kept.append(model(torch.randn(8, 4)))
+        model(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+
+
+def checkpointed(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+        x = torch.randn(8, 4, requires_grad=True)
+        checkpoint(model, x, use_reentrant=False).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def frozen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].requires_grad_(False)
+    ordinary(model, optimizer)
+    model[0].requires_grad_(True)
+
+
+def tied(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+        loss = model(model(torch.randn(8, 4)).expand(8, 4)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).mean() * (float("inf") if number == 2 else 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def truncated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    cell = nn.LSTMCell(4, 4)
+    both = Adam([*cell.parameters(), *model.parameters()], fused=True)
+    hidden = None
+    for _ in range(3):
+        hidden = cell(torch.randn(2, 4), hidden)
+        model(hidden[0]).mean().backward()
+        both.step()
+        hidden = tuple(each.detach() for each in hidden)
+
+
+def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def newton_like(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with_closure(model, torch.optim.LBFGS(model.parameters(), max_iter=3))
+
+
+def gradient_penalty(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+        x = torch.randn(8, 4, requires_grad=True)
+        out = model(x).sum()
+        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+        (out + gradient.pow(2).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+HEALTHY: list[Callable[[nn.Module, torch.optim.Optimizer], None]] = [
+    *(ordinary, accumulation, critic_steps, moving_average, kept_outputs, never_run, checkpointed, frozen, tied),
+    *(scaled, truncated, with_closure, newton_like, gradient_penalty),
+]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("loop", HEALTHY, ids=lambda loop: loop.__name__)
+def test_healthy_loops_are_left_alone_and_as_they_were(loop: Callable[..., None], fused: bool) -> None:
+    def run() -> nn.Module:
+        _, model = pair()
+        loop(model, Adam(model.parameters(), 0.01, fused=fused))
+        return model
+
+    plain = run()
+    with th.training() as training:
+        watched = run()
+    assert silent(training) == [] and not training.notes
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
