@@ -17,7 +17,6 @@ from .recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe
 from .remedies import Remedy, remedies_for
 
 _LARGEST_TRIED = 2**20
-_MOST_TRIED = 12
 
 
 @dataclass(frozen=True)
@@ -157,28 +156,29 @@ class _Tried:
     def largest(self, memory: int) -> int | None:
         """The largest size that fits; 0 if none does, None if all that are tried do."""
         small, *_ = [each.size for each in self.learned()] or [1]
-        fitting, not_fitting = 0, None
         known = {size: self.step(size).peak_bytes for size in (small, small + 1)}
-        for _ in range(_MOST_TRIED):
+        while True:
             fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
             not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
             if fitting >= _LARGEST_TRIED:
                 return None
             if not_fitting is not None and not_fitting <= max(fitting + 1, small):
-                break
+                return fitting
             size = _guess(known, memory, fitting, not_fitting)
             known[size] = self.step(size).peak_bytes
-        return fitting
 
 
 def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:
-    """The size at which a line through the two that are nearest meets the memory; always one that is not known."""
-    near = sorted(known, key=lambda size: abs(known[size] - memory))[:2]
-    (first, low), (second, high) = ((size, known[size]) for size in sorted(near))
-    slope = (high - low) / (second - first)
-    guess = _LARGEST_TRIED if slope <= 0 else int(first + (memory - low) / slope)
-    if guess in known:
-        guess += 1 if known[guess] <= memory else -1
+    """A size above the largest that is known to fit, and below the smallest that does not.
+
+    It is where a line meets the memory, through these two, or through the two largest while all fit. A peak is the
+    highest of several lines, which the one through two points may miss by far: every third guess is the middle.
+    """
+    if not_fitting is not None and len(known) % 3 == 1:
+        return (fitting + not_fitting) // 2
+    first, second = sorted(known)[-2:] if not_fitting is None else (fitting or min(known), not_fitting)
+    slope = (known[second] - known[first]) / (second - first) if second > first else 0
+    guess = _LARGEST_TRIED if slope <= 0 else int(first + (memory - known[first]) / slope)
     highest = _LARGEST_TRIED if not_fitting is None else not_fitting - 1
     return min(max(guess, fitting + 1), highest)
 
