@@ -21,6 +21,19 @@ def alone(script: str) -> str:
     return done.stdout.strip()
 
 
+def each_in_a_process_that_has_torch(*scripts: str) -> None:
+    """All of them in one go: torch takes longer to import than they do."""
+    alone(
+        "import os, sys, torch\n"
+        f"for script in {scripts!r}:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        exec(script, {'__name__': '__main__'})\n"
+        "        sys.exit()\n"
+        "    assert os.waitpid(child, 0)[1] == 0, script\n"
+    )
+
+
 def test_importing_it_loads_neither_torch_nor_what_draws_or_runs() -> None:
     loaded = alone(
         "import sys, tapehead\n"
@@ -52,9 +65,11 @@ def test_what_completion_offers_is_for_users() -> None:
 
 
 def test_modules_are_there_without_an_import_of_their_own() -> None:
-    assert alone("import tapehead as th\nassert th.engine.queue.policy.Policy is th.Policy") == ""
-    assert alone("import tapehead as th\nassert th.Graph is th.inspector.graph.graph.Graph") == ""
-    assert alone("import tapehead.engine.queue.policy\nprint(tapehead.engine.trace.run.Run.__name__)") == "Run"
+    each_in_a_process_that_has_torch(
+        "import tapehead as th\nassert th.engine.queue.policy.Policy is th.Policy",
+        "import tapehead as th\nassert th.Graph is th.inspector.graph.graph.Graph",
+        "import tapehead.engine.queue.policy\nassert tapehead.engine.trace.run.Run.__name__ == 'Run'",
+    )
 
 
 def test_a_room_that_is_called_as_a_module_was_has_its_old_names_and_its_modules() -> None:

@@ -88,37 +88,27 @@ def test_what_was_pickled_by_old_paths_loads() -> None:
         assert pickle.loads(written.encode()) == kept
 
 
-@pytest.mark.parametrize("module", ["widgets.deck.still", "widgets.deck.recording", "engine.trace.recorder"])
-def test_a_module_of_a_room_that_is_called_as_a_module_was_can_be_the_first(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import tapehead.{module}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+EACH_FIRST = """
+import importlib, pathlib, sys, torch
+import tapehead
+
+root = pathlib.Path(tapehead.__file__).parent
+rooms = "inspector", "engine", "widgets", "commands"
+files = [root / each for each in sys.argv[1:]] or sorted(each for room in rooms for each in (root / room).rglob("*.py"))
+for path in files:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "tapehead"]:
+        del sys.modules[name]
+    sys.modules["tapehead"] = package = type(sys)("tapehead")
+    package.__path__ = [str(root)]
+    parts = path.relative_to(root).with_suffix("").parts
+    importlib.import_module(".".join(("tapehead", *parts)).removesuffix(".__init__"))
+"""
+SOME = ("__main__.py", "widgets/deck/still.py", "widgets/deck/recording.py", "engine/trace/recorder.py")
 
 
-@pytest.mark.slow
-def test_each_module_can_be_the_first_that_is_imported() -> None:
+@pytest.mark.parametrize("files", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_each_module_can_be_the_first_that_is_imported_and_takes_no_old_path(files: tuple[str, ...]) -> None:
     """Of a room that is called as a module was, Python asks for the names of its modules before it imports them."""
-    script = (
-        "import importlib, pathlib, sys, torch, anywidget, plotly, rich, autograd, ortools\n"
-        "import tapehead\n"
-        "root = pathlib.Path(tapehead.__file__).parent\n"
-        "rooms = ('inspector', 'engine', 'widgets', 'commands')\n"
-        "for path in sorted(each for room in rooms for each in (root / room).rglob('*.py')):\n"
-        "    for name in [each for each in sys.modules if each.partition('.')[0] == 'tapehead']:\n"
-        "        del sys.modules[name]\n"
-        "    sys.modules['tapehead'] = package = type(sys)('tapehead')\n"
-        "    package.__path__ = [str(root)]\n"
-        "    parts = path.relative_to(root).with_suffix('').parts\n"
-        "    importlib.import_module('.'.join(('tapehead', *parts)).removesuffix('.__init__'))\n"
-    )
-    command = [sys.executable, "-W", "error::DeprecationWarning:tapehead", "-c", script]
+    command = [sys.executable, "-W", "error::DeprecationWarning:tapehead", "-c", EACH_FIRST, *files]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_nothing_of_tapehead_takes_an_old_path() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:tapehead", "-c", "import tapehead, tapehead.__main__"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr

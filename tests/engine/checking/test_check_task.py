@@ -526,7 +526,7 @@ def test_checks_at_every_stop_leave_the_session_as_it_is(engine: str) -> None:
     while session.left:
         called = len(program.called)
         before = [(each.grad, None if each.grad is None else each.grad.clone()) for each in program.model.parameters()]
-        for task in session.graph.tasks if len(session.order) % 5 == 0 else [session.current]:
+        for task in session.graph.tasks if len(session.order) % 10 == 0 else [session.current]:
             verdicts.add(session.check(task).ok)
         assert len(program.called) == called
         for parameter, (grad, values) in zip(program.model.parameters(), before, strict=True):

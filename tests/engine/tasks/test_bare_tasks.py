@@ -154,7 +154,7 @@ def hold_against_single_tasks(make: Callable[[], Made], entered: bool = True, **
 
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "chosen"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_random_programs_are_recorded_as_single_tasks_are(seed: int, policy: str) -> None:
     def make() -> Made:
         leaves, loss = random_program(seed)

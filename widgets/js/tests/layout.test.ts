@@ -54,7 +54,7 @@ function linear(calls: number): Sketch {
 }
 
 test("nothing overlaps, every task and edge is accounted for, whatever is open", () => {
-  for (let seed = 0; seed < 60; seed++) {
+  for (let seed = 0; seed < 30; seed++) {
     const tree = makeTree(graphOf(randomSketch(seed, seed % 10 ? 45 : 300)));
     const random = randomNumbers(seed + 1000);
     const some = new Set([...tree.boxes.keys()].filter(() => random(3) > 0));
@@ -63,7 +63,7 @@ test("nothing overlaps, every task and edge is accounted for, whatever is open",
 });
 
 test("what a cache has seen before does not change a layout", () => {
-  for (let seed = 0; seed < 20; seed++) {
+  for (let seed = 0; seed < 10; seed++) {
     const tree = makeTree(graphOf(randomSketch(seed, 80)));
     const random = randomNumbers(seed);
     const cache = new LayoutCache();
