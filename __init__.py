@@ -13,6 +13,7 @@ from .rooms import open_room
 if TYPE_CHECKING:
     from .engine.batching.group_search import groups
     from .engine.batching.groups import GroupRules, Groups
+    from .engine.black_box.replay import StepReplay, replay
     from .engine.ensembles.advice import Advice, advise
     from .engine.finding.diff import diff
     from .engine.finding.difference import Difference
@@ -113,6 +114,7 @@ _MODULE_OF = {
     "Run": "engine.trace.run",
     "Statistics": "engine.trace.statistics",
     "StepPeak": "engine.steps.step",
+    "StepReplay": "engine.black_box.replay",
     "StepTimeline": "engine.steps.step_timeline",
     "Stepper": "engine.sessions.stepper",
     "Stop": "engine.stops.stopped",
@@ -161,6 +163,7 @@ _MODULE_OF = {
     "queue_lengths": "engine.queue.pending",
     "record_forward": "engine.programs.record_forward",
     "record_steps": "engine.steps.record_steps",
+    "replay": "engine.black_box.replay",
     "share_text": "engine.words.sizes",
     "simulate": "engine.orders.simulate",
     "size_text": "engine.words.sizes",
@@ -240,6 +243,7 @@ __all__ = [
     "Run",
     "Statistics",
     "StepPeak",
+    "StepReplay",
     "StepTimeline",
     "Stepper",
     "Stop",
@@ -288,6 +292,7 @@ __all__ = [
     "queue_lengths",
     "record_forward",
     "record_steps",
+    "replay",
     "share_text",
     "simulate",
     "size_text",

@@ -1,8 +1,8 @@
 """The command line: `tapehead demo`, `compare`, `advise`, `fits`, `bench`, `workloads`, `graph`, `debug` and others.
 
 Bad input is one sentence and exit code 2. Code 1: a user's script raised, a step does not fit, gradients of a demo are
-wrong, two runs differ, or a workload could not be measured. Code 130: a study was interrupted, and what it had measured
-is printed.
+wrong, two runs differ, a replay is not what was recorded, or a workload could not be measured. Code 130: a study was
+interrupted, and what it had measured is printed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .commands.debug import add_debug
 from .commands.fits import add_fits
 from .commands.look import add_demo, add_diff, add_graph, add_view, add_workloads
 from .commands.measure import add_advise, add_compare
+from .commands.replay import add_replay
 
 COMMANDS = (
     add_demo,
@@ -26,6 +27,7 @@ COMMANDS = (
     add_workloads,
     add_graph,
     add_debug,
+    add_replay,
     add_diff,
     add_view,
 )

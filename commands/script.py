@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -145,6 +145,27 @@ def made_by(target: str) -> Iterator[object]:
         yield made
 
 
+@contextmanager
+def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
+    """The functions of several `SCRIPT.py:FUNCTION`, while the scripts' folders are on sys.path. A script that several
+    are of is imported once.
+
+    Raises:
+        ValueError: a target names no script or no function.
+        UserError: a script raised.
+    """
+    found: list[Callable[..., Any]] = []
+    modules: dict[Path, ModuleType] = {}
+    paths = [_parts(target)[0] for target in targets]
+    with ExitStack() as stack:
+        for path, target in zip(paths, targets, strict=True):
+            if path not in modules:
+                stack.enter_context(_beside(path))
+                modules[path] = _load(path)
+            found.append(_function(modules[path], _parts(target)[1]))
+        yield found
+
+
 def backward_of(target: str) -> None:
     """Makes the loss of `SCRIPT.py:FUNCTION`, and runs its backward.
 
@@ -181,10 +202,16 @@ def _parts(target: str) -> tuple[Path, str]:
 
 @contextmanager
 def _users_function(target: str) -> Iterator[Callable[[], Any]]:
-    path, function_name = _parts(target)
+    with functions_of(target) as (function,):
+        yield function
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """A script's folder is on sys.path meanwhile, so that it finds its neighbours."""
     sys.path.insert(0, str(path.parent))
     try:
-        yield _function(_load(path), function_name)
+        yield
     finally:
         sys.path.remove(str(path.parent))
 

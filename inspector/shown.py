@@ -44,6 +44,7 @@ DRAWN_BY = {
     "step as a page": "widgets.deck.step_document:save_step",
     "step as a deck": "widgets.deck.step_recording:StepRecording",
     "run as a deck": "widgets.deck.recording:Recording",
+    "session or deck": "widgets.deck.debug:debug",
     "session at a prompt": "widgets.terminal.prompt:interact",
 }
 """By what is wanted the function that makes it, as "module:function" within the package. It gets the result first."""

@@ -1,4 +1,5 @@
 """A whole training loop, watched while it runs: leaks, silent errors, norms, what led to a bad step.
 
-May import: inspector, words, memory, measuring, prediction, tasks, trace, stops, sessions, programs, steps, finding.
+May import: inspector, words, memory, measuring, prediction, tasks, trace, stops, sessions, programs, steps, finding,
+black_box.
 """

@@ -15,6 +15,7 @@ FindingKind = Literal[
     "norm",
     "non-finite",
     "second backward",
+    "black box",
 ]
 
 

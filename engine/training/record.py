@@ -43,17 +43,27 @@ class Training(ShownAsFindings):
         every: how often what is dear is looked at, in steps.
         writes: whether each write in place is noted.
         black_box: the folder in which bad steps are put down; None: none is.
+        black_box_on: on what.
         limit: how many bytes these may take.
         synchronize: whether the loop may be made to wait for an accelerator once a step.
         watched: the models, and what their parts are called.
     """
 
-    def __init__(self, every: int, writes: bool, black_box: str | None, limit: int, synchronize: bool) -> None:
+    def __init__(
+        self,
+        every: int,
+        writes: bool,
+        black_box: str | None,
+        limit: int,
+        synchronize: bool,
+        black_box_on: tuple[str, ...] = (),
+    ) -> None:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.every = every
         self.writes = writes
         self.black_box = black_box
+        self.black_box_on = black_box_on
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -11,13 +11,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
+from .black_box import USUAL, BlackBox, kinds_of
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
 
-PARTS: list[Callable[[], LoopPart]] = [SpoiledBackwards]
-"""What is watched, in the order in which it is told of the loop."""
+PARTS: list[Callable[[], LoopPart]] = [SpoiledBackwards, BlackBox]
+"""What is watched, in the order in which it is told of the loop. The black box is last: it keeps what others find."""
 
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = Optimizer | Sequence[Optimizer] | None
@@ -71,6 +72,7 @@ def training(
     every: int = 10,
     writes: bool = False,
     black_box: str | PathLike[str] | None = None,
+    black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
 ) -> Training:
@@ -86,7 +88,10 @@ def training(
         optimizer: the optimizer, or a list of them; None: those that step.
         every: how often what is dear is looked at, in steps.
         writes: whether each write in place is noted, with its line.
-        black_box: a folder into which a bad step is put, so that it can be run again.
+        black_box: a folder into which a bad step is put, so that it can be run again, with `th.replay`: parameters,
+            the batch, random numbers. These are data of yours; nobody else may look into it.
+        black_box_on: on what: "non-finite" (the loss or a gradient), "exception" (one that leaves the loop or a
+            backward), or the kind of a finding, such as "norm".
         limit: how many bytes these may take, as a number or as "2GB" (10⁹) or "2GiB" (2³⁰).
         synchronize: whether the loop may wait for an accelerator once a step.
 
@@ -99,10 +104,11 @@ def training(
         raise ValueError(f"every is {every}; expected a number of steps, 1 or more")
     expect_truth(writes, "writes")
     expect_truth(synchronize, "synchronize")
+    kinds = kinds_of(black_box_on)
     if black_box is not None:
         expect(black_box, str | PathLike, "black_box", "the path of a folder")
     folder = None if black_box is None else fspath(black_box)
-    made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize))
+    made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize), kinds)
     for each in models:
         made.watched.add(each)
     made.watch_by(TrainingWatch(made, [make() for make in PARTS], models, optimizers))
@@ -116,6 +122,7 @@ def install_training(
     every: int = 10,
     writes: bool = False,
     black_box: str | PathLike[str] | None = None,
+    black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
 ) -> Training:
@@ -127,6 +134,7 @@ def install_training(
         every=every,
         writes=writes,
         black_box=black_box,
+        black_box_on=black_box_on,
         limit=limit,
         synchronize=synchronize,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -91,3 +93,12 @@ def _users_have_global_hooks() -> bool:
             module._global_forward_hooks,
         )
     )
+
+
+def frame_of_call() -> FrameType | None:
+    """In a hook of all modules the frame of torch's that calls it, whose `kwargs` are what the module was called with
+    by name: such hooks are given the other arguments alone."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != nn.modules.module.__file__:
+        frame = frame.f_back
+    return frame

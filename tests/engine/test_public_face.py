@@ -83,6 +83,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "simulate": lambda: {"graph": th.graph(make_loss())},
     "size_text": lambda: {"nbytes": 1},
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
+    "replay": lambda: {"folder": "none", "make_model": lambda: MODEL, "loss_of": lambda model, batch: make_loss()},
     "training": dict,
     "unpack_order": lambda: {"loss_or_graph": make_loss()},
     "wait_for_ranks": lambda: {"seconds": 10.0},

@@ -1,0 +1,73 @@
+"""Whether a loss and gradients are finite: at once, or on accelerators a step later, without waiting for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import computes_itself, stored_values
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+class Finiteness:
+    """One number of each device, NaN or infinite if one element of these tensors is.
+
+    It is a sum of norms, so very large elements make it infinite, too: `is_finite` tells.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._sums: list[Tensor] = []
+        self._events: list[torch.Event] = []
+        by_device: dict[torch.device, list[Tensor]] = {}
+        with unobserved():
+            for each in tensors:
+                values = _values(each)
+                if values is not None:
+                    by_device.setdefault(values.device, []).append(values)
+            for device, values_there in by_device.items():
+                norms = torch._foreach_norm(values_there)
+                self._send(device, torch.stack([each.to(torch.float32) for each in norms]).sum())
+
+    def _send(self, device: torch.device, total: Tensor) -> None:
+        if device.type == "cpu":
+            self._sums.append(total)
+            return
+        copy = torch.empty_like(total, device="cpu", pin_memory=True)
+        copy.copy_(total, non_blocking=True)
+        event = torch.Event(device)
+        event.record()
+        self._sums.append(copy)
+        self._events.append(event)
+
+    @property
+    def comes_later(self) -> bool:
+        """Whether to look at it would mean to wait."""
+        return bool(self._events)
+
+    def look(self) -> bool:
+        """Whether all may be finite, waiting for it if need be."""
+        for event in self._events:
+            event.synchronize()
+        return all(bool(each.isfinite()) for each in self._sums)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all its elements are; where there are none that can be looked at, True."""
+    with unobserved():
+        values = _values(tensor)
+        return values is None or bool(values.isfinite().all())
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """The elements that can be looked at."""
+    found = tensor.detach()
+    if found.is_nested or found.is_quantized or found.device.type == "meta" or computes_itself(found):
+        return None
+    if found.layout in _SPARSE:
+        found = stored_values(found)
+    floats = found.is_floating_point() or found.is_complex()
+    return found if floats and found.numel() else None

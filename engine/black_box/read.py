@@ -1,0 +1,258 @@
+"""A step's folder is read. Nothing in it is believed: it may come from somebody else, and no code in it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.bounded_file import path_of
+from ..words.sizes import size_text
+from .random_numbers import RandomNumbers
+from .step_folder import FACTS, FORMAT, STATE, VERSION
+from .surroundings import Autocast, read_autocast
+from .tensors import TensorFacts
+
+_MOST_FACTS = 2**27  # bytes: of a large model's names some megabytes
+_MOST_MICRO_BATCHES = 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMicroBatch:
+    """One forward with its backward, as it is told; see `keeper.MicroBatch`.
+
+    Attributes:
+        origin: where the batch is from.
+        batch: what is told of it.
+        left_out: of it.
+        written: where it was written in place before it was kept.
+        autocast: of the first module's call.
+        backward: whether it had run.
+        told: the facts of which random numbers are read.
+    """
+
+    origin: str
+    batch: Any
+    left_out: tuple[str, ...]
+    written: tuple[str, ...]
+    autocast: Autocast
+    backward: bool
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step as its folder tells it.
+
+    Attributes:
+        folder: where it is.
+        step: its number.
+        kind, sentence: why it was kept.
+        error: the class of what was raised, and its message; None: nothing was.
+        traceback: of that.
+        machine, flags: on what it ran, and how.
+        training: of modules by name.
+        requires_grad: of parameters by name.
+        gradients: when those that are there were read, see `write.Reason`.
+        micro_batches: in order.
+        before: how many were before these.
+        tensors: by name what they are like.
+    """
+
+    folder: Path
+    step: int
+    kind: str
+    sentence: str
+    error: tuple[str, str] | None
+    traceback: str
+    models: tuple[str, ...]
+    machine: Mapping[str, str]
+    flags: Mapping[str, Any]
+    training: Mapping[str, bool]
+    requires_grad: Mapping[str, bool]
+    gradients: str | None
+    micro_batches: tuple[RecordedMicroBatch, ...]
+    before: int
+    tensors: Mapping[str, TensorFacts]
+
+    def named(self, prefix: str) -> dict[str, TensorFacts]:
+        """Those whose names begin so, without that."""
+        return {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
+
+    def load(self) -> dict[str, Tensor]:
+        """All tensors, on the CPU.
+
+        Raises:
+            ValueError: the file is not what was written, or there is no memory for it; in a sentence.
+        """
+        path = self.folder / STATE
+        with _opened(path) as file:
+            try:
+                return _load(file, self.tensors)
+            except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+                raise ValueError(f"{path} can't be used: {error}") from None
+
+    def random_numbers(self, number: int, tensors: Mapping[str, Tensor]) -> RandomNumbers:
+        """Of a micro-batch."""
+        prefix = f"{number}/random/"
+        states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        return RandomNumbers.read(
+            {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}, states
+        )
+
+
+def read_step(folder: object) -> RecordedStep:
+    """What a folder tells of a step. Its tensors are not loaded.
+
+    Raises:
+        TypeError: that is no path.
+        ValueError: it is no such folder, or something in it is not as it is written.
+        OSError: it can't be read.
+    """
+    place = path_of(folder, "th.replay()")
+    if not place.is_dir():
+        raise ValueError(f"{place} is no folder; expected one that a black box has written, such as black_box/step_37")
+    if not os.path.lexists(place / FACTS):
+        steps = sorted(each.name for each in place.glob("step_*"))
+        hint = f"; it has {', '.join(steps[:5])}" if steps else ""
+        raise ValueError(f"{place} has no {FACTS}: it is no folder of one step that a black box has written{hint}")
+    path = place / FACTS
+    with _opened(path) as file:
+        text = file.read(_MOST_FACTS + 1)
+    if len(text) > _MOST_FACTS:
+        raise ValueError(f"{path} has more than {size_text(_MOST_FACTS)}, which no step needs")
+    try:
+        told = json.loads(text)
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError("it is not what a black box writes")
+        if told.get("version") != VERSION:
+            raise ValueError(f"it is of version {told.get('version')!r}, and this tapehead reads {VERSION}")
+        return _step(place, told)
+    except (ValueError, RecursionError, TypeError, KeyError, OverflowError) as error:
+        raise ValueError(f"{path} can't be used: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    return "something in it is missing or of another type" if isinstance(error, KeyError | TypeError) else str(error)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file of the folder itself: no link to another one, and nothing that waits to be read.
+
+    Raises:
+        ValueError: it is not there, or something else.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link to another file, which a black box does not write")
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is no file") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is no file")
+    return file
+
+
+def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
+    why = _a(dict, told["why"])
+    micro_batches = tuple(_micro_batch(_a(dict, each)) for each in _a(list, told["micro_batches"]))
+    if len(micro_batches) > _MOST_MICRO_BATCHES:
+        raise ValueError(f"there are {len(micro_batches):,} micro-batches")
+    gradients = told["gradients"]
+    return RecordedStep(
+        folder,
+        _a(int, told["step"]),
+        _a(str, why["kind"]),
+        _a(str, why["sentence"]),
+        (_a(str, why["error"]), _a(str, why["message"])) if "error" in why else None,
+        _a(str, why.get("traceback", "")),
+        tuple(_a(str, each) for each in _a(list, told["models"])),
+        _of(str, told["machine"]),
+        _a(dict, told["flags"]),
+        _of(bool, told["training"]),
+        _of(bool, told["requires_grad"]),
+        None if gradients is None else _a(str, gradients),
+        micro_batches,
+        _a(int, told["micro_batches_before"]),
+        {_a(str, name): TensorFacts.read(each) for name, each in _a(dict, told["tensors"]).items()},
+    )
+
+
+def _micro_batch(told: dict[str, Any]) -> RecordedMicroBatch:
+    return RecordedMicroBatch(
+        _a(str, told["from"]),
+        _a(dict, told["batch"]),
+        tuple(_a(str, each) for each in _a(list, told["left_out"])),
+        tuple(_a(str, each) for each in _a(list, told["written_in_place"])),
+        read_autocast(told["autocast"]),
+        _a(bool, told["backward"]),
+        told,
+    )
+
+
+def _a(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _of(kind: type, told: Any) -> dict[str, Any]:
+    return {_a(str, name): _a(kind, value) for name, value in _a(dict, told).items()}
+
+
+def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor]:
+    nbytes = os.fstat(file.fileno()).st_size
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+        if (
+            "byteorder" in entries
+            and archive.read(entries["byteorder"])[:16].decode("ascii", "replace") != sys.byteorder
+        ):
+            raise ValueError("its numbers have their bytes in the other order")
+        told = 0
+        for number, (name, each) in enumerate(facts.items()):
+            entry = entries.get(f"data/{number}")
+            if entry is None:
+                raise ValueError(f"the bytes of {name} are missing")
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != each.nbytes:
+                raise ValueError(f"{name} should be {each}, {size_text(each.nbytes)}, and has {entry.file_size:,} B")
+            told += each.nbytes
+        if told > nbytes:
+            raise ValueError(f"its tensors would have {size_text(told)}, and it has {size_text(nbytes)}")
+        if told > (free := _free_memory()):
+            raise ValueError(f"its tensors have {size_text(told)}, and {size_text(free)} of memory are free")
+        found = {}
+        for number, (name, each) in enumerate(facts.items()):
+            with archive.open(entries[f"data/{number}"]) as content:
+                found[name] = _tensor(content, each)
+        return found
+
+
+def _tensor(content: IO[bytes], facts: TensorFacts) -> Tensor:
+    if not facts.nbytes:
+        return torch.empty(facts.shape, dtype=facts.dtype)
+    read = bytearray(content.read(facts.nbytes))
+    if len(read) != facts.nbytes:
+        raise ValueError("it is cut off")
+    values = torch.frombuffer(read, dtype=torch.uint8).view(facts.dtype)
+    return values.as_strided(facts.shape, facts.strides).clone()  # in memory that is aligned as torch's is
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**63

@@ -1,0 +1,263 @@
+"""The black box of a training loop: a step that goes wrong is put into a folder, from which it runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import get_ident
+from typing import Any, get_args
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...inspector.arguments import a_kind
+from ...inspector.torch_internals.data_loaders import watching_batches
+from ...inspector.torch_internals.loss_scaling import watching_scales
+from ...inspector.torch_internals.ranks import world
+from ...inspector.torch_internals.tensors import version_of
+from ..black_box.finite import Finiteness, is_finite
+from ..black_box.keeper import StepKeeper, Unit
+from ..black_box.models import Models
+from ..black_box.step_folder import write_step
+from ..black_box.write import Reason, unit_as_written
+from ..steps.loop_watch import BackwardGiven
+from ..words.phrases import joined
+from .finding import Finding, FindingKind
+from .part import LoopPart
+from .record import Training
+
+USUAL = ("non-finite", "exception")
+"""On what a step is written, if nothing else is said."""
+
+_LEFT_OUT = 8
+"""A gradient scaler halves its scale after each step that it leaves out; so many in a row are no search for a scale."""
+
+
+def kinds_of(value: object) -> tuple[str, ...]:
+    """What the user wants steps to be written on.
+
+    Raises:
+        TypeError, ValueError: it is none of it.
+    """
+    known = tuple(dict.fromkeys((*USUAL, *(each for each in get_args(FindingKind) if each != "black box"))))
+    wanted = f"some of {', '.join(map(repr, known))}"
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError(f"black_box_on is {a_kind(value)}; expected a list with {wanted}")
+    if not len(value):
+        raise ValueError(f"black_box_on is empty; expected {wanted}")
+    for each in value:
+        if each not in known:
+            raise ValueError(f"black_box_on has {each!r} in it; expected {wanted}")
+    return tuple(value)
+
+
+_AFTER_BACKWARD = "after the backward"
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """What is known a step later."""
+
+    finiteness: Finiteness
+    unit: Unit
+    step: int
+
+
+class BlackBox(LoopPart):
+    """Keeps what the step under way started from, and writes it where the loss or a gradient is not finite, where an
+    exception leaves the loop, and on findings that were asked for.
+
+    Of several steps in a row that are not finite the first one is written. Parameters are those of the step, as all is
+    seen before the optimizer writes them; on accelerators, where that would mean to wait, they are copied, and it is
+    known a step later. Steps that a gradient scaler leaves out are its search for a scale, unless the loss itself is
+    not finite or there are eight in a row.
+    """
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+        self._keeper = StepKeeper()
+        self._stack = ExitStack()
+        self._thread = 0
+        self._step = 0
+        self._was_bad = False  # the last step that was looked at
+        self._left_out = 0  # steps in a row, by a scaler
+        self._looked_at: list[tuple[int, int]] = []  # gradients, by id and version
+        self._late: list[_Late] = []
+        self._findings = 0  # that were there already
+
+    def begins(self, training: Training) -> None:
+        if training.black_box is None:
+            return
+        self._training = training
+        self._thread = get_ident()
+        self._keeper = StepKeeper([each for _, each in training.watched])
+        self._stack.enter_context(watching_batches(self._in_the_loop(self._keeper.batch_fetched)))
+        self._stack.enter_context(watching_scales(self._in_the_loop(self._keeper.scaled)))
+
+    def _in_the_loop(self, told: Callable[..., None]) -> Callable[..., None]:
+        """The same for torch's own callers: in the loop's thread alone, and raising nothing into it."""
+
+        def safely(*given: Any) -> None:
+            if self._training is not None and get_ident() == self._thread:
+                try:
+                    told(*given)
+                except Exception as error:
+                    training, self._training = self._training, None
+                    training.note(f"the black box is closed since step {self._step}: {type(error).__name__}: {error}")
+
+        return safely
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        if self._training is not None:
+            self._keeper.forward_begins(module, given)
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if self._training is not None:
+            self._keeper.backward_begins(given[0])
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        if self._training is None or error is not None:
+            return
+        self._keeper.backward_ends()
+        self._note_gradients()
+        self._look(_AFTER_BACKWARD)
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._training is None:
+            return
+        changed = self._note_gradients()  # after the backward, by clipping say; or there was none
+        if changed:
+            self._look(None)
+        self._judge_late()
+        self._write_what_was_found(None if changed else _AFTER_BACKWARD)
+        self._keeper.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._training is not None:
+            self._left_out = 0
+            self._keeper.optimizer_ends(optimizer)
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        if self._training is not None:
+            self._left_out += 1
+            self._judge_late()
+            self._keeper.optimizer_ends(optimizer)
+
+    def _note_gradients(self) -> bool:
+        """Says whether they are others than the last time."""
+        before = self._looked_at
+        self._looked_at = [(id(each), version_of(each)) for each in self._keeper.models.gradients]
+        return before != self._looked_at
+
+    def _look(self, gradients: str | None) -> None:
+        """Looks at loss and gradients. `gradients`: when, if they are the backward's own."""
+        training, keeper = self._training, self._keeper
+        assert training is not None
+        if not keeper.unit.micro_batches or "non-finite" not in training.black_box_on:
+            return
+        there = keeper.models.gradients
+        loss = keeper.unit.micro_batches[-1].loss
+        finiteness = Finiteness([*there, *([] if loss is None else [loss])])
+        if finiteness.comes_later and not training.synchronize and not keeper.stepping:
+            keeper.lasting = True
+            self._late.append(_Late(finiteness, keeper.unit, self._step))
+        elif finiteness.look():
+            self._was_bad = False
+        elif said := self._what_is_bad(keeper.unit, keeper.models):
+            self._write_first(Reason("non-finite", said, gradients=gradients), keeper.unit, self._step)
+
+    def _judge_late(self, all_of_it: bool = False) -> None:
+        """What was asked of the steps before."""
+        while self._late and (all_of_it or self._late[0].unit is not self._keeper.unit):
+            late = self._late.pop(0)
+            if late.finiteness.look():
+                self._was_bad = False
+                continue
+            if said := self._what_is_bad(late.unit, None):
+                self._write_first(Reason("non-finite", said), late.unit, late.step)
+
+    def _write_first(self, reason: Reason, unit: Unit, step: int) -> None:
+        """Of several bad steps in a row one is written."""
+        if not self._was_bad:
+            self._was_bad = True
+            self._write(reason, unit, step)
+
+    def _what_is_bad(self, unit: Unit, models: Models | None) -> str:
+        """In a sentence; "" where nothing is that is not a scaler's affair. `models`: if their gradients are there."""
+        micro_batch = unit.micro_batches[-1]
+        scaled = micro_batch.scale is not None
+        loss = micro_batch.unscaled if scaled else micro_batch.loss
+        if loss is not None and not is_finite(loss):
+            return f"the loss is {float(loss.real):g}."
+        if scaled and self._left_out + 1 < _LEFT_OUT:
+            return ""
+        if models is None:
+            return "a gradient is not finite."
+        names = [name for name, each in models.parameters if each.grad is not None and not is_finite(each.grad)]
+        if len(names) == 1:
+            return f"the gradient of {names[0]} is not finite."
+        return f"gradients are not finite: those of {joined(names)}." if names else ""
+
+    def _write_what_was_found(self, gradients: str | None) -> None:
+        training = self._training
+        assert training is not None
+        new, self._findings = training.findings[self._findings :], len(training.findings)
+        for finding in new:
+            if finding.kind in training.black_box_on and finding.kind != "non-finite":
+                self._write(Reason(finding.kind, finding.sentence, gradients=gradients), self._keeper.unit, self._step)
+                return
+
+    def failed(self, error: BaseException) -> None:
+        training = self._training
+        if training is None or not isinstance(error, Exception) or "exception" not in training.black_box_on:
+            return
+        if self._keeper.unit.micro_batches:
+            said = f"it raised {type(error).__name__}: {error}"
+            folder = self._write(Reason("exception", said, error), self._keeper.unit, self._step)
+            if folder is not None:
+                error.add_note(f"tapehead: the step is kept in {folder}; {_again(folder)} runs it again")
+
+    def _write(self, reason: Reason, unit: Unit, step: int) -> Path | None:
+        training = self._training
+        assert training is not None
+        assert training.black_box is not None
+        if not unit.micro_batches:
+            return None
+        try:
+            written = unit_as_written(step, unit, self._keeper.models, reason)
+            folder = write_step(Path(training.black_box), _name(step), written, training.limit)
+        except (ValueError, NotImplementedError, OSError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            training.add(_finding(step, f"{reason.sentence} The step was not put into the black box: {why}"))
+            return None
+        training.add(
+            _finding(step, f"{reason.sentence} The step is kept: {_again(folder)} runs it again.", str(folder))
+        )
+        return folder
+
+    def ends(self) -> None:
+        if self._training is not None:
+            self._judge_late(all_of_it=True)
+        self._training = None
+        self._stack.close()
+        self._keeper.forget()
+        self._late.clear()
+        self._looked_at.clear()
+
+
+def _again(folder: Path) -> str:
+    return f"tapehead replay {folder} SCRIPT.py:make_model SCRIPT.py:loss_of"
+
+
+def _finding(step: int, sentence: str, at: str | None = None) -> Finding:
+    return Finding("black box", step, f"{sentence[0].upper()}{sentence[1:]}", at=at)
+
+
+def _name(step: int) -> str:
+    group = world()
+    return f"step_{step}" if group is None else f"step_{step}_rank_{group.rank()}"

@@ -1,0 +1,520 @@
+"""What the black box of a training loop keeps, and that it runs again as it was."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import re
+import stat
+import subprocess
+import sys
+import weakref
+from collections import UserDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tapehead as th
+
+SIZE = 8  # of a batch
+pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+
+Made = tuple[Tensor, Tensor]
+
+
+class Net(nn.Module):
+    """Its gradient is not finite where a row of what it is given is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(6, 1)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = (x * self.scale).pow(2).sum(1, keepdim=True).sqrt()
+        result: Tensor = self.last(self.drop(self.norm(self.first(x)).relu())) * length
+        return result
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    x = x * (1 + 0.1 * torch.rand_like(x) + 0.1 * random.random())
+    return nn.functional.mse_loss(model(x), y)
+
+
+def data(steps: int, bad: int | None, size: int = SIZE) -> Made:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(steps * size, 4, generator=generator), torch.randn(steps * size, 1, generator=generator)
+    if bad is not None:
+        x[bad * size + 1] = 0
+    return x, y
+
+
+def loader(steps: int, bad: int | None, **options: Any) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(TensorDataset(*data(steps, bad)), SIZE, **options)
+
+
+def a_model(kind: Callable[[], nn.Module] = Net) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    random.seed(1)
+    model = kind()
+    return model, torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def train(
+    box: Path, batches: Any, *, loss: Callable[[nn.Module, Any], Tensor] = loss_of, every: int = 1, **options: Any
+) -> th.Training:
+    model, optimizer = a_model()
+    with th.training(model, optimizer, black_box=box, **options) as training:
+        for number, batch in enumerate(batches):
+            (loss(model, batch) / every).backward()
+            if number % every == every - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    return training
+
+
+def steps_in(box: Path) -> list[str]:
+    return sorted(each.name for each in box.iterdir()) if box.exists() else []
+
+
+def is_same(again: th.StepReplay) -> bool:
+    assert again.same_loss is not None
+    assert again.same_gradients is not None
+    return again.same
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2)
+        self.last = nn.Linear(64, 1)
+
+    def forward(self, x, scale):
+        hidden = self.drop(torch.relu(self.norm(self.first(x))))
+        length = (hidden * scale).pow(2).sum(1, keepdim=True).sqrt()
+        return self.last(hidden / (1 + length))
+
+def make_model():
+    return Net()
+
+def loss_of(model, batch):
+    x, y, scale = batch
+    return nn.functional.mse_loss(model(x + 0.01 * torch.randn_like(x), scale), y)
+
+def main():
+    import tapehead as th
+    torch.manual_seed(0)
+    scale = torch.ones(50 * 64, 1)
+    scale[37 * 64 + 5] = 0
+    rows = TensorDataset(torch.randn(50 * 64, 32), torch.randn(50 * 64, 1), scale)
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with th.training(model, optimizer, black_box="box"):
+        for batch in DataLoader(rows, 64, num_workers=2):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.heavy
+def test_a_nan_at_step_37_of_50_runs_again_in_a_new_process_and_is_named_to_the_line(tmp_path: Path) -> None:
+    """With dropout, batch norm, Adam, an augmentation and two workers: loss and all gradients bit for bit."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(Path(th.__file__).parent.parent)}
+    run = [sys.executable, "train.py"]
+    subprocess.run(run, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+    assert steps_in(tmp_path / "box") == ["step_37"]
+    replay = [sys.executable, "-m", "tapehead", "replay", "box/step_37", "train.py:make_model", "train.py:loss_of"]
+    done = subprocess.run(replay, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "and all 6 gradients are bit for bit the recorded ones." in done.stdout
+    assert re.search(
+        r"SqrtBackward0 \(\w+, train.py:14\) gave -?inf in 1 of 64 elements, first at \[5, 0\]", done.stdout
+    )
+
+
+def test_the_loop_is_the_same_with_the_box_and_without(tmp_path: Path) -> None:
+    """Parameters, buffers and random numbers come out alike, bit for bit."""
+
+    def trained(box: Path | None) -> tuple[dict[str, Tensor], float, Tensor]:
+        model, optimizer = a_model()
+        with th.training(model, optimizer, black_box=box):
+            for batch in loader(5, None, shuffle=True):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+        return model.state_dict(), random.random(), torch.rand(3)
+
+    plain, boxed = trained(None), trained(tmp_path)
+    torch.testing.assert_close(boxed, plain, rtol=0, atol=0)
+
+
+def test_of_several_bad_steps_in_a_row_the_first_is_written(tmp_path: Path) -> None:
+    training = train(tmp_path, loader(6, 2))
+    assert steps_in(tmp_path) == ["step_2"]
+    assert [each.kind for each in training.findings if each.kind == "black box"] == ["black box"]
+    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    assert is_same(again)
+    assert set(again.gradients) == {name for name, _ in Net().named_parameters()}
+    found = again.find_nan()
+    assert found.where == "backward" and found.source is not None and found.source.file == __file__
+
+
+def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path) -> None:
+    def broken() -> Iterator[list[Tensor]]:
+        for number, (x, y) in enumerate(loader(5, None)):
+            yield [x[:, :3] if number == 3 else x, y]
+
+    with pytest.raises(RuntimeError, match="must match the size") as raised:
+        train(tmp_path, broken())
+    assert any("step_3" in note and "tapehead replay" in note for note in raised.value.__notes__)
+    again = th.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
+    assert again.same and str(again.error) == str(raised.value)
+    assert "It raises what the step did" in str(again)
+    traced = json.loads((tmp_path / "step_3" / "facts.json").read_text())["why"]["traceback"]
+    assert "must match the size" in traced
+
+
+def test_gradients_that_are_summed_over_four_micro_batches(tmp_path: Path) -> None:
+    train(tmp_path, loader(12, 5), every=4)
+    again = th.replay(tmp_path / "step_1", Net, lambda model, batch: loss_of(model, batch) / 4)
+    assert len(again.losses) == 2, "the step is kept as soon as it is bad"
+    assert is_same(again)
+    assert again.find_nan().where == "backward"
+
+
+def test_gradients_are_kept_as_they_were_before_clipping_spoils_them(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+    with th.training(black_box=tmp_path):
+        for batch in loader(4, 2):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    assert is_same(again)
+    assert not again.gradients["scale"].isfinite().any() and again.gradients["last.weight"].isfinite().all()
+
+
+def test_what_was_in_grad_before_is_added_to_again(tmp_path: Path) -> None:
+    """Where the loop does not zero all gradients, or leaves zeros in them."""
+    model, optimizer = a_model()
+    with th.training(model, optimizer, black_box=tmp_path):
+        for number, batch in enumerate(loader(4, 2)):
+            if number == 1:
+                optimizer.zero_grad(set_to_none=False)
+            loss_of(model, batch).backward()
+            optimizer.step()
+    assert is_same(th.replay(tmp_path / "step_2", Net, loss_of))
+
+
+def test_a_scaler_looks_for_its_scale_unseen_and_a_bad_loss_is_kept_with_it(tmp_path: Path) -> None:
+    def small(model: nn.Module, batch: Any) -> Tensor:
+        return loss_of(model, batch) * (float("nan") if batch[0][1].abs().sum() == 0 else 1)
+
+    model, optimizer = a_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with th.training(model, optimizer, black_box=tmp_path):
+        for batch in loader(9, 6):
+            optimizer.zero_grad()
+            scaler.scale(small(model, batch)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert steps_in(tmp_path) == ["step_6"]
+    again = th.replay(tmp_path / "step_6", Net, small)
+    assert is_same(again)
+
+
+def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0] + torch.rand(1)) - batch[1]).pow(2).mean()
+
+    with th.training(model, optimizer, black_box=tmp_path):
+        for batch in loader(3, None):
+
+            def closure() -> Tensor:
+                nonlocal calls
+                calls += 1
+                optimizer.zero_grad()
+                found = loss(model, batch) * (float("nan") if calls == 7 else 1)
+                found.backward()
+                return found
+
+            optimizer.step(closure)
+    (folder,) = tmp_path.iterdir()
+    again = th.replay(
+        folder,
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)),
+        lambda model, batch: loss(model, batch) * float("nan"),
+    )
+    assert is_same(again) and len(again.losses) == 1
+
+
+def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) -> None:
+    x, y = data(4, 2)
+
+    class Whole(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+            found = super().forward(x)
+            return found if labels is None else nn.functional.mse_loss(found, labels)
+
+    def batches(call: Callable[[nn.Module, Tensor, Tensor], Tensor], box: Path) -> None:
+        model, optimizer = a_model(Whole)
+        with th.training(black_box=box):
+            for place in range(0, len(x), SIZE):
+                optimizer.zero_grad()
+                noisy = x[place : place + SIZE] * (1 + torch.rand(1))
+                call(model, noisy, y[place : place + SIZE]).backward()
+                optimizer.step()
+
+    ways: list[tuple[Any, Any]] = [
+        (lambda model, x, y: model(x, y), lambda model, batch: model(*batch)),
+        (lambda model, x, y: model(x=x, labels=y), lambda model, batch: model(**batch)),
+        (lambda model, x, y: model(x, labels=y), lambda model, batch: model(*batch[0], **batch[1])),
+    ]
+    for number, (call, again) in enumerate(ways):
+        batches(call, tmp_path / str(number))
+        with pytest.warns(UserWarning, match="is what Whole was called with"):
+            assert is_same(th.replay(tmp_path / str(number) / "step_2", Whole, again))
+
+
+def test_a_batch_that_the_loop_writes_in_place_is_said_and_later_ones_are_copied(tmp_path: Path) -> None:
+    def doubled(model: nn.Module, batch: Any) -> Tensor:
+        batch[0].mul_(2)
+        return loss_of(model, batch)
+
+    train(tmp_path / "late", loader(4, 2), loss=doubled)
+    assert is_same(th.replay(tmp_path / "late" / "step_2", Net, doubled))
+    train(tmp_path / "first", loader(4, 0), loss=doubled)
+    with pytest.warns(UserWarning, match=r"had written batch\[0\] in place before it was kept"):
+        assert not th.replay(tmp_path / "first" / "step_0", Net, doubled).same
+
+
+def test_an_optimizer_that_steps_second_on_one_batch(tmp_path: Path) -> None:
+    """The first one's parameters are written by then, and its gradients are there."""
+    torch.manual_seed(1)
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    first, second = torch.optim.Adam(critic.parameters()), torch.optim.Adam(generator.parameters())
+
+    def loss_of_second(models: Any, batch: Any) -> Tensor:
+        noise = torch.randn(len(batch[0]), 2)
+        made = models[1](models[0](noise)) * batch[0].abs().sum(1, keepdim=True)
+        return (made * made).sum(1).sqrt().mean()
+
+    with th.training([generator, critic], [first, second], black_box=tmp_path):
+        for batch in loader(4, 2):
+            first.zero_grad()
+            (critic(batch[0]) - critic(generator(torch.randn(len(batch[0]), 2)).detach())).mean().backward()
+            first.step()
+            second.zero_grad()
+            loss_of_second([generator, critic], batch).backward()
+            second.step()
+    again = th.replay(tmp_path / "step_2", lambda: [nn.Linear(2, 4), nn.Linear(4, 1)], loss_of_second)
+    assert is_same(again) and len(again.gradients) == 4
+
+
+def test_autocast_that_the_loop_opens_around_the_loss_is_opened_again_and_said(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+    with th.training(model, optimizer, black_box=tmp_path):
+        for batch in loader(3, 1):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+    again = th.replay(tmp_path / "step_1", Net, loss_of)
+    assert is_same(again)
+    assert any("under autocast to bfloat16 on cpu: it is opened around loss_of" in each for each in again.differences)
+
+
+def test_random_numbers_that_loss_of_does_not_draw_are_said(tmp_path: Path) -> None:
+    train(tmp_path, loader(3, 1))
+    again = th.replay(tmp_path / "step_1", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
+    assert not again.same
+    assert any("other random numbers than loss_of" in each for each in again.differences)
+
+
+def test_a_finding_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+    with th.training(model, optimizer, black_box=tmp_path, black_box_on=["norm"]) as training:
+        for number, batch in enumerate(loader(4, 3)):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            if number == 1:
+                training.add(th.Finding("norm", 1, "The gradient of last is 9 times what it was."))
+            optimizer.step()
+    assert steps_in(tmp_path) == ["step_1"]
+    assert is_same(th.replay(tmp_path / "step_1", Net, loss_of))
+
+
+def test_a_batch_fetched_ahead_is_the_one_that_the_model_takes(tmp_path: Path) -> None:
+    def ahead() -> Iterator[Any]:
+        waiting: list[Any] = []
+        for batch in loader(6, 3):
+            waiting.append(batch)
+            if len(waiting) == 3:
+                yield waiting.pop(0)
+        yield from waiting
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    train(tmp_path, ahead(), loss=loss)
+    assert steps_in(tmp_path) == ["step_3"]
+    assert is_same(th.replay(tmp_path / "step_3", Net, loss))
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    y: Tensor
+    name: str = "a"
+
+
+class Encoding(UserDict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+@pytest.mark.parametrize(
+    ("collate", "parts"),
+    [
+        (lambda rows: Pair(*rows), lambda batch: (batch.x, batch.y)),
+        (lambda rows: Batch(*rows), lambda batch: (batch.x, batch.y)),
+        (lambda rows: {"x": rows[0], "more": [{"y": rows[1], "n": 3}]}, lambda b: (b["x"], b["more"][0]["y"])),
+        (lambda rows: Encoding({"x": rows[0], "y": rows[1]}), lambda batch: (batch.x, batch["y"])),
+        (lambda rows: (rows[0].numpy(), rows[1]), lambda batch: (torch.from_numpy(batch[0]), batch[1])),
+    ],
+)
+def test_batches_of_many_kinds_come_back(tmp_path: Path, collate: Any, parts: Any) -> None:
+    def together(rows: list[tuple[Tensor, Tensor]]) -> Any:
+        return collate([torch.stack(column) for column in zip(*rows, strict=True)])
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return loss_of(model, parts(batch))
+
+    train(tmp_path, loader(3, 1, collate_fn=together), loss=loss)
+    assert is_same(th.replay(tmp_path / "step_1", Net, loss))
+
+
+def test_a_step_that_does_not_fit_is_not_written_and_a_sentence_says_so(tmp_path: Path) -> None:
+    training = train(tmp_path, loader(3, 1), limit="2kB")
+    assert steps_in(tmp_path) == []
+    (found,) = [each for each in training.findings if each.kind == "black box"]
+    assert "was not put into the black box: it has " in str(found) and "the limit is 2.0 KiB" in str(found)
+
+
+def test_there_are_no_more_than_so_many_folders(tmp_path: Path) -> None:
+    for number in range(16):
+        (tmp_path / f"step_{number}").mkdir()
+    training = train(tmp_path, loader(3, 1))
+    assert len(steps_in(tmp_path)) == 16
+    assert any("there are 16 folders" in str(each) for each in training.findings)
+
+
+def test_nobody_else_may_look_into_it_and_torch_opens_its_tensors(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    train(box, loader(3, 1))
+    folder = box / "step_1"
+    assert stat.S_IMODE(box.stat().st_mode) == stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {0o600}
+    tensors = torch.load(folder / "state.pt", weights_only=True)
+    rows = data(3, 1)[0][SIZE : 2 * SIZE]
+    assert torch.equal(tensors["0/batch/0"], rows)
+    assert tensors["0/batch/0"].untyped_storage().nbytes() == rows.nbytes
+    assert "training data" in (folder / "README.md").read_text()
+
+
+def test_nothing_is_kept_when_the_loop_has_ended(tmp_path: Path) -> None:
+    model, optimizer = a_model()
+    gc.disable()
+    try:
+        with th.training(model, optimizer, black_box=tmp_path) as training:
+            for batch in loader(3, 1):
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+        kept = [weakref.ref(each) for each in (model, model.first.weight, batch[0], loss)]
+        del model, optimizer, batch, loss
+        assert [each() for each in kept] == [None] * 4
+        assert training.findings
+    finally:
+        gc.enable()
+
+
+def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
+    train(tmp_path, loader(3, 1))
+    with pytest.raises(ValueError, match=r"make_model\(\) has no scale, first.weight"):
+        th.replay(tmp_path / "step_1", lambda: nn.Linear(4, 1), loss_of)
+
+    def wider() -> nn.Module:
+        model = Net()
+        model.first = nn.Linear(5, 6)
+        return model
+
+    with pytest.raises(ValueError, match=r"parameter first.weight was float32 6×4, and is float32 6×5"):
+        th.replay(tmp_path / "step_1", wider, loss_of)
+
+
+def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None:
+    train(tmp_path, loader(3, 1))
+    facts = tmp_path / "step_1" / "facts.json"
+    told = json.loads(facts.read_text())
+    told["flags"]["threads"] += 1
+    told["machine"]["torch"] = "2.99"
+    facts.write_text(json.dumps(told))
+    threads, seen = torch.get_num_threads(), []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return loss_of(model, batch)
+
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.warns(UserWarning, match="torch: 2.99 then"):
+        th.replay(tmp_path / "step_1", Net, loss)
+    assert seen == [threads + 1] and torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("non-finite", "black_box_on is a str"),
+        (3, "black_box_on is an int"),
+        (["nan"], "black_box_on has 'nan' in it; expected some of 'non-finite', 'exception', 'leak'"),
+    ],
+)
+def test_what_is_no_reason_to_keep_a_step_is_refused(given: Any, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        th.training(black_box_on=given)
