@@ -67,7 +67,7 @@ def test_a_device_without_work_says_until_when_and_who_holds_it_up(page: Page, t
     first = next(place for place, task in enumerate(order) if str(graph.tasks[task].device) == "cuda:0")
     far = queue_of(deck, "cuda:0")
     expect(far.locator(".still")).to_have_text(
-        f"stands stilluntil {first + 1}th, {graph.tasks[order[first]].short_name}"
+        f"has nothing to rununtil {first + 1}th, {graph.tasks[order[first]].short_name}"
     )
     near = queue_of(deck, "cpu")
     expect(near.locator(".now:not(.still)")).to_contain_text("13th")

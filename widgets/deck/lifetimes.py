@@ -97,8 +97,8 @@ class _Makers:
 
     def _words(self, leaf: int | None, task: int | None, operation: Any, module: str | None) -> tuple[str, str]:
         if leaf is not None:
-            path, _, last = (self._tasks[leaf].parameter or f"leaf #{leaf}").rpartition(".")
-            return f"{last}.grad", pattern(path)
+            path, _, last = (self._tasks[leaf].parameter or "").rpartition(".")
+            return f"{last}.grad" if last else "gradient of a leaf", pattern(path)
         where = pattern(module or "")
         if task is not None:
             return self._tasks[task].short_name, where

@@ -29,7 +29,7 @@ def step_document(step: TrainingStep, others: list[Other] | None = None) -> Docu
     memory = content["schedules"][0]["memory"]
     _begin_with(memory, step.timeline.before)
     memory["step"] = True
-    memory["peak"] = step.peak().shares
+    memory["peak"] = ""  # the page says it in the words of its legend
     content["phases"] = [
         *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
         {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - _ended_ns(step)},

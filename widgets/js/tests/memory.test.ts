@@ -93,7 +93,7 @@ test("a backward that starts with its peak has it before its first task", () => 
   const alone = { nbytes: [10], born_as: [SAVED], events: [~0], starts: [0, 0, 1], changes: [] };
   const levels = new MemoryLevels({ ...small(), ...alone });
   assert.deepEqual(levels.peak, { event: 0, place: -1, time: 0, bytes: 10 });
-  assert.equal(peakWords(levels, () => "").join(""), "peak 10 B: before the first task");
+  assert.equal(peakWords(levels, null, () => "").join(""), "peak 10 B: before the first task");
 });
 
 test("few moments are drawn one by one", () => {

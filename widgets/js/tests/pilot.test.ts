@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Pilot } from "../src/graph/pilot.ts";
 
+const windowOf = Object.assign(globalThis, { window: new EventTarget() }).window;
+
 /** What a pilot asks of a canvas. */
 class Canvas extends EventTarget {
   private captured = new Set<number>();
@@ -41,6 +43,21 @@ test("a drag is over when the pointer is lost, also where no release is heard of
   canvas.lose(1);
   canvas.say("pointermove", at(90, 90));
   assert.deepEqual(pilot.view, { x: 20, y: 10, k: 1 });
+});
+
+test("Escape takes a drag back, and where the window loses the focus it is over", () => {
+  for (const [event, view] of [
+    [Object.assign(new Event("keydown", { cancelable: true }), { key: "Escape" }), { x: 0, y: 0, k: 1 }],
+    [new Event("blur"), { x: 20, y: 10, k: 1 }],
+  ] as const) {
+    const { canvas, pilot } = flown();
+    canvas.say("pointerdown", at(10, 10));
+    canvas.say("pointermove", at(30, 20));
+    windowOf.dispatchEvent(event);
+    assert.deepEqual(pilot.view, view);
+    canvas.say("pointermove", at(90, 90));
+    assert.deepEqual(pilot.view, view);
+  }
 });
 
 test("another pointer has no part in a drag", () => {

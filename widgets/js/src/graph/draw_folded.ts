@@ -43,8 +43,10 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
     const ink = isPlan ? colours.accent : undefined;
     const place = state === "ready" ? leastPlace(facts, index) : 0;
     drawGlyph(pen, colours, state, rect.x + 11, rect.y + rect.height / 2, 3.8, { ink, place });
-    const spans = rowLabel(colours, facts, placed, counted, look);
-    pen.text(rect.x + TEXT, rect.y + rect.height / 2, fitted(pen, spans, rect.width - TEXT - 6));
+    const room = rect.width - TEXT - 6;
+    const label = (task: number) => fitted(pen, rowLabel(colours, facts, placed, task, look), room);
+    const [named, usual] = [label(counted.running), label(-1)];
+    pen.text(rect.x + TEXT, rect.y + rect.height / 2, named.length < usual.length ? usual : named);
     if (!isQuiet) drawProgress(pen, colours, rect, counted, look);
   }
   const breakpoint = facts.cardBreakpoints.get(placed);
@@ -58,12 +60,12 @@ function leastPlace({ scene, queuePlaces }: Facts, index: number): number {
   return 0;
 }
 
-/** "fc Linear", "⋯ 7 views"; while one of its tasks runs "fc Addmm", "Clone ⋯ 7". */
+/** "fc Linear", "⋯ 7 views"; while one of its tasks runs "fc Addmm", "Clone ⋯ 7". Of a task -1 none runs. */
 function rowLabel(
   colours: Colours,
   { scene }: Facts,
   { box, title, subtitle }: PlacedBox,
-  { running }: BoxCount,
+  running: number,
   look: ShownState,
 ): Span[] {
   const name = running >= 0 ? scene.graph.titles[running] : "";

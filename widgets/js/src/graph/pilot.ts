@@ -1,5 +1,6 @@
 /** Moves the camera: at once where the reader drags, turns the wheel or pinches, and smoothly where the deck does. */
 
+import { bindLetGo } from "../views/let_go.ts";
 import { type CameraView, LARGEST_SCALE, sameView, scaledAbout } from "./camera.ts";
 
 /** The time in which the camera goes 63 % of the way, milliseconds. */
@@ -49,12 +50,14 @@ export class Pilot {
     const { canvas } = this;
     let last: Point | null = null;
     let pressed: Point = { x: 0, y: 0 };
+    let before = this.view;
     let isClick = true;
     canvas.addEventListener("pointerdown", (event) => {
       if (event.pointerType === "touch" || event.ctrlKey || event.button) return;
       canvas.setPointerCapture(event.pointerId);
       isClick = true;
       last = pressed = this.pointOf(event);
+      before = this.view;
     }, { signal });
     canvas.addEventListener("pointermove", (event) => {
       if (!last || !canvas.hasPointerCapture(event.pointerId)) return;
@@ -66,6 +69,11 @@ export class Pilot {
     canvas.addEventListener("lostpointercapture", () => { // released, cancelled, or taken away without a word
       last = null;
     }, { signal });
+    bindLetGo(() => last !== null, (back) => {
+      last = null;
+      isClick = false;
+      if (back) this.steer(before);
+    }, signal);
     canvas.addEventListener("click", (event) => {
       if (!isClick) event.stopImmediatePropagation();
       isClick = true;

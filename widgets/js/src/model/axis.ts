@@ -48,6 +48,8 @@ export interface AxisOf {
 const GAP = 3;
 /** Of the task axis. */
 const SHARES = { forward: 0.2, optimizer: 0.08 };
+/** So wide is what follows the backward at least, for its name; but no larger a share than this. */
+const NAMED = { width: 72, share: 0.18 };
 /** Of the clock axis, of what is too short to be seen. */
 const LEAST = { forward: 0.02, optimizer: 0.035 };
 /** Between two ticks, pixels. */
@@ -102,7 +104,8 @@ export class Axis {
     const { times } = this;
     const asked = phases.map(({ name, elapsed_ns }) => {
       if (name === "backward") return null;
-      const fixed = SHARES[name];
+      const named = name === "optimizer" ? Math.min(NAMED.share, NAMED.width / (this.right - this.left)) : 0;
+      const fixed = Math.max(named, SHARES[name]);
       if (!times) return fixed;
       const all = phases.reduce((sum, each) => sum + (each.name === "backward" ? times.total : (each.elapsed_ns ?? 0)), 0);
       return elapsed_ns ? Math.max(LEAST[name], elapsed_ns / all) : fixed;

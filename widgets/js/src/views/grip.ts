@@ -2,6 +2,7 @@
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view.ts";
+import { bindLetGo } from "./let_go.ts";
 
 /** Pixels. */
 const LEAST_GRAPH = 190;
@@ -63,6 +64,12 @@ export const makeGrip: MakeView = (stage, parent) => {
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
     grip.addEventListener(end, () => (held = null));
   }
+  const ending = new AbortController();
+  bindLetGo(() => held !== null, (back) => {
+    const { height } = held!;
+    held = null;
+    if (back) give(height);
+  }, ending.signal);
   grip.addEventListener("dblclick", () => give(null));
   grip.addEventListener("keydown", (event) => {
     const steps: Record<string, number | null> = { ArrowUp: STEP, ArrowDown: -STEP, Home: null };
@@ -79,6 +86,7 @@ export const makeGrip: MakeView = (stage, parent) => {
       if (changed.has("isFull")) apply();
     },
     dispose() {
+      ending.abort();
       resize.disconnect();
       grip.remove();
     },

@@ -52,7 +52,7 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
     const rows = shown.map((index) => {
       const text = code[index].slice(indent, indent + LONGEST);
       const on = index === line - first;
-      const words = el("span", { title: on ? "" : text }, ...(on ? pieces(text) : [text]));
+      const words = el("span", { title: on ? "" : text }, ...pieces(text));
       if (on) words.style.setProperty("--hang", String(Math.min(HANG + text.search(/\S|$/), DEEPEST)));
       return el("div", on ? { class: "on", "aria-current": "true" } : {}, el("em", {}, String(first + index)), words);
     });

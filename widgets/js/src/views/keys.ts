@@ -14,7 +14,7 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["R", "run to it"],
   ["S", "all stops"],
   ["[ ]", "fold, unfold"],
-  ["⇧[ ⇧]", "all"],
+  ["⇧[ ⇧]", "fold all, unfold all"],
   ["F", "fit"],
   ["G", "follow"],
   ["M", "groups"],

@@ -7,6 +7,8 @@ import type { MemoryLevels } from "../model/memory.ts";
 import { count, nth, size } from "../text.ts";
 
 const LONGEST_REASON = 90;
+/** Of a step's peak. */
+const MOST_SHARES = 4;
 /** Height of a row, and of one where there is less room for them. */
 const ROW = 14;
 const TIGHT_ROW = 12;
@@ -127,12 +129,26 @@ function shortened(reason: string): string {
 }
 
 /** The peak in words: what stands first, and the sentence after it. */
-export function peakWords({ peak, places, memory, isStep }: MemoryLevels, titleOf: (place: number) => string): [string, string] {
+export function peakWords(
+  levels: MemoryLevels,
+  forward: MemoryLevels | null,
+  titleOf: (place: number) => string,
+): [string, string] {
+  const { peak, places, memory, isStep } = levels;
   const { place, bytes } = peak;
   const after = isStep ? "after the backward" : "after the last task";
   const during = place >= places ? after : `the ${nth(place + 1)} task, ${titleOf(place)}`;
   const when = place >= 0 ? during : isStep ? "in the forward" : "before the first task";
-  return [`peak ${size(bytes)}`, `: ${when}${memory.peak ? `; ${memory.peak}` : ""}`];
+  const made = isStep ? sharesOf(levels, forward) : memory.peak;
+  return [`peak ${size(bytes)}`, `: ${when}${made ? `; ${made}` : ""}`];
+}
+
+/** What a step's peak is made of, in the legend's words: `44 % optimizer state, 30 % activations`. */
+function sharesOf(levels: MemoryLevels, forward: MemoryLevels | null): string {
+  const { bytes } = momentOf(levels, forward, levels.peak.time);
+  const parts = CATEGORIES.map(({ name }, category) => ({ name, percent: Math.round((100 * bytes[category]) / levels.peak.bytes) }));
+  const shown = parts.filter(({ percent }) => percent).sort((one, other) => other.percent - one.percent).slice(0, MOST_SHARES);
+  return shown.map(({ name, percent }) => `${percent} % ${name}`).join(", ");
 }
 
 /** The whole chart in one sentence, for those who don't see it. */

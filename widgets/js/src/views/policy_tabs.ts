@@ -52,7 +52,8 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
 
 function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly number[]): HTMLElement {
   const branch = store.state.branches.find(({ number }) => tab && schedule.policy === `branch ${number}`);
-  const title = branch ? branch.text : `${schedule.policy}: ${schedule.title}`;
+  const why = schedule.memory ? "" : schedule.memory_note; // it has no peak
+  const title = branch ? branch.text : [`${schedule.policy}: ${schedule.title}`, why].filter(Boolean).join("\n");
   const button = el("button", { role: "tab", title, "aria-controls": "main", "data-policy": schedule.policy });
   button.append(swatch(pattern), el("b", {}, shown(schedule.policy)));
   const bytes = peak(schedule);

@@ -195,7 +195,8 @@ export class OneOfSeveral {
     if (queue.count) return [title("its turn comes"), line(`with the ${next}`)];
     const start = this.clock?.times.start;
     const left = start ? start[replay.place[queue.next]] - start[state.t] : 0;
-    return [title("stands still"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
+    // Of a session that is stepped all stands still until a reader moves on.
+    return [title(this.stage.store.isLive ? "has nothing to run" : "stands still"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
   }
 
   /** How much of the time it is at work; how far it is, where no time is known. */

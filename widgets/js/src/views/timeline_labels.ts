@@ -151,9 +151,9 @@ export class TimelineLabels {
       return;
     }
     peak.style.width = ""; // as wide as it is
-    const [first, second] = peakWords(stack.shown, (place) => store.graph.titles[schedule.order[place]]);
+    const [first, second] = peakWords(stack.shown, stack.forward, (place) => store.graph.titles[schedule.order[place]]);
     const { said, reasons } = basisWords(stack.shown, schedule.curves !== undefined);
-    peak.replaceChildren(el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`));
+    peak.replaceChildren(el("span", {}, el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`)));
     peak.title = [first + second, said, reasons].filter(Boolean).join("\n");
     at(peak, bands.memory.top + 1);
     const wide = Math.min(axis.right - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));

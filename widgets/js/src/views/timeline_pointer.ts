@@ -8,6 +8,7 @@ import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../text.ts";
 import type { Stage } from "../view.ts";
+import { bindLetGo } from "./let_go.ts";
 import { momentOf } from "./memory_legend.ts";
 
 /** So many pixels of a wheel double the scale. */
@@ -34,6 +35,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
     stage.tip(null);
   };
   let dragged = false;
+  let before = 0;
 
   element.addEventListener("pointerdown", (event) => {
     const picture = shown();
@@ -43,6 +45,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
     event.preventDefault(); // or the focus goes where the pointer is
     if (y < PHASES || x < picture.axis.left || x > picture.axis.right) return;
     dragged = true;
+    before = store.state.t;
     element.setPointerCapture(event.pointerId);
     store.update({ playing: false });
     store.go(picture.axis.placeAt(x));
@@ -67,6 +70,10 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
     element.addEventListener(end, () => (dragged = false), { signal });
   }
+  bindLetGo(() => dragged, (back) => {
+    dragged = false;
+    if (back) store.go(before);
+  }, signal);
   element.addEventListener("pointerleave", leave, { signal });
   element.addEventListener("dblclick", (event) => {
     const picture = shown();
