@@ -46,8 +46,8 @@ def diff(
     tolerance does diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25 %, and 0.5 % without
     oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where gradients underflow to zero.
 
-    Memory is compared where both have a timeline (`memory=True`, `th.profile`): the peaks, where the levels part, and
-    what is alive at one peak and not at the other.
+    Memory is compared where both have a timeline (`memory=True`, `th.profile`), on each device that both have: the
+    peaks, where the levels part, and what is alive at one peak and not at the other.
 
     Of values the gradients alone are compared: an error of the forward shows where a task first multiplies with its
     values.
@@ -83,22 +83,34 @@ def diff(
         tuple(task for task in graphs[1].tasks if task.id not in matched),
     )
     bare = replace(graphs[0], nodes=()), replace(graphs[1], nodes=())  # which would keep what is on a `ctx`
-    timelines = [run.timeline if isinstance(run, Run) else None for run in (run_a, run_b)]
-    memory = None
-    if timelines[0] is not None and timelines[1] is not None:
-        memory = MemoryDifference((timelines[0], timelines[1]), pairs)
-    memory_known = timelines[0] is not None, timelines[1] is not None
+    memory = _memory_of(run_a, run_b, pairs)
+    known = next(iter(memory), None), (_has_memory(run_a), _has_memory(run_b)), memory[1:]
     first, second = traces
     if first is None or second is None or "off" in (first.level, second.level):
         has_first, has_second = (trace is not None and trace.level != "off" for trace in traces)
         measured = has_first, has_second
-        return Difference(bare, measured, tolerance or 0.0, None, order, (), only, names, memory, memory_known)
+        return Difference(bare, measured, tolerance or 0.0, None, order, (), only, names, *known)
     coarsest = _coarsest(first, second)
     chosen = math.sqrt(torch.finfo(coarsest).eps) if tolerance is None else tolerance
     with collector_paused():
         tasks = tuple(_Walk(first, second, pairs, chosen).tasks())
     dtype = coarsest if tolerance is None else None
-    return Difference(bare, (True, True), chosen, dtype, order, tasks, only, names, memory, memory_known)
+    return Difference(bare, (True, True), chosen, dtype, order, tasks, only, names, *known)
+
+
+def _has_memory(run: Run | Trace) -> bool:
+    return isinstance(run, Run) and run.timeline is not None
+
+
+def _memory_of(run_a: Run | Trace, run_b: Run | Trace, pairs: dict[int, int]) -> tuple[MemoryDifference, ...]:
+    """Of the device that is meant in each, which need not be the same one, then of the others that both have."""
+    first, second = (run.timelines if isinstance(run, Run) else {} for run in (run_a, run_b))
+    if not (first and second):
+        return ()
+    meant, others = next(iter(first)), next(iter(second))
+    devices = {meant: meant if meant in second else others}
+    devices.update((each, each) for each in first if each in second and each not in devices.values())
+    return tuple(MemoryDifference((first[mine], second[other]), pairs) for mine, other in devices.items())
 
 
 def _values_of(trace: Trace | None) -> dict[int, Hashable]:

@@ -114,8 +114,10 @@ class Difference:
         tasks: the tasks that both have run, in the first run's order; empty where values are not compared.
         only: for each run the tasks that its graph alone has.
         names: what to call the runs.
-        memory: how their memory differs; None where it is not known of both.
+        memory: how their memory differs; None where it is not known of both. Of several devices that of the one which
+            is meant, see `Run.timeline`.
         memory_known: for each run whether its memory was measured or predicted.
+        elsewhere: the same of the other devices that both have.
     """
 
     graphs: tuple[Graph, Graph]
@@ -128,6 +130,7 @@ class Difference:
     names: tuple[str, str] = ("run_a", "run_b")
     memory: MemoryDifference | None = None
     memory_known: tuple[bool, bool] = (False, False)
+    elsewhere: tuple[MemoryDifference, ...] = ()
 
     @cached_property
     def values(self) -> tuple[ValueDifference, ...]:
@@ -175,7 +178,7 @@ class Difference:
     @property
     def differs(self) -> bool:
         """Whether order, tasks or peaks differ, or what is known of values by more than the tolerance."""
-        memory = self.memory is not None and self.memory.differs
+        memory = any(each.differs for each in (self.memory, *self.elsewhere) if each is not None)
         return bool(self.first_in_order or self.first_in_values or any(self.only) or memory)
 
     @property
@@ -247,7 +250,9 @@ class Difference:
 
     def _of_memory(self) -> Iterator[str]:
         if self.memory is not None:
-            yield from self.memory.sentences(self.names)
+            yield from self.memory.sentences(self.names, bool(self.elsewhere))
+            for each in self.elsewhere:
+                yield from each.sentences(self.names, True)
         elif any(self.memory_known):
             without = self.names[self.memory_known.index(False)]
             yield (

@@ -82,11 +82,12 @@ class MemoryDifference:
         )
         return tuple(sorted(first, key=_size)), tuple(sorted(second, key=_size))
 
-    def sentences(self, names: tuple[str, str]) -> Iterator[str]:
-        """What there is to say, with what the runs are called."""
+    def sentences(self, names: tuple[str, str], of_device: bool = False) -> Iterator[str]:
+        """What there is to say, with what the runs are called. `of_device`: which is said, as there are several."""
         first, second = self.timelines
+        on = f" on {first.device}" if of_device else ""
         if not self.differs:
-            yield f"The peak of memory is {size_text(self.peaks[0])} in both."
+            yield f"The peak of memory{on} is {size_text(self.peaks[0])} in both."
         else:
             peaks = [
                 f"{_exactly(nbytes, beside)} in {name}, {_when(timeline)}"
@@ -94,25 +95,25 @@ class MemoryDifference:
                     names, self.timelines, self.peaks, self.peaks[::-1], strict=True
                 )
             ]
-            yield f"The peak of memory is {peaks[0]}, and {peaks[1]}."
+            yield f"The peak of memory{on} is {peaks[0]}, and {peaks[1]}."
         if first.basis != second.basis:
             yield f"That of {names[0]} is {_basis(first)}, that of {names[1]} {_basis(second)}."
         for name, timeline in zip(names, self.timelines, strict=True):
             if estimate := estimate_sentence(timeline.estimates, f"That of {name}"):
                 yield estimate
         if (parted := self.first) is None:
-            yield "While each task that both have runs, the memory is the same."
+            yield f"While each task that both have runs, the memory{on} is the same."
             return
         levels = f"{_exactly(*parted.nbytes)} in {names[0]}, {_exactly(*parted.nbytes[::-1])} in {names[1]}"
         if parted.tasks is None:
-            yield f"In memory they part before the first task: {levels}."
+            yield f"In memory{on} they part before the first task: {levels}."
         else:
             place = nth(first.places[parted.tasks[0]] + 1)
-            yield f"In memory they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
+            yield f"In memory{on} they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
         for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
             if groups:
                 nbytes = sum(group.nbytes for group in groups)
-                yield f"Alive at the peak of {name} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
+                yield f"Alive at the peak of {name}{on} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
 
 
 _Alive = tuple[Hashable, Storage, Category]

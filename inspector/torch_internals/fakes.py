@@ -50,7 +50,7 @@ def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
     def may_be_known(tensor: Tensor) -> bool:
         return tensor.numel() <= _MOST_NUMBERS and not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu"
 
-    mode.may_turn_const = may_be_known  # type: ignore[method-assign]
+    mode.may_turn_const = may_be_known  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
