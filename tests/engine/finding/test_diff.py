@@ -22,6 +22,7 @@ from tapehead.__main__ import main
 from tapehead.engine.finding.aligned_tasks import aligned
 from tapehead.engine.finding.gradient_difference import apart
 from tapehead.engine.finding.longest_common import longest_common
+from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.trace.statistics import statistics
 from tapehead.engine.trace.trace import RecordedGradient
 from tapehead.engine.workloads.workloads import workload
@@ -135,7 +136,7 @@ def test_an_order_that_ended_early_is_one_that_parts() -> None:
     whole = run_of(model, x)
     with th.capture():
         loss = weighted(model(x))
-    with th.backward.__globals__["Stepper"](loss, trace="cheap") as session:
+    with Stepper(loss, trace="cheap") as session:
         for _ in range(4):
             session.step()
         part = session.trace
