@@ -10,6 +10,7 @@ from torch import Tensor
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computes_itself, stored_values
 
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -22,15 +23,16 @@ class Finiteness:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._sums: list[Tensor] = []
         self._events: list[torch.Event] = []
-        by_device: dict[torch.device, list[Tensor]] = {}
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         with unobserved():
             for each in tensors:
-                values = _values(each)
+                plain = type(each) is Tensor and each.layout is torch.strided and each.dtype in _FLOATS
+                values = each if plain else _values(each)
                 if values is not None:
-                    by_device.setdefault(values.device, []).append(values)
-            for device, values_there in by_device.items():
-                norms = torch._foreach_norm(values_there)
-                self._send(device, torch.stack([each.to(torch.float32) for each in norms]).sum())
+                    alike.setdefault((values.device, values.dtype), []).append(values)
+            for (device, dtype), values_there in alike.items():
+                summed = torch.float32 if dtype == torch.float16 else None  # whose squares end at 65,504
+                self._send(device, torch.stack(torch._foreach_norm(values_there, 2, summed)).sum())
 
     def _send(self, device: torch.device, total: Tensor) -> None:
         if device.type == "cpu":

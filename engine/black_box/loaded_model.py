@@ -132,6 +132,7 @@ def home_of(facts: TensorFacts) -> torch.device:
 
 def put_in(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[str, Tensor]) -> None:
     """Gives the models the recorded parameters and modes; `put_buffers` does the rest."""
+    _move(modules, step)
     with unobserved():
         for name, each in named(modules, "parameters"):
             _put(each, tensors[f"parameter/{name}"], step.tensors[f"parameter/{name}"])
@@ -139,6 +140,18 @@ def put_in(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[st
     for name, module in named(modules, "modules"):
         if name in step.training:
             module.training = step.training[name]
+
+
+def _move(modules: Sequence[nn.Module], step: RecordedStep) -> None:
+    """Moves modules to where they were, those that hold others first."""
+    recorded = step.named("parameter/") | step.named("0/buffer/")
+    for path, module in named(modules, "modules"):
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, each in own:
+            facts = recorded.get(f"{path}.{name}" if path else name)
+            if facts is not None and each.device != home_of(facts):
+                module.to(home_of(facts))
+                break
 
 
 def put_buffers(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[str, Tensor], number: int) -> None:

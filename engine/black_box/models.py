@@ -149,7 +149,7 @@ class BufferCopies:
                 copy = self.by_name.get(name)
                 if copy is not None and known:
                     continue
-                if why_not_kept(buffer):
+                if copy is None and why_not_kept(buffer):
                     continue
                 if told and buffer.nbytes > _LARGE:
                     at = id(buffer), version_of(buffer)

@@ -64,6 +64,10 @@ class TensorFacts:
                     raise ValueError(f"{dtype!r} is no dtype of a tensor that could be there")
                 if not _are_sizes(shape) or not _are_sizes(strides) or not _is_dense(shape, strides):
                     raise ValueError(f"a tensor of shape {shape} can't have the strides {strides}")
+                try:
+                    torch.device(device)
+                except RuntimeError:
+                    raise ValueError(f"{device!r} is no device") from None
                 return cls(_DTYPES[dtype], tuple(shape), tuple(strides), device)
         raise ValueError("what is said of a tensor is not its dtype, shape, strides and device")
 

@@ -518,3 +518,29 @@ def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None
 def test_what_is_no_reason_to_keep_a_step_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         th.training(black_box_on=given)
+
+
+@pytest.mark.parametrize("synchronize", [False, True])
+def test_on_an_accelerator_a_bad_step_is_known_a_step_later_or_waited_for(
+    accelerator: torch.device, synchronize: bool, tmp_path: Path
+) -> None:
+    def moved(model: nn.Module, batch: Any) -> Tensor:
+        x, y = (each.to(accelerator) for each in batch)
+        return (model(x * (1 + torch.rand(1).to(accelerator))) - y).pow(2).mean() * (x[1] ** 2).sum().sqrt().log().exp()
+
+    def make_model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    model = make_model().to(accelerator)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with th.training(model, optimizer, black_box=tmp_path, synchronize=synchronize):
+        for number, batch in enumerate(loader(5, None)):
+            optimizer.zero_grad()
+            (moved(model, batch) * (float("nan") if number == 2 else 1)).backward()
+            optimizer.step()
+    assert steps_in(tmp_path) == ["step_2"]
+    again = th.replay(tmp_path / "step_2", make_model, lambda model, batch: moved(model, batch) * float("nan"))
+    assert again.same_loss and again.same_gradients is (True if synchronize else None)
+    recorded = torch.load(tmp_path / "step_2" / "state.pt", weights_only=True)
+    assert all(recorded[f"parameter/{name}"].isfinite().all() for name, _ in model.named_parameters())

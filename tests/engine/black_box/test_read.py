@@ -1,0 +1,135 @@
+"""A folder from somebody else: what no black box would write is refused in a sentence, before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+
+def make_model() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    loss: Tensor = model(*batch).sum() * float("nan")
+    return loss
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A step whose loss is not finite."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with th.training(model, optimizer, black_box=tmp_path), pytest.warns(UserWarning, match="th.training"):
+        (model(torch.ones(4, 3)).sum() * float("nan")).backward()
+    return tmp_path / "step_0"
+
+
+def replayed(folder: Path) -> th.StepReplay:
+    return th.replay(folder, make_model, loss_of)
+
+
+Facts = dict[str, Any]
+CHANGES: dict[str, tuple[Callable[[Facts], object], str]] = {
+    "another format": (lambda told: told.update(format="other"), "it is not what a black box writes"),
+    "another version": (lambda told: told.update(version=2), "it is of version 2"),
+    "a missing part": (lambda told: told.pop("flags"), "missing or of another type"),
+    "another type": (lambda told: told.update(step="37"), "missing or of another type"),
+    "no micro-batches": (lambda told: told["micro_batches"].clear(), "no batch"),
+    "a huge tensor": (lambda told: told["tensors"]["0/batch/0"].update(shape=[2**40, 3], strides=[3, 1]), "should be"),
+    "more than can be said": (lambda told: told["tensors"]["0/batch/0"].update(shape=[2**60, 3]), "can't have"),
+    "a negative size": (lambda told: told["tensors"]["0/batch/0"].update(shape=[-4, 3]), "can't have"),
+    "strides that overlap": (lambda told: told["tensors"]["0/batch/0"].update(strides=[0, 1]), "can't have"),
+    "many dimensions": (
+        lambda told: told["tensors"]["0/batch/0"].update(shape=[1] * 99, strides=[1] * 99),
+        "can't have",
+    ),
+    "an unknown dtype": (lambda told: told["tensors"]["0/batch/0"].update(dtype="load"), "is no dtype"),
+    "another dtype": (lambda told: told["tensors"]["0/batch/0"].update(dtype="float64"), "should be float64 4×3"),
+    "an unknown device": (lambda told: told["tensors"]["0/batch/0"].update(device="../x"), "is no device"),
+    "random words": (lambda told: told["micro_batches"][0]["python"][1].append(1), "no state"),
+    "a batch of code": (
+        lambda told: told["micro_batches"][0].update(batch={"call": "os.system"}),
+        "not as it is written",
+    ),
+    "a tensor that is not there": (
+        lambda told: told["micro_batches"][0].update(batch={"tensor": 9, "requires_grad": False}),
+        "no tensor 9",
+    ),
+    "a field that is no name": (
+        lambda told: told["micro_batches"][0].update(batch={"record": [["a b", {"value": 1}]], "class": "os:system"}),
+        "no name of a field",
+    ),
+    "no states of torch": (lambda told: told["tensors"].pop("0/random/cpu"), "can't be used"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", CHANGES)
+def test_facts_that_are_not_as_they_were_written_are_refused(folder: Path, change: str) -> None:
+    alter, sentence = CHANGES[change]
+    told = json.loads((folder / "facts.json").read_text())
+    alter(told)
+    (folder / "facts.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match=sentence):
+        replayed(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "null", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass")])
+def test_facts_that_are_no_facts_are_refused(folder: Path, text: str | bytes) -> None:
+    (folder / "facts.json").write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ValueError, match=r"facts.json can't be used"):
+        replayed(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["facts.json", "state.pt"])
+def test_links_and_pipes_are_not_followed(folder: Path, name: str, tmp_path: Path) -> None:
+    path = folder / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is a link to another file"):
+        replayed(folder)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is no file"):
+        replayed(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_is_cut_off_or_packed_is_refused(folder: Path) -> None:
+    path = folder / "state.pt"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"state.pt can't be used"):
+        replayed(folder)
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    with pytest.raises(ValueError, match=r"state.pt can't be used: parameter/weight should be float32 1×3"):
+        replayed(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_torchs_pickle_says_is_not_asked(folder: Path) -> None:
+    """Only bytes are read: a pickle that was put there does nothing."""
+    path = folder / "state.pt"
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, b"cos\nsystem\n(S'false'\ntR." if name.endswith("data.pkl") else part)
+    assert replayed(folder).same
