@@ -29,6 +29,10 @@ class LoopPart:
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
+    def module_ends(self, module: nn.Module, result: object) -> None:
+        """Any module, of those inside of others, too, and whether or not it was given: only parts are told that have
+        this. It is called very often."""
+
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward; with its tensors, gradients, retain_graph, create_graph and inputs."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -9,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ...inspector.capturing.opened import Opened
+from ...inspector.graph.source import PACKAGE, is_library
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
@@ -194,6 +197,12 @@ class Training(ShownAsFindings):
 
 
 def _warn(text: str) -> None:
-    """Says it while the loop runs. Warnings that are made errors would be raised into it."""
+    """Says it while the loop runs, at the user's line. Warnings that are made errors would be raised into the loop."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_HERE)):
+        level, frame = level + 1, frame.f_back
     with suppress(Warning):
-        warnings.warn(f"th.training: {text}", stacklevel=2)
+        warnings.warn(f"th.training: {text}", stacklevel=level)
+
+
+_HERE = str(PACKAGE / "engine") + os.sep

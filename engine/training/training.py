@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 
 from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
 from .black_box import USUAL, BlackBox, kinds_of
+from .leaks import Leaks
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
 
-PARTS: list[Callable[[], LoopPart]] = [SpoiledBackwards, BlackBox]
+PARTS: list[Callable[[], LoopPart]] = [Leaks, SpoiledBackwards, BlackBox]
 """What is watched, in the order in which it is told of the loop. The black box is last: it keeps what others find."""
 
 Models = nn.Module | Sequence[nn.Module] | None

@@ -49,6 +49,7 @@ class TrainingWatch:
         self.stepped: WeakSet[Optimizer] = WeakSet()
         self._training = training
         self._parts, self._all_parts = list(parts), list(parts)
+        self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
         self._strangers: WeakSet[nn.Module] = WeakSet()
@@ -78,6 +79,8 @@ class TrainingWatch:
         for part in self._all_parts:
             self._tell_one(part, "ends")
         self._all_parts.clear()
+        self._parts.clear()
+        self._told_of_modules.clear()
 
     def end(self, error: BaseException | None) -> None:
         """All is over; a step that has begun ends, if an optimizer has stepped in it. `error`: which ended the loop."""
@@ -103,7 +106,12 @@ class TrainingWatch:
     def _tell(self, what: str, *told: object) -> None:
         for part in tuple(self._parts):
             if not self._tell_one(part, what, *told):
-                self._parts.remove(part)
+                self._tell_no_more(part)
+
+    def _tell_no_more(self, part: LoopPart) -> None:
+        self._parts.remove(part)
+        if part in self._told_of_modules:
+            self._told_of_modules.remove(part)
 
     def _tell_one(self, part: LoopPart, what: str, *told: object) -> bool:
         """Whether it did not raise."""
@@ -157,6 +165,10 @@ class TrainingWatch:
     def _left(self, module: nn.Module, given: object, result: object) -> None:
         if self._deaf or torch.compiler.is_compiling() or id(module) not in self._calls:
             return
+        for part in self._told_of_modules:
+            if not self._tell_one(part, "module_ends", module, result):
+                self._tell_no_more(part)
+                break
         while self._calls.pop() != id(module):  # those inside of it left by an exception, unseen
             pass
         if not self._calls and self._tells_of_forwards and self._is_meant(module):

@@ -49,12 +49,14 @@ class HeldAt:
         scope: whose variable the expression starts with, in words; empty for a module's.
         outer: who holds that scope, in words.
         namespace: of a dict that stands for the attributes of `expression`: which attribute it is itself.
+        at: `file:line` of the function whose variable it is; empty for a module's.
     """
 
     expression: str
     scope: str = ""
     outer: str = ""
     namespace: str = ""
+    at: str = ""
 
     def __str__(self) -> str:
         expression = f"{self.expression}{self.namespace}"
@@ -187,7 +189,7 @@ def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> He
     name = next(name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=True) if each is cell)
     source = Source(code.co_filename, code.co_firstlineno, "").short
     scope = f"closure variable {name} of {code.co_qualname}() at {source}"
-    return HeldAt(name, scope, f"that function is held as {place}")
+    return HeldAt(name, scope, f"that function is held as {place}", at=source)
 
 
 def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
@@ -206,7 +208,8 @@ def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
         return None
     if name is None:  # on the stack of what it evaluates, or the frame's caller
         return None
-    return HeldAt(name, f"local variable {name} of {where}", f"{what} is held as {place}")
+    at = where.rpartition(" at ")[2]
+    return HeldAt(name, f"local variable {name} of {where}", f"{what} is held as {place}", at=at)
 
 
 def _first(variables: Iterable[tuple[str, object]], held: object) -> str | None:

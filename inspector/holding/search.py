@@ -34,10 +34,12 @@ class Holder:
         kind: "named" where a variable leads to it; "cycle" where it holds itself, so that the collector finds it, but
             where C++ holds one of the cycle; "unnamed" where what holds it is not seen by Python; "bounded" where too
             much would have had to be looked at.
+        at: `file:line` of the function whose variable it is, if it is one's.
     """
 
     text: str
     kind: Kind
+    at: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -94,10 +96,13 @@ class _Search:
         for thread, frame in running_frames():  # IPython's cells run in a module that is not that of sys.modules
             self.namespaces.setdefault(str(dict.get(frame.f_globals, "__name__")), frame.f_globals)
             if is_of_function(frame):
-                where = place_of(frame) + ("" if thread == here else f" in thread {thread_name(thread)}")
+                place = place_of(frame)
+                where = place + ("" if thread == here else f" in thread {thread_name(thread)}")
+                at = place.rpartition(" at ")[2]
                 for name, value in variables_of(frame).items():
                     self._values.append(value)
-                    self.of_functions.setdefault(id(value), HeldAt(name, f"local variable {name} of {where}"))
+                    scope = f"local variable {name} of {where}"
+                    self.of_functions.setdefault(id(value), HeldAt(name, scope, at=at))
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
@@ -169,7 +174,8 @@ class _Search:
         while (holder := self.way[numbers[-1]]) != numbers[-1]:
             numbers.append(holder)
         chain = [self.kept[number] for number in reversed(numbers)]
-        return Holder(str(place_in(chain, self._start(chain[0]))), "named")
+        place = place_in(chain, self._start(chain[0]))
+        return Holder(str(place), "named", place.at or None)
 
     def _start(self, value: object) -> HeldAt:
         """The variable that a way starts with."""
@@ -191,7 +197,7 @@ class _Search:
         place = place_in(chain, HeldAt(f"<{type_name(chain[0])}>"))
         if is_cycle:
             return Holder(f"a cycle: {place} is that {type_name(chain[0])} itself", "cycle")
-        return Holder(f"{place}, which is held by {_NOBODY}", "unnamed")
+        return Holder(f"{place}, which is held by {_NOBODY}", "unnamed", place.at or None)
 
     def _unnamed_way(self, target: int) -> tuple[list[int], bool]:
         """The shortest cycle upward from the target; if there is none, the way to the last that was found above it."""

@@ -1,0 +1,139 @@
+"""Leaks: graphs of earlier steps that are alive, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...inspector.holding.search import Holder
+from ..steps.loop_watch import BackwardGiven
+from ..words.phrases import counted
+from ..words.sizes import size_text
+from .finding import Finding
+from .old_graphs import HeldGraphs, alike, held_graphs
+from .part import LoopPart
+from .record import Training
+from .step_tokens import StepTokens
+
+_FIRST_LOOK = 2  # the number of a step: two are over before it
+_LAG = 2  # steps: what a loop compares with the step before is let go of one later
+
+
+class Leaks(LoopPart):
+    """Looks after each step whether a graph of an earlier one is alive, which costs next to nothing; and if one is, for
+    who holds it, which takes tenths of a second: so again only 2, 4, 8, ... steps later, if it goes on.
+
+    A step's own graphs are the loop's business until all optimizers that stepped in it have stepped again: of a critic
+    that steps five times for one of the generator's, the generator's are five steps old and no leak.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = StepTokens()
+        self._last: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._number = 0
+        self._needed: set[int] = set()  # steps whose graphs the loop may still need
+        self._wait = 1
+        self._next_look = _FIRST_LOOK
+        self._looked_at = 0
+        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+        self._tokens.begin()
+
+    def module_ends(self, module: nn.Module, result: object) -> None:
+        self._tokens.mark(result)
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        self._tokens.mark(given[0])
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._last[optimizer] = self._number
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        self._last[optimizer] = self._number
+
+    def step_ends(self, number: int) -> None:
+        self._needed = set(self._last.values())
+        if not any(map(self._is_old, self._tokens.alive())):
+            self._wait = 1
+            self._next_look = max(number + 1, _FIRST_LOOK)
+        elif number >= self._next_look:
+            self._look(number)
+            self._wait *= 2
+            self._next_look = number + self._wait
+
+    def _is_old(self, step: int) -> bool:
+        return step <= self._number - _LAG and step not in self._needed
+
+    def _look(self, number: int) -> None:
+        self._looked_at = number
+        for held in held_graphs(self._tokens, self._is_old):
+            first = self._known.setdefault(alike(held.holder.text), held.holder)
+            said = leak_sentence(replace(held, holder=first))
+            self._training.update(Finding("leak", number, said, None, first.text, held.nbytes, first.at))
+
+    def ends(self) -> None:
+        if self._known and self._looked_at < self._number and any(map(self._is_old, self._tokens.alive())):
+            self._look(self._number)
+        self._tokens.end()
+        self._last.clear()
+
+
+def leak_sentence(held: HeldGraphs) -> str:
+    """Whose graphs are alive, how much that is, who holds them, and what to do."""
+    alive = "The graph of {} is alive" if len(held.steps) == 1 else "The graphs of {} are alive"
+    least = "at least " if held.is_bounded else ""
+    size = f"{least}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
+    more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
+    return f"{alive.format(steps_text(held.steps))}, {size}: {_held_as(held)}{more}. {_advice(held)}"
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """`step 3`, `steps 0 and 1`, `steps 0 to 7`, `7 of the steps 0 to 30`."""
+    first, last = steps[0], steps[-1]
+    if len(steps) < 3:
+        return f"step{'s' if len(steps) > 1 else ''} {' and '.join(map(str, steps))}"
+    of = "" if len(steps) == last - first + 1 else f"{len(steps):,} of the "
+    return f"{of}steps {first:,} to {last:,}"
+
+
+def _held_as(held: HeldGraphs) -> str:
+    if held.holder.kind == "named":
+        return f"held as {held.holder}{', through which it goes from step to step' if held.crosses else ''}"
+    return f"held by {held.holder}"
+
+
+def _advice(held: HeldGraphs) -> str:
+    """What would let go of it."""
+    text, kind = held.holder.text, held.holder.kind
+    if kind == "cycle":
+        return "It is freed when Python's collector runs, no earlier: break the cycle, or keep .detach() of it."
+    if kind == "unnamed" and _CLOSURE in text:
+        return (
+            "A hook in the graph keeps the graph, which no collector sees: it is never freed. Let the hook have a "
+            ".detach() of the tensor, or remove it."
+        )
+    for part, advice in _ADVICE.items():
+        if part in text:
+            return advice
+    if held.crosses:
+        return "Where a step's value goes into the next one, .detach() it; of a number take .item()."
+    return "Keep .detach() of it; of a number, .item()."
+
+
+_CLOSURE = "closure variable "
+_ADVICE = {
+    ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
+    "the generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
+    "a result in the cache of ": "Cache a .detach() of it, or clear the cache.",
+    _CLOSURE: "Let the function have a .detach() of it; if it is a hook, remove() it when it has done its work.",
+}
+"""By what stands in the text of the holder what to do."""

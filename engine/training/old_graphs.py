@@ -1,0 +1,191 @@
+"""Which graphs of earlier steps are alive, how much each of their holders keeps, and what it is."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
+
+from ...inspector.holding.search import Holder, who_holds
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.saved import saved_slots
+from ...inspector.torch_internals.tensors import storage_of
+from .step_tokens import StepTokens
+
+_MOST_TARGETS = 128  # of which holders are looked for at once
+_MOST_NODES = 50_000  # that are looked at for their bytes
+
+IsOld = Callable[[int], bool]
+"""Whether a step is one whose graphs nobody needs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGraphs:
+    """What one holder keeps of earlier steps.
+
+    Attributes:
+        holder: who holds it; where there are several alike, the first.
+        alike: how many holders there are that differ from it by an index at most.
+        steps: the earlier steps of which it keeps nodes, in order.
+        nodes: how many of these.
+        nbytes: what these have saved, and the tensors held; a storage counts once, parameters don't.
+        is_bounded: whether there was more than was looked at.
+        crosses: whether one graph goes from a step to another.
+    """
+
+    holder: Holder
+    alike: int
+    steps: tuple[int, ...]
+    nodes: int
+    nbytes: int
+    is_bounded: bool
+    crosses: bool
+
+
+def held_graphs(tokens: StepTokens, is_old: IsOld) -> list[HeldGraphs]:
+    """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked."""
+    with unobserved():
+        targets = _targets(tokens, is_old)
+        return sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
+
+
+def _targets(tokens: StepTokens, is_old: IsOld) -> list[Any]:
+    """The tensors and nodes of Python's that lead to an old step's node; of very many the first and the last."""
+    kinds: dict[type, type | None] = {}
+    found: list[tuple[int, Any]] = []
+    leads = _Leads(tokens, is_old)
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in kinds:
+            kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
+        if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
+            continue
+        node = each.grad_fn if kinds[kind] is Tensor else each
+        if node is not None and leads.to_an_old(node):
+            found.append((tokens.step_of(node) or 0, each))
+    found.sort(key=lambda pair: pair[0])
+    if len(found) > _MOST_TARGETS:
+        found[_MOST_TARGETS // 2 : -_MOST_TARGETS // 2] = []
+    return [each for _, each in found]
+
+
+class _Leads:
+    """Which nodes lead to one of an old step; each is looked at once, and none behind an old one."""
+
+    def __init__(self, tokens: StepTokens, is_old: IsOld) -> None:
+        self._tokens = tokens
+        self._is_old = is_old
+        self._known: dict[Node, bool] = {}
+
+    def to_an_old(self, root: Node) -> bool:
+        waiting: list[tuple[Node, Iterator[Node]]] = []
+        self._enter(root, waiting)
+        while waiting:
+            node, children = waiting[-1]
+            child = None if self._known[node] else next(children, None)
+            if child is not None:
+                self._enter(child, waiting)
+                self._known[node] = self._known[child]
+            else:
+                waiting.pop()
+                if waiting:
+                    self._known[waiting[-1][0]] |= self._known[node]
+        return self._known[root]
+
+    def _enter(self, node: Node, waiting: list[tuple[Node, Iterator[Node]]]) -> None:
+        """A node that is new: it is old itself, or those behind it are still to be looked at."""
+        if node not in self._known:
+            step = self._tokens.step_of(node)
+            self._known[node] = step is not None and self._is_old(step)
+            if not self._known[node]:
+                waiting.append((node, (each for each, _ in node.next_functions if each is not None)))
+
+
+def _by_holder(targets: list[Any], tokens: StepTokens, is_old: IsOld) -> Iterator[HeldGraphs]:
+    """A name explains what is below it: a tensor before its node, and both before what has no name."""
+    holders = who_holds(targets)
+    groups: dict[tuple[bool, bool, str], list[int]] = {}
+    for place, holder in enumerate(holders):
+        is_tensor = issubclass(type(targets[place]), Tensor)
+        groups.setdefault((holder.kind != "named", not is_tensor, alike(holder.text)), []).append(place)
+    explained: set[Node] = set()
+    for group in sorted(groups, key=lambda each: each[:2]):
+        places = groups[group]
+        part = [targets[place] for place in places]
+        if not explained.issuperset(map(_node_of, part)):
+            size = _Size(part, tokens, is_old)
+            explained |= size.nodes
+            if size.is_marked:
+                steps = tuple(sorted(size.steps))
+                holder = holders[places[0]]
+                yield HeldGraphs(holder, len(places), steps, size.old_nodes, size.nbytes, size.is_bounded, size.crosses)
+
+
+def alike(text: str) -> str:
+    """What is the same in the texts of holders that differ by an index or by the line at which a function is."""
+    return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))
+
+
+def _node_of(target: Any) -> Node:
+    node: Node = target.grad_fn if issubclass(type(target), Tensor) else target
+    return node
+
+
+class _Size:
+    """How much of earlier steps these tensors and nodes keep."""
+
+    def __init__(self, roots: Iterable[Any], tokens: StepTokens, is_old: IsOld) -> None:
+        self.nodes: set[Node] = set()
+        self.steps: set[int] = set()
+        self.old_nodes = 0
+        self.is_bounded = False
+        self.is_marked = False
+        self.crosses = False
+        self._storages: dict[int, int] = {}
+        for root in roots:
+            if issubclass(type(root), Tensor):
+                self._add(root)
+            self._walk(_node_of(root), tokens, is_old)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._storages.values())
+
+    def _walk(self, root: Node, tokens: StepTokens, is_old: IsOld) -> None:
+        waiting = [] if root in self.nodes else [root]
+        self.nodes.update(waiting)
+        steps = set()
+        while waiting:
+            node = waiting.pop()
+            step = tokens.step_of(node)
+            if step is None:
+                continue
+            steps.add(step)
+            if is_old(step):
+                self._count(node, tokens)
+            for child, _ in node.next_functions:
+                if child is not None and child not in self.nodes:
+                    self.nodes.add(child)
+                    waiting.append(child)
+        self.steps.update(step for step in steps if is_old(step))
+        self.crosses |= len(steps) > 1
+
+    def _count(self, node: Node, tokens: StepTokens) -> None:
+        self.old_nodes += 1
+        if self.old_nodes > _MOST_NODES:
+            self.is_bounded = True
+            return
+        self.is_marked = self.is_marked or tokens.is_marked(node)
+        for slot in saved_slots(node):
+            self._add(slot.tensor)
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = None if is_lazy(tensor) or isinstance(tensor, nn.Parameter) else storage_of(tensor)
+        if storage is not None:
+            self._storages[storage.address] = storage.nbytes

@@ -1,0 +1,464 @@
+"""Who keeps the graphs of earlier steps is named right whatever it is, a healthy loop is left in peace, and looking
+keeps nothing alive."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+
+BEGIN = """\
+import collections, contextlib, dataclasses, functools, sys, threading, types, weakref
+import torch
+from torch import nn
+
+class Trainer:
+    last = None
+    def keep(self, y): pass
+
+class Slot:
+    __slots__ = ("y",)
+
+@dataclasses.dataclass
+class Metric:
+    value: object
+
+def noted(y):
+    return lambda *ignored: y and None
+
+def failing(y):
+    raise ValueError
+
+def waits(y):
+    yield
+
+trainer = Trainer()
+trainer.store = []
+slot = Slot()
+slot.y = 0
+model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+hidden = torch.zeros(1)
+
+def train(training, steps=4):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    total, outs = 0, []
+    with training(model, optimizer) as watched:
+        for step in range(steps):
+            optimizer.zero_grad()
+            y = model(torch.ones(2, 3))
+            loss = y.square().mean()
+            loss.backward()
+            optimizer.step()
+            KEEP
+    return watched
+
+"""
+
+
+def line(text: str) -> int:
+    """The line of the program with this text."""
+    return next(number for number, each in enumerate(BEGIN.splitlines(), 1) if text in each)
+
+
+STEP = line("y = model(")
+HELD = {
+    "a list": ("", "trainer.store.append(y)", "trainer.store[0]"),
+    "a list of dicts": ("", "trainer.store.append({'o': y})", "trainer.store[0]['o']"),
+    "a dict by step": ("seen = {}", "seen[step] = loss", "seen[0]"),
+    "a deque": ("last = collections.deque(maxlen=3)", "last.append(y)", "last[0]"),
+    "a default dict": ("log = collections.defaultdict(list)", "log['loss'].append(loss)", "log['loss'][0]"),
+    "a set": ("kept = set()", "kept.add(y)", "<an element of kept>"),
+    "a tuple that grows": ("", "trainer.store = (*trainer.store, loss)", "trainer.store[0]"),
+    "a dataclass": ("metrics = []", "metrics.append(Metric(loss))", "metrics[0].value"),
+    "an attribute": ("", "trainer.hidden = getattr(trainer, 'hidden', 0) + y.sum()", "trainer.hidden"),
+    "a class": ("", "Trainer.last = (Trainer.last or 0) + loss", "Trainer.last"),
+    "a slot": ("", "slot.y = slot.y + loss", "slot.y"),
+    "a module's attribute": ("", "model[1].seen = getattr(model[1], 'seen', 0) + y", "model[1].seen"),
+    "a buffer": ("model.register_buffer('ema', torch.zeros(1))", "model.ema = 0.9 * model.ema + loss", "model.ema"),
+    "a partial": ("calls = []", "calls.append(functools.partial(print, y))", "calls[0].args[0]"),
+    "a bound method": (
+        "calls = []",
+        "t = Trainer(); t.y = y; calls.append(t.keep); del t",
+        "calls[0].__self__.y",
+    ),
+    "a default": ("calls = []", "calls.append(lambda kept=y: 0)", "calls[0].__defaults__[0]"),
+    "a node": ("nodes = []", "nodes.append(loss.grad_fn)", "nodes[0]"),
+    "a local variable's list": ("", "outs.append(y)", f"local variable outs of train() at program.py:{STEP}: outs[0]"),
+    "a local variable": ("", "total += loss", f"local variable total of train() at program.py:{STEP}"),
+    "one of the first step": (
+        "",
+        "first = y if step == 0 else first",
+        f"local variable first of train() at program.py:{STEP}",
+    ),
+    "a forward hook's closure": (
+        "hooks = []",
+        "hooks.append(model[1].register_forward_hook(noted(loss)))",
+        f"closure variable y of noted.<locals>.<lambda>() at program.py:{line('return lambda')}; "
+        "that function is held as model[1]._forward_hooks[*]",
+    ),
+    "a parameter hook's closure": (
+        "",
+        "model[0].weight.register_hook(noted([loss]))",
+        f"closure variable y of noted.<locals>.<lambda>() at program.py:{line('return lambda')}: y[0]; "
+        "that function is held as model[0].weight._backward_hooks[*]",
+    ),
+    "a generator": (
+        "its = []",
+        "its.append(waits(y)); next(its[-1])",
+        f"local variable y of the generator waits() at program.py:{line('yield')}; it is held as its[0]",
+    ),
+    "a traceback": (
+        "errors = []",
+        "try: failing(y)\n            except ValueError as error: errors.append(error)",
+        f"local variable y of failing() at program.py:{line('raise ValueError')}; "
+        "its frame is held as errors[0].__traceback__.tb_next.tb_frame",
+    ),
+    "a local of the thread": ("tl = threading.local(); tl.seen = []", "tl.seen.append(y)", "tl.seen[0]"),
+    "a cache": (
+        "@functools.lru_cache\ndef double(step, y=None): return MADE.pop() * 2\nMADE = []",
+        "MADE.append(loss); double(step)",
+        "<a result in the cache of double>",
+    ),
+    "IPython's results": ("_oh = {}; _ = 0", "_ = _oh[step] = y", "_oh[0]"),
+    "a gradient with a graph": (
+        "grads = []",
+        "grads.append(torch.autograd.grad(model(torch.ones(2, 3)).exp().sum(), model[0].weight, create_graph=True))",
+        "grads[0][0]",
+    ),
+    "a custom Function's ctx": (
+        "class Keep(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x, store): ctx.store = store; return x * 1\n"
+        "    @staticmethod\n    def backward(ctx, g): return g, None\n"
+        "nodes = []",
+        "nodes.append(Keep.apply(torch.ones(2, requires_grad=True), [y]).grad_fn)",
+        "nodes[0].store[0]",
+    ),
+}
+
+
+PARAMETER = f"local variable optimizer of train() at program.py:{STEP}: optimizer.param_groups[0]['params'][0]"
+
+
+@pytest.fixture
+def program() -> Iterator[ModuleType]:
+    """A module of the user's, `program.py`."""
+    module = ModuleType("program")
+    sys.modules["program"] = module
+    yield module
+    sys.modules.pop("program", None)
+    vars(module).clear()
+
+
+def run(module: ModuleType, before: str, keep: str) -> None:
+    exec(compile(BEGIN.replace("KEEP", keep) + before, "/tmp/program.py", "exec"), vars(module))
+
+
+def plain(text: str) -> str:
+    text = re.sub(r"_hooks\[\d+\]", "_hooks[*]", re.sub(r"\bprogram\.(?!py)", "", text))
+    return text.replace(PARAMETER, "model[0].weight")
+
+
+def leaks_of(training: th.Training) -> list[th.Finding]:
+    return [each for each in training.findings if each.kind == "leak"]
+
+
+def _case(name: str) -> object:
+    return pytest.param(name, marks=[pytest.mark.leaves_hooks] if name.startswith("a parameter hook") else [])
+
+
+@pytest.mark.parametrize("case", [_case(name) for name in HELD])
+def test_the_holder_is_named_after_the_third_step(case: str, program: ModuleType) -> None:
+    before, keep, expected = HELD[case]
+    run(program, before, keep)
+    (leak,) = leaks_of(program.train(th.training))
+    assert plain(str(leak.tensor)) == expected
+    assert plain(leak.sentence).count(f"held as {expected}")
+    assert leak.step in (2, 3) and leak.certain and leak.size is not None
+    if "program.py:" in expected:
+        assert leak.at == re.search(r"program\.py:\d+", expected)[0]  # type: ignore[index]
+
+
+def test_a_leak_goes_on(program: ModuleType) -> None:
+    run(program, "", "trainer.store.append(y)")
+    training = program.train(th.training, 12)
+    (leak,) = leaks_of(training)
+    assert (leak.step, leak.last_step) == (2, 11)
+    assert "steps 0 to 9 are alive" in leak.sentence and "and 9 more like it" in leak.sentence
+
+
+def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:
+    run(program, "lists = []", "lists[0].append(y)")
+    going, done = threading.Event(), threading.Event()
+
+    def log() -> None:
+        held: list[object] = []
+        program.lists.append(held)
+        going.set()
+        done.wait()
+        del held
+
+    thread = threading.Thread(target=log, name="logger")
+    thread.start()
+    try:
+        going.wait()
+        program.lists[:] = [ListOf(program.lists[0])]
+        (leak,) = leaks_of(program.train(th.training))
+    finally:
+        done.set()
+        thread.join()
+    assert re.fullmatch(
+        r"local variable held of .*log\(\) at test_leaks\.py:\d+ in thread logger: held\[0\]", leak.tensor
+    )
+
+
+class ListOf:
+    """Hands on to a list that it refers to by its number alone."""
+
+    def __init__(self, held: list[object]) -> None:
+        self._number = id(held)
+
+    def append(self, value: object) -> None:
+        next(each for each in gc.get_objects() if id(each) == self._number).append(value)  # type: ignore[attr-defined]
+
+
+def test_what_is_let_go_of_is_not_searched_for_again(program: ModuleType) -> None:
+    run(program, "", "trainer.store.append(y)\n            if step == 3: trainer.store.clear()")
+    (leak,) = leaks_of(program.train(th.training, 6))
+    assert (leak.step, leak.last_step) == (2, None)
+
+
+def test_searches_come_after_2_4_8_steps(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    module = sys.modules["tapehead.engine.training.leaks"]
+    held_graphs = module.held_graphs
+    monkeypatch.setattr(module, "held_graphs", lambda *given: looked.append(1) or held_graphs(*given))  # type: ignore[func-returns-value]
+    run(program, "", "trainer.store.append(y)")
+    program.train(th.training, 20)
+    assert len(looked) == 5  # after steps 2, 4, 8 and 16, and at the end
+
+
+@pytest.fixture
+def collector_off() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collector_off")
+def test_a_cycle_is_shown_until_it_is_collected(program: ModuleType) -> None:
+    run(program, "", "y.itself = [y]")
+    (leak,) = leaks_of(program.train(th.training))
+    assert leak.tensor == "a cycle: <Tensor>.itself[0] is that Tensor itself"
+    assert "It is freed when Python's collector runs" in leak.sentence
+
+
+@pytest.mark.leaves_hooks
+def test_a_hook_that_keeps_its_own_graph_is_said_to_be_immortal(program: ModuleType) -> None:
+    run(program, "", "y.register_hook(noted(loss))")
+    training = program.train(th.training)
+    gc.collect()
+    (leak,) = leaks_of(training)
+    assert leak.at == f"program.py:{line('return lambda')}"
+    assert "closure variable y of noted.<locals>.<lambda>()" in leak.sentence
+    assert "it is never freed" in leak.sentence
+
+
+@pytest.mark.usefixtures("collector_off")
+@pytest.mark.parametrize(
+    "case", ["a list", "a local variable", "a traceback", "a generator", "a forward hook's closure"]
+)
+def test_looking_keeps_nothing_alive(case: str, program: ModuleType) -> None:
+    before, keep, _ = HELD[case]
+    run(program, "alive = []\n" + before, f"alive.append(weakref.ref(y))\n            {keep}")
+    training = program.train(th.training)
+    assert leaks_of(training)
+    for name in ("trainer", "errors", "its", "hooks"):
+        vars(program).pop(name, None)
+    program.model[1]._forward_hooks.clear()
+    assert [each() for each in program.alive] == [None] * 4
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 4)
+        self.state: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state)
+        return self.state[0]
+
+
+def regression(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 8) -> Iterator[Tensor]:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 3)).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def plainly() -> None:
+    model = nn.Linear(3, 3)
+    running, history = 0.0, []
+    for loss in regression(model, torch.optim.Adam(model.parameters())):
+        running += loss.item()
+        history.append(loss.detach())
+
+
+def gan(critic_steps: int) -> None:
+    generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
+    of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+    for step in range(12):
+        of_critic.zero_grad()
+        made = generator(torch.randn(2, 2))
+        critic_loss = critic(made.detach()).mean() - critic(torch.randn(2, 3)).mean()
+        critic_loss.backward()
+        of_critic.step()
+        if step % critic_steps == critic_steps - 1:
+            of_generator.zero_grad()
+            generator_loss = -critic(generator(torch.randn(2, 2))).mean()
+            generator_loss.backward()
+            of_generator.step()
+
+
+def accumulated() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(20):
+        loss = model(torch.randn(2, 3)).square().mean() / 4
+        loss.backward()
+        if step % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def recurrent() -> None:
+    model = Recurrent()
+    for _ in regression(model, torch.optim.SGD(model.parameters(), 0.1)):
+        assert model.state is not None
+        model.state = (model.state[0].detach(), model.state[1].detach())
+
+
+def averaged() -> None:
+    model = nn.Linear(3, 3)
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    for _ in regression(model, torch.optim.SGD(model.parameters(), 0.1)):
+        ema.update_parameters(model)
+
+
+def closures() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(4, 3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = (model(x) - x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(6):
+        loss = optimizer.step(closure)
+    assert loss is not None
+
+
+def scaled() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 3)).square().mean() * (torch.inf if step == 3 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def checkpointed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        out = torch.utils.checkpoint.checkpoint(model, torch.randn(2, 3), use_reentrant=False)
+        out.square().mean().backward()
+        optimizer.step()
+
+
+def compared_with_the_step_before() -> None:
+    model = nn.Linear(3, 3)
+    before = torch.zeros(())
+    for loss in regression(model, torch.optim.SGD(model.parameters(), 0.1)):
+        assert loss != before
+        before = loss
+
+
+def of_functions() -> None:
+    weight = torch.ones(3, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(6):
+        loss = (torch.randn(2, 3) @ weight).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+HEALTHY = [
+    plainly,
+    lambda: gan(1),
+    lambda: gan(5),
+    accumulated,
+    recurrent,
+    averaged,
+    closures,
+    scaled,
+    checkpointed,
+    compared_with_the_step_before,
+    of_functions,
+]
+
+
+@pytest.mark.parametrize("loop", HEALTHY)
+def test_a_healthy_loop_is_left_in_peace(loop: Any) -> None:
+    with th.training() as training:
+        loop()
+    assert training.steps >= 5
+    assert not leaks_of(training), training
+    assert not training.notes
+
+
+def test_a_graph_without_modules_is_seen_by_its_loss() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    total = torch.zeros(())
+    with th.training() as training:
+        for _ in range(5):
+            loss = weight.square().sum()
+            loss.backward()
+            optimizer.step()
+            total = total + loss
+    (leak,) = leaks_of(training)
+    assert "local variable total of test_a_graph_without_modules_is_seen_by_its_loss()" in leak.sentence
+
+
+def test_two_trainings_at_once_don_t_disturb_each_other(program: ModuleType) -> None:
+    run(program, "", "trainer.store.append(y)")
+    with th.training() as around:
+        inner = program.train(th.training)
+    assert [each.tensor for each in leaks_of(around)] == [each.tensor for each in leaks_of(inner)]
+    assert ref(inner)
