@@ -3,6 +3,7 @@ it to the earlier graph, and who saved what, as notes on PyTorch's error."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from threading import local
@@ -15,6 +16,7 @@ from ...inspector.graph.graph import Edge, Graph, told_apart
 from ...inspector.graph.spent import is_over
 from ...inspector.graph.variables import variable_name
 from ...inspector.graph.written import writes_between
+from ...inspector.holding.search import who_holds
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import FREED, MODIFIED, WrittenSlot, hides_saved, holds_saved, written_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
@@ -71,6 +73,11 @@ def explain_spoiled_graph(
         error.add_note(f"{_NOTE}{note}")
 
 
+def crossings_told(graph: Graph, since: int) -> list[str]:
+    """What `explain_spoiled_graph` would note if a backward ran now into what is freed, and older than this number."""
+    return list(_of_freed(graph, None, since))
+
+
 def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_over(node)}
     if ran is not None:
@@ -102,7 +109,10 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
         yield f"an earlier backward has freed {said} of that graph{more}"
     else:
         yield f"{said} of that graph {_BE[len(freed) > 1]} older than the backward before this one, and freed{more}"
-    known = [f"{name.partition(' of ')[0]}.detach()" for name in names if name is not None]
+    written = [name.partition(" of ")[0] for name in names if name is not None]
+    known = [
+        f"{each}.detach()" for each in written if " " not in each
+    ]  # else it is described, as no one would write it
     yield (
         f"what to do: {joined(known) if known else '.detach() of what is taken there'} in whichever of the two losses "
         "need not go through it (a state that is carried on: before the next step); where both must, "
@@ -164,6 +174,20 @@ def _keeps(graph: Graph, task_id: int) -> bool:
 
 def _variable(graph: Graph, edge: Edge) -> str | None:
     """What the program calls the tensor of this edge, or one that was made of it by tasks that keep nothing."""
+    return _in_frames(graph, edge) or _held_elsewhere(graph.nodes[edge.next_task], edge.input)
+
+
+def _held_elsewhere(node: Node, number: int) -> str | None:
+    """Who holds the tensor: `trainer.hidden`."""
+    for each in gc.get_objects():
+        if issubclass(type(each), Tensor) and not is_lazy(each) and _is_made_by(node, number, each):
+            with unobserved():
+                (holder,) = who_holds([each])
+            return holder.text if holder.kind == "named" else None
+    return None
+
+
+def _in_frames(graph: Graph, edge: Edge) -> str | None:
     roots = {root.task for root in graph.roots}
     for _ in range(_MOST_VIEWS):
         node, number = graph.nodes[edge.next_task], edge.input

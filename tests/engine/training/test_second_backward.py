@@ -1,0 +1,131 @@
+"""What ties a step to an earlier one, said before PyTorch raises; and who wrote, in the error of a plain loop."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import tapehead as th
+
+SECOND_TIME = "Trying to backward through the graph a second time"
+MODIFIED = "modified by an inplace operation"
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="th.training")
+        yield
+
+
+def recurrent(cell: nn.LSTMCell, optimizer: SGD, detach: bool) -> None:
+    hidden = None
+    for _ in range(4):
+        optimizer.zero_grad()
+        h, c = cell(torch.randn(2, 4), hidden)
+        h.pow(2).sum().backward()
+        optimizer.step()
+        hidden = (h.detach(), c.detach()) if detach else (h, c)
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+def test_a_state_that_is_carried_on_is_named_with_its_step_before_the_error() -> None:
+    cell = nn.LSTMCell(4, 4)
+    optimizer = SGD(cell.parameters(), 0.1)
+    with th.training(cell, optimizer) as training, pytest.raises(RuntimeError, match=SECOND_TIME) as raised:
+        recurrent(cell, optimizer, detach=False)
+    (found,) = [each for each in training.findings if each.kind == "second backward"]
+    assert found.step == 1 and "the graph of step 0, which an earlier backward has freed" in str(found)
+    assert "hidden[0] of recurrent()" in str(found) and "hidden[1] of recurrent()" in str(found)
+    assert "hidden[0].detach()" in str(found) and "hidden[0].detach()" in notes(raised.value)
+    assert found.at is not None and found.at.startswith("test_second_backward.py:")
+    assert not training.notes
+
+
+def test_one_that_is_detached_is_none() -> None:
+    cell = nn.LSTMCell(4, 4)
+    with th.training() as training:
+        recurrent(cell, SGD(cell.parameters(), 0.1), detach=True)
+    assert not training.findings and not training.notes
+
+
+trainer = SimpleNamespace(state=torch.zeros(3))
+
+
+def test_it_is_found_without_modules_too() -> None:
+    w = torch.ones(3, requires_grad=True)
+    optimizer = SGD([w], 0.1)
+
+    def train() -> None:
+        for _ in range(3):
+            trainer.state = (trainer.state * w).tanh()
+            trainer.state.exp().sum().backward()
+            optimizer.step()
+
+    trainer.state = torch.zeros(3)
+    with th.training() as training, pytest.raises(RuntimeError, match=SECOND_TIME):
+        train()
+    (found,) = [each for each in training.findings if each.kind == "second backward"]
+    assert "MulBackward0" in str(found) and "TanhBackward0" in str(found)
+
+
+def test_two_losses_over_one_part_with_the_graph_kept_are_right() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), 0.1)
+    total = torch.zeros(())
+    with th.training() as training:
+        for _ in range(3):
+            out = model(torch.randn(2, 4)).exp()
+            out.sin().sum().backward(retain_graph=True)
+            loss = out.cos().sum()
+            loss.backward()
+            optimizer.step()
+            total = total + loss
+    assert not [each for each in training.findings if each.kind == "second backward"] and not training.notes
+
+
+def step(made: nn.Module, judge: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    g_loss = judge(made(torch.randn(8, 4))).mean()
+    judge(torch.randn(8, 4)).mean().backward()
+    optimizer.step()
+    g_loss.backward()
+
+
+def test_an_optimizers_write_is_named_in_pytorchs_own_error() -> None:
+    made, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(judge.parameters(), foreach=True)
+    with th.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+        step(made, judge, optimizer)
+    assert re.search(
+        r"saved mat2.* written since by Adam\.step\(\) at test_second_backward\.py:\d+", notes(raised.value)
+    )
+
+
+def spoil() -> Tensor:
+    y = (torch.ones(3, requires_grad=True) * 2).exp()
+    loss = y.sin().sum()
+    with torch.no_grad():
+        y.mul_(2)
+    return loss
+
+
+def test_every_other_write_is_named_where_it_is_asked_for() -> None:
+    with th.training(writes=True), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+        spoil().backward()
+    assert re.search(r"written since by mul_ at test_second_backward\.py:\d+", notes(raised.value))
+    with th.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+        spoil().backward()
+    assert "it has been written since and is at version 1" in notes(raised.value)
+    with pytest.raises(RuntimeError, match=MODIFIED) as raised:
+        spoil().backward()
+    assert notes(raised.value) == ""
