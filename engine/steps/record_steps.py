@@ -20,6 +20,7 @@ from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
+from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..words.phrases import nth
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable
@@ -235,6 +236,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         recording, self._recording = self._recording, None
         if opened is None or recording is None:
             return
+        if error is not None:
+            explain_out_of_memory(error)
         try:
             recording.watch.end()
         finally:
@@ -319,7 +322,7 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
     ran, step = 0, None
     while ran < _MOST_CALLS:
         recording = LoopRecording(None, followed=_IN_A_ROW - 1)
-        with ExitStack() as stack:
+        with out_of_memory_explained(), ExitStack() as stack:
             recording.start(stack)
             for _ in range(_IN_A_ROW):
                 recording.watch.begin_step()

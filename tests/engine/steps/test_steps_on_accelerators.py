@@ -178,6 +178,35 @@ def test_the_backward_of_a_step_has_the_memory_of_the_whole_step_on_each_device(
         assert list(played.nbytes) == list(timeline.nbytes)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_an_allocation_fails_in_a_step_who_held_what_is_noted(
+    whole: bool, accelerators: Devices, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("second_device"):
+        pytest.skip("its memory is limited in bytes")
+    model, make_loss = on_three(accelerators)
+    step = loop_of(model, make_loss, Adam(model.parameters()))
+    step()
+
+    def run() -> None:
+        if whole:
+            th.profile_step(step)
+        else:
+            with th.record_steps():
+                step()
+
+    device = torch.get_device_module(accelerators[0])
+    device.set_memory_limit(0, counter(accelerators[0]) + 10_000)
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            run()
+    finally:
+        device.set_memory_limit(0, 0)
+    held, *_ = caught.value.__notes__
+    assert f"when it was asked for more, {accelerators[0]} held " in held
+    assert "optimizer state" in held and "parameters" in held
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_bit_by_bit_as_without(name: str, accelerators: Devices) -> None:
     def trained(recorded: bool) -> list[Tensor]:
