@@ -11,6 +11,8 @@ from .moved import forward_old_paths
 from .rooms import open_room
 
 if TYPE_CHECKING:
+    __version__: str
+
     from .engine.batching.group_search import groups
     from .engine.batching.groups import GroupRules, Groups
     from .engine.black_box.replay import StepReplay, replay
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
     from .inspector.capturing.walk import graph
     from .inspector.graph.graph import Edge, Graph, Task
     from .inspector.tapes.hips_tape import HipsTape, hips_tape
-    from .widgets.deck.debug import debug
+    from .widgets.deck.debug import debug, deck
     from .widgets.pages.with_picture import with_picture
 
 _MODULE_OF = {
@@ -138,6 +140,7 @@ _MODULE_OF = {
     "compare": "engine.studies.compare",
     "constrained": "engine.orders.precedence",
     "debug": "widgets.deck.debug",
+    "deck": "widgets.deck.debug",
     "diff": "engine.finding.diff",
     "dry_run": "engine.prediction.dry_run",
     "find_nan": "engine.finding.find_nan",
@@ -181,11 +184,23 @@ _MODULE_OF = {
 if not TYPE_CHECKING:  # a name that is not there would be of any type
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _version()
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
         globals()[name] = found = through_the_door(name, found)
         return found
+
+
+def _version() -> str:
+    """The installed version. In a folder that is none, as a path to a clone: that this is so."""
+    from importlib.metadata import PackageNotFoundError, version  # which takes longer than all else here
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def __dir__() -> list[str]:
@@ -267,6 +282,7 @@ __all__ = [
     "compare",
     "constrained",
     "debug",
+    "deck",
     "diff",
     "dry_run",
     "find_nan",

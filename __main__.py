@@ -7,9 +7,12 @@ interrupted, and what it had measured is printed.
 
 from __future__ import annotations
 
+import argparse
+import platform
 import sys
 from collections.abc import Sequence
 
+from . import __version__
 from .commands.answers import Parser, refuse
 from .commands.bench import add_bench
 from .commands.debug import add_debug
@@ -51,11 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_line() -> Parser:
     """What reads the arguments, with all commands."""
     parser = Parser(prog="tapehead", description="A debugger for PyTorch's backward pass that you can look at.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of tapehead, torch and Python")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Torch is loaded only where its version is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import torch
+
+        print(f"tapehead {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        parser.exit()
 
 
 if __name__ == "__main__":

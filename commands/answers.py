@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,14 @@ DEMO_POLICIES = ("bfs", "dfs", "heap")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong without the usage in front of it."""
+    """Says what is wrong without the usage in front of it. `examples` end its help, a line each."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        lines = "".join(f"\n  {example}" for example in examples)
+        kwargs |= (
+            {"epilog": f"examples:{lines}", "formatter_class": argparse.RawDescriptionHelpFormatter} if lines else {}
+        )
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")

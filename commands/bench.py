@@ -32,7 +32,12 @@ def add_bench(commands: Commands) -> None:
 
 def _add_orders(benches: Commands) -> None:
     orders = benches.add_parser(
-        "orders", help="time and memory under several orders: the benchmark of PyTorch PR #4746"
+        "orders",
+        help="time and memory under several orders: the benchmark of PyTorch PR #4746",
+        examples=(
+            "tapehead bench orders",
+            "tapehead bench orders resnet50 linear50 --size full --device cuda",
+        ),
     )
     orders.add_argument(
         "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (the six that the PR measured)"
@@ -51,7 +56,9 @@ def _add_orders(benches: Commands) -> None:
 
 def _add_accumulation(benches: Commands) -> None:
     accumulation = benches.add_parser(
-        "accumulation", help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219"
+        "accumulation",
+        help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219",
+        examples=("tapehead bench accumulation rnn --html accumulation.html",),
     )
     accumulation.add_argument(
         "workloads", nargs="*", metavar="WORKLOAD", help="those with a gradient written by hand (rnn fan_out needless)"
@@ -67,7 +74,9 @@ def _add_accumulation(benches: Commands) -> None:
 
 def _add_mirroring(benches: Commands) -> None:
     mirroring = benches.add_parser(
-        "mirroring", help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror"
+        "mirroring",
+        help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror",
+        examples=("tapehead bench mirroring gpt2 --no-compile",),
     )
     mirroring.add_argument(
         "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (eight, from an RNN to ResNet-152)"

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 def add_debug(commands: Commands) -> None:
     """Adds `tapehead debug`."""
-    debug = commands.add_parser("debug", help="run your script with a prompt at each .backward() that it calls")
+    debug = commands.add_parser(
+        "debug",
+        help="run your script with a prompt at each .backward() that it calls",
+        examples=(
+            "tapehead debug train.py --epochs 1",
+            "tapehead debug --watch nan --break 'encoder.*' train.py",
+            "torchrun --nproc-per-node 2 -m tapehead debug --rank 1 train.py",
+        ),
+    )
     debug.add_argument(
         "--break", action="append", default=[], dest="breaks", metavar="WHERE", help="run to a breakpoint"
     )

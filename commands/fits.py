@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 def add_fits(commands: Commands) -> None:
     """Adds `tapehead fits`."""
-    fits = commands.add_parser("fits", help="say whether a training step fits into memory, before any is allocated")
+    fits = commands.add_parser(
+        "fits",
+        help="say whether a training step fits into memory, before any is allocated",
+        examples=(
+            "tapehead fits train.py:setup --memory 24GB",
+            "tapehead fits train.py:setup --memory 24GB --batch-size 8",
+        ),
+    )
     fits.add_argument(
         "target",
         metavar="SCRIPT.py:FUNCTION",

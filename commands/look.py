@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 def add_demo(commands: Commands) -> None:
     """Adds `tapehead demo`."""
-    demo = commands.add_parser("demo", help="step a ready model's backward under several policies, check it, draw it")
+    demo = commands.add_parser(
+        "demo",
+        help="step a ready model's backward under several policies, check it, draw it",
+        examples=(
+            "tapehead demo resnet50",
+            "tapehead demo lstm_cell --policy bfs heap lpmf",
+        ),
+    )
     demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapehead workloads` (resnet50)")
     demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
     demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
@@ -35,7 +42,14 @@ def add_workloads(commands: Commands) -> None:
 
 def add_graph(commands: Commands) -> None:
     """Adds `tapehead graph`."""
-    graph = commands.add_parser("graph", help="draw the backward graph of your own code")
+    graph = commands.add_parser(
+        "graph",
+        help="draw the backward graph of your own code",
+        examples=(
+            "tapehead graph train.py:make_loss",
+            "tapehead graph train.py:make_loss --svg out.svg --fold none",
+        ),
+    )
     graph.add_argument(
         "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
     )
@@ -58,7 +72,11 @@ def add_graph(commands: Commands) -> None:
 
 def add_diff(commands: Commands) -> None:
     """Adds `tapehead diff`."""
-    diff = commands.add_parser("diff", help="say where two saved runs part, in order, values and memory")
+    diff = commands.add_parser(
+        "diff",
+        help="say where two saved runs part, in order, values and memory",
+        examples=("tapehead diff before.tape.json after.tape.json",),
+    )
     diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
     diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
     diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")
@@ -67,7 +85,14 @@ def add_diff(commands: Commands) -> None:
 
 def add_view(commands: Commands) -> None:
     """Adds `tapehead view`."""
-    view = commands.add_parser("view", help="play a saved run in the browser: the deck as one page")
+    view = commands.add_parser(
+        "view",
+        help="play a saved run in the browser: the deck as one page",
+        examples=(
+            "tapehead view run.tape.json",
+            "tapehead view run.tape.json --out run.html --no-open",
+        ),
+    )
     view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
     view.add_argument("--out", type=Path, metavar="FILE", help="the page (beside the trace, ending in .html)")
     view.add_argument("--no-open", action="store_true", help="only write the page")

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 def add_compare(commands: Commands) -> None:
     """Adds `tapehead compare`."""
     compare = commands.add_parser(
-        "compare", help="measure and predict memory under several policies, of a ready model or your own code"
+        "compare",
+        help="measure and predict memory under several policies, of a ready model or your own code",
+        examples=(
+            "tapehead compare linear50",
+            "tapehead compare train.py:make_loss --policy bfs heap auto",
+        ),
     )
     compare.add_argument(
         "target",
@@ -49,7 +54,12 @@ def add_compare(commands: Commands) -> None:
 def add_advise(commands: Commands) -> None:
     """Adds `tapehead advise`."""
     advise = commands.add_parser(
-        "advise", help="look for what could be changed in a program, try it on it, and say what it gains"
+        "advise",
+        help="look for what could be changed in a program, try it on it, and say what it gains",
+        examples=(
+            "tapehead advise ensemble",
+            "tapehead advise train.py:make_loss",
+        ),
     )
     advise.add_argument(
         "target",

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import argparse
 import io
+import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +13,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+import tapehead as th
 import tapehead.commands.demo
-from tapehead.__main__ import main
+from tapehead.__main__ import command_line, main
 from tapehead.engine.workloads.workloads import WORKLOADS
 
 MODEL = """
@@ -492,3 +496,24 @@ def test_a_file_that_is_missing_or_a_folder_is_said_to_be_in_words(
     for path, said in ((tmp_path / "none.json", "there is no file {}"), (tmp_path, "{} is a folder, not a file")):
         assert main([*command, *[str(path)] * (2 if command == ["diff"] else 1)]) == 2
         assert capsys.readouterr().err == f"tapehead: {said.format(path)}\n"
+
+
+def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == (
+        f"tapehead {th.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n"
+    )
+
+
+def test_the_examples_of_each_command_are_read_by_it() -> None:
+    parsers = [command_line()]
+    for parser in parsers:
+        for action in parser._actions:
+            parsers.extend(action.choices.values() if isinstance(action, argparse._SubParsersAction) else ())
+    examples = [line for each in parsers for line in (each.epilog or "").splitlines()[1:]]
+    assert len(examples) > 12
+    for example in examples:
+        _, _, arguments = example.partition("tapehead ")
+        command_line().parse_args(shlex.split(arguments))

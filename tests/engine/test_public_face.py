@@ -50,6 +50,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "compare": lambda: {"make_loss": make_loss, "policies": "heap", "repetitions": 1},
     "constrained": lambda: {"policy": "heap", "constraints": []},
     "debug": lambda: {"tensors": make_loss()},
+    "deck": lambda: {"tensors": make_loss()},
     "diff": lambda: {"run_a": run(), "run_b": run()},
     "dry_run": lambda: {"graph": th.graph(make_loss())},
     "find_nan": lambda: {"make_loss": make_loss},

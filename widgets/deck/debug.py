@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, ParamSpec, cast
 
 from torch import Tensor
 
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from ...engine.mirroring.plan import MirrorPlan
     from .deck import Deck
 
+Given = ParamSpec("Given")
+
+_ALWAYS = ContextVar("tapehead_always_a_deck", default=False)
+
 
 def debug(
     tensors: Outputs | HipsTape,
@@ -51,11 +57,11 @@ def debug(
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
 
-    In a Jupyter notebook it is a `Deck`, which shows itself at the end of the cell. It closes when its last output is
-    closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an attribute of
-    an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session,
-    with the same verbs, but those that need a screen. With engine="direct" any ready task may run next: see `Stepper`
-    for what the session can do and what it refuses. With "native" PyTorch's own engine runs everything, and stops: see
+    In a notebook (Jupyter, marimo) it is a `Deck`, which shows itself at the end of the cell. It closes when its last
+    output is closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an
+    attribute of an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session, with the same
+    verbs, but those that need a screen. With engine="direct" any ready task may run next: see `Stepper` for what the
+    session can do and what it refuses. With "native" PyTorch's own engine runs everything, and stops: see
     `NativeSession`.
 
     session = th.debug(loss, policy="bfs")
@@ -133,8 +139,38 @@ def _usual_level(call: BackwardCall, shown: bool) -> Level:
     return "full" if on_cpu else "cheap"
 
 
+def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:
+    @wraps(start, assigned=())
+    def deck(*args: Given.args, **kwargs: Given.kwargs) -> Deck:
+        """Starts a backward as `th.debug` does, and always gives a `Deck`, wherever this runs.
+
+        It is an anywidget: what a front end shows that knows those (JupyterLab, Notebook, VS Code, Colab, marimo). In a
+        script there is nothing to show it in; its verbs and `save_html` work.
+
+        Raises:
+            ModuleNotFoundError: anywidget is missing.
+        """
+        if find_spec("anywidget") is None:
+            raise ModuleNotFoundError(
+                "a deck is an anywidget, which is not installed: pip install 'tapehead[notebook]'", name="anywidget"
+            )
+        token = _ALWAYS.set(True)
+        try:
+            return cast("Deck", start(*args, **kwargs))
+        finally:
+            _ALWAYS.reset(token)
+
+    return deck
+
+
 def in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel that can show a deck."""
-    ipython = sys.modules.get("IPython")
+    """Whether this runs where a deck can be shown: in a Jupyter kernel or in marimo."""
+    if _ALWAYS.get():
+        return True
+    ipython, marimo = sys.modules.get("IPython"), sys.modules.get("marimo")
     shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None and find_spec("anywidget") is not None
+    is_notebook = getattr(shell, "kernel", None) is not None or (marimo is not None and marimo.running_in_notebook())
+    return is_notebook and find_spec("anywidget") is not None
+
+
+deck = _always_shown(debug)

@@ -31,10 +31,13 @@ _latest: list[Shown] = []
 def show_after_cell(deck: Shown) -> None:
     """Displays the deck when the cell that runs now has ended, unless that cell did it, alone or in another widget.
 
-    Where no cell runs, as in the callback of a button, it is displayed at once.
+    Where no cell runs, as in the callback of a button, it is displayed at once. Where there is no Jupyter
+    kernel nothing is: marimo shows what a cell ends with.
     """
     _latest[:] = [deck]
     shell = get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return
     if shell.get_parent().get("header", {}).get("msg_type") != "execute_request":
         display(deck)
         return

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 from weakref import ref
@@ -791,3 +792,16 @@ def test_a_reloaded_page_gets_todays_document(page: Page) -> None:
     assert again.document["position"] == 4
     assert again.document["records"] == page.document["records"]
     assert again.order == page.order and again.document["metas"] == page.document["metas"]
+
+
+def test_a_deck_that_is_asked_for_comes_wherever_this_runs(tmp_path: Path) -> None:
+    assert isinstance(th.debug(forward(Branches())), th.Stepper)
+    model = Branches()
+    with th.deck(forward(model), policy="bfs", history=False) as deck:
+        assert isinstance(deck, Deck) and deck.policy == "bfs" and deck.history is None
+        deck.step()
+        assert deck.save_html(tmp_path / "deck.html").stat().st_size > 100_000
+        deck.run()
+    assert deck.status == "closed"
+    assert all(map(torch.allclose, gradients(model), expected_gradients()))
+    assert isinstance(th.debug(forward(Branches())), th.Stepper)

@@ -1,0 +1,81 @@
+"""The deck in marimo: what a cell ends with is live there, too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+import tapehead as th
+
+from .chromium import trouble_of
+from .shown import ShownDeck
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed: pip install 'tapehead[marimo]'"),
+]
+
+NOTEBOOK = """
+import marimo
+
+app = marimo.App(width="full")
+
+
+@app.cell
+def _():
+    import torch
+    import tapehead as th
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    loss = model(torch.ones(2, 3)).sum()
+    deck = th.debug(loss)
+    deck
+    return (deck,)
+"""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Where marimo serves the notebook."""
+    path = tmp_path / "notebook.py"
+    path.write_text(NOTEBOOK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "marimo", "run", str(path), "--headless", "--no-token", "--port", str(port)]
+    paths = os.pathsep.join(filter(None, (str(Path(th.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}) as server:
+        try:
+            until = time.monotonic() + 60
+            while time.monotonic() < until and server.poll() is None:
+                with socket.socket() as asking:
+                    if asking.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def test_a_cell_that_ends_with_a_session_shows_a_deck_that_steps(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    trouble = trouble_of(page)
+    page.goto(address)
+    deck = ShownDeck(page)
+    deck.expect(t=0, status="stopped")
+    deck.press("step")
+    deck.expect(t=1, status="stopped")
+    deck.press("end")
+    deck.expect(status="finished")
+    page.close()
+    assert not [each for each in trouble if "preload" not in each]
