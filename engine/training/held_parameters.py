@@ -1,0 +1,107 @@
+"""Parameters that get gradients and that no optimizer holds; and those that an optimizer holds and that get none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...inspector.graph.words import counted
+from ...inspector.torch_internals.modes import unobserved
+from ..words.phrases import joined
+from .finding import Finding
+from .part import LoopPart
+from .record import Training
+
+_FIRST, _SURE = 1, 2  # the steps at which parameters are suspected, and at which it is said
+
+
+class HeldParameters(LoopPart):
+    """Compares what has gradients with what the optimizers hold, in the first three steps; later nothing is done.
+
+    A parameter that somebody else updates is none: its values are compared between two steps. Where no optimizer holds
+    any parameter of the models (it updates copies of them) nothing is said.
+    """
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+        self._step = 0
+        self._got: set[int] = set()  # a gradient, by id
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._suspects: list[tuple[str, Tensor]] = []  # names and values
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._step > _SURE or self._training is None:
+            return
+        self._optimizers.add(optimizer)
+        with unobserved():
+            self._got.update(id(each) for each in _held([optimizer]) if each.grad is not None)
+            if self._step == _FIRST:
+                self._suspects = [(name, each.detach().clone()) for name, each in self._unheld(self._optimizers)]
+            elif self._step == _SURE:
+                self._tell_of_idle(optimizer)
+                if self._suspects:
+                    self._tell_of_unheld()
+
+    def _unheld(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, Tensor]]:
+        assert self._training is not None
+        held = {id(each) for each in _held(optimizers)}
+        named = list(self._training.watched.parameters())
+        if held.isdisjoint(id(each) for _, each in named):
+            return []
+        return [(name, each) for name, each in named if each.grad is not None and id(each) not in held]
+
+    def _tell_of_unheld(self) -> None:
+        before, self._suspects = dict(self._suspects), []
+        alive = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        found = [name for name, each in self._unheld(alive) if name in before and torch.equal(before[name], each)]
+        if found and self._training is not None:
+            plural = len(found) > 1
+            self._training.add(
+                Finding(
+                    "never stepped",
+                    self._step,
+                    f"{joined(found)} {'get gradients' if plural else 'gets gradients'}, and no optimizer holds "
+                    f"{'them' if plural else 'it'}: {'they stay' if plural else 'it stays'} as made, and an "
+                    "optimizer's zero_grad() does not clear what adds up there. What to do: hand over all of the "
+                    "model's parameters once the model is whole (a part that was replaced afterwards is new), or "
+                    "freeze with requires_grad_(False)",
+                    tensor=found[0],
+                )
+            )
+
+    def _tell_of_idle(self, optimizer: Optimizer) -> None:
+        assert self._training is not None
+        idle = [each for each in _held([optimizer]) if each.requires_grad and id(each) not in self._got]
+        if not idle or len(idle) == len(_held([optimizer])):
+            return
+        names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
+        nameless = len(idle) - len(names)
+        more = [f"{counted(nameless, 'parameter')} of no module that was called"] if nameless else []
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and no step so far gave a gradient "
+                "there. What to do: th.find_unused(loss) says why; or freeze with requires_grad_(False)",
+                tensor=names[0] if names else None,
+            )
+        )
+
+    def ends(self) -> None:
+        self._suspects.clear()
+        self._training = None
+
+
+def _held(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]

@@ -1,0 +1,50 @@
+"""What has gradients, and what optimizers hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+import tapehead as th
+
+pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+
+
+def train(model: nn.Module, *optimizers: Optimizer) -> th.Training:
+    with th.training() as training:
+        for _ in range(4):
+            model(torch.randn(2, 4)).sum().backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+    return training
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_held_by_none() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    model[1] = nn.Linear(4, 4)
+    before = model[1].weight.clone()
+    training = train(model, optimizer)
+    stray, idle = sorted(training.findings, key=lambda each: each.kind)
+    assert stray.kind == "never stepped" and "1.weight and 1.bias get gradients" in str(stray)
+    assert torch.equal(model[1].weight, before) and stray.tensor == "1.weight"
+    assert idle.kind == "without gradient" and "2 parameters of no module that was called" in str(idle)
+    assert not training.notes
+
+
+def test_frozen_tied_and_shared_out_parameters_are_as_they_should_be() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    assert train(model, SGD(model.parameters(), 0.1)).findings == []
+    tied = net()
+    tied[1].weight = tied[0].weight
+    assert train(tied, SGD(tied.parameters(), 0.1)).findings == []
+    both = net()
+    assert train(both, SGD(both[0].parameters(), 0.1), SGD(both[1].parameters(), 0.1)).findings == []
