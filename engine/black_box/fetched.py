@@ -9,6 +9,7 @@ from weakref import ref
 
 from torch import Tensor
 
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import bytes_below, version_of
 from .batch import ToldBatch, tell, tensors_in
 from .tensors import own_copy, why_not_kept
@@ -40,6 +41,17 @@ class Fetched:
         places = [(place, each, version_of(each)) for place, each in tensors_in(batch)]
         kept = [each for _, each, _ in places if copied and not why_not_kept(each)]
         return cls(batch, origin, places, {id(each): own_copy(each) for each in kept})
+
+    @classmethod
+    def without_graphs(cls, batch: object, origin: str, copied: bool = False) -> Fetched:
+        """The same of what a module is given: graphs that lead to its tensors are not held."""
+        of = {id(each): (place, version_of(each)) for place, each in tensors_in(batch)}
+        told = tell(batch)
+        with unobserved():
+            bare = [each if each.grad_fn is None else each.detach() for each in told.tensors]
+        places = [(of[id(each)][0], kept, of[id(each)][1]) for each, kept in zip(told.tensors, bare, strict=True)]
+        copies = {id(each): own_copy(each) for each in bare} if copied else {}
+        return cls(ToldBatch(told.json, bare, told.left_out), origin, places, copies)
 
     @property
     def written(self) -> list[str]:

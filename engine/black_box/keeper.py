@@ -153,8 +153,7 @@ class StepKeeper:
         if fetched is not None:
             return fetched
         batch = named if not given else given if not named else (given, named)
-        with unobserved():  # a graph is not to be held
-            return Fetched.of(_detached(batch), f"the inputs of {type(module).__name__}", self._copies_batches)
+        return Fetched.without_graphs(batch, f"the inputs of {type(module).__name__}", self._copies_batches)
 
     def backward_begins(self, tensors: object) -> None:
         """An outermost backward, of these."""
@@ -253,13 +252,3 @@ class StepKeeper:
         self._before.clear()
         self._random = self._scaled = None
         self.models = Models()
-
-
-def _detached(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.detach() if batch.grad_fn is not None else batch
-    if isinstance(batch, dict):
-        return {name: _detached(each) for name, each in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(map(_detached, batch))
-    return batch

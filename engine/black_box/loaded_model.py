@@ -77,12 +77,8 @@ def differences(modules: Sequence[nn.Module], step: RecordedStep) -> Iterator[st
     here = flags_now()
     for name, value in step.flags.items():
         if name in here and here[name] != value:
-            can = FLAGS[name][2](value)
-            yield (
-                f"{name} was {value}, and is {here[name]}: it is set for the replay"
-                if can
-                else (f"{name} was {value!r}, which it can't be here")
-            )
+            can = "it is set so for the replay" if FLAGS[name][2](value) else "it can't be set so"
+            yield f"{name}: {value} then, {here[name]} now; {can}"
     own = dict(named(modules, "parameters"))
     recorded = step.named("parameter/")
     others = [name for name, each in recorded.items() if own[name].dtype != each.dtype]

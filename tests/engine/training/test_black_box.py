@@ -317,6 +317,20 @@ def test_a_batch_that_the_loop_writes_in_place_is_said_and_later_ones_are_copied
         assert not th.replay(tmp_path / "first" / "step_0", Net, doubled).same
 
 
+def test_a_loop_that_writes_its_parameters_by_hand_says_where_steps_end(tmp_path: Path) -> None:
+    model, _ = a_model()
+    with th.training(model, black_box=tmp_path) as training:
+        for batch in loader(4, 2):
+            model.zero_grad()
+            loss_of(model, batch).backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each -= 0.01 * each.grad
+            training.step()
+    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    assert is_same(again) and len(again.losses) == 1
+
+
 def test_an_optimizer_that_steps_second_on_one_batch(tmp_path: Path) -> None:
     """The first one's parameters are written by then, and its gradients are there."""
     torch.manual_seed(1)
@@ -473,6 +487,26 @@ def test_nothing_is_kept_when_the_loop_has_ended(tmp_path: Path) -> None:
         gc.enable()
 
 
+def test_the_graph_that_led_to_what_a_model_is_given_is_not_held(tmp_path: Path) -> None:
+    """Also inside of dataclasses: where an encoder's output goes into a decoder, say."""
+
+    class Decoder(nn.Linear):
+        def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]
+            return super().forward(batch.x)
+
+    encoder, decoder = nn.Linear(4, 4), Decoder(4, 1)
+    gc.disable()
+    try:
+        with th.training(decoder, black_box=tmp_path):
+            scaled = encoder(torch.ones(2, 4)) * torch.ones(2, 4, requires_grad=True)
+            kept = weakref.ref(scaled)
+            decoder(Batch(scaled, scaled)).sum().backward()
+            del scaled
+            assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
     train(tmp_path, loader(3, 1))
     with pytest.raises(ValueError, match=r"make_model\(\) has no scale, first.weight"):
@@ -501,8 +535,13 @@ def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None
         return loss_of(model, batch)
 
     before = torch.get_rng_state(), random.getstate()
-    with pytest.warns(UserWarning, match="torch: 2.99 then"):
+    with pytest.warns(UserWarning, match=" then, ") as said:
         th.replay(tmp_path / "step_1", Net, loss)
+    texts = [str(each.message).partition("step_1: ")[2] for each in said]
+    assert texts == [
+        f"torch: 2.99 then, {torch.__version__} now; the last bits may differ",
+        f"threads: {threads + 1} then, {threads} now; it is set so for the replay",
+    ]
     assert seen == [threads + 1] and torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
