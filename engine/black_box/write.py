@@ -13,7 +13,7 @@ from ..words.phrases import counted, joined
 from ..words.sizes import size_text
 from .keeper import MicroBatch, Unit
 from .models import Models, named
-from .step_folder import README, STATE, Written
+from .step_folder import STATE, Written
 from .surroundings import flags_now, machine_now
 from .tensors import why_not_kept
 
@@ -140,6 +140,3 @@ def _readme(
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in tensors.values())
-
-
-__all__ = ["README", "Reason", "unit_as_written"]
