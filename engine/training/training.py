@@ -14,12 +14,20 @@ from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_numbe
 from .black_box import USUAL, BlackBox, kinds_of
 from .held_parameters import HeldParameters
 from .leaks import Leaks
+from .optimizer_findings import LearningRates, SkippedSteps
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
 
-PARTS: list[Callable[[], LoopPart]] = [Leaks, SpoiledBackwards, HeldParameters, BlackBox]
+PARTS: list[Callable[[], LoopPart]] = [
+    Leaks,
+    SkippedSteps,
+    LearningRates,
+    SpoiledBackwards,
+    HeldParameters,
+    BlackBox,
+]
 """What is watched, in the order in which it is told of the loop. The black box is last: it keeps what others find."""
 
 Models = nn.Module | Sequence[nn.Module] | None

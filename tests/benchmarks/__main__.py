@@ -26,6 +26,7 @@ import prediction
 import starting
 import stepping
 import tracing
+import training_loops
 import two_devices
 import walking
 import watching
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "prediction": prediction.rows,
     "fitting": fitting.rows,
     "whole_steps": whole_steps.rows,
+    "training_loops": training_loops.rows,
     "kernels": kernels.rows,
     "orders": orders.rows,
     "two_devices": two_devices.rows,
