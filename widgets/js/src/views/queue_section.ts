@@ -212,7 +212,7 @@ export class OneOfSeveral {
     const { queue } = this;
     if (!queue || this.step.disabled) return;
     store.update({ playing: false });
-    if (canSteer(store)) return store.link?.ask({ kind: "step", device: queue.name });
+    if (isAtFront(store)) return store.link?.ask({ kind: "step", device: queue.name });
     const task = queue.running >= 0 ? queue.running : queue.next;
     if (task >= 0) store.go(Math.min(store.replay.place[task] + 1, store.isLive ? store.state.front : store.replay.length));
   }
@@ -220,6 +220,10 @@ export class OneOfSeveral {
 
 /** Whether any ready task may be run next, by hand. */
 export function canSteer(store: Store): boolean {
-  const { state, document } = store;
-  return store.isLive && document.engine === "direct" && state.status === "stopped" && state.t === state.front;
+  return store.document.engine === "direct" && isAtFront(store);
+}
+
+/** Whether a live session stands still at what is shown. PyTorch's engine steps any device there, too. */
+function isAtFront({ state, isLive }: Store): boolean {
+  return isLive && state.status === "stopped" && state.t === state.front;
 }
