@@ -16,6 +16,7 @@ from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
 from .names import WatchedModels
+from .norms import Norms
 
 _MOST_FINDINGS = 1_000
 
@@ -50,6 +51,7 @@ class Training(ShownAsFindings):
         limit: how many bytes these may take.
         synchronize: whether the loop may be made to wait for an accelerator once a step.
         watched: the models, and what their parts are called.
+        norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Training(ShownAsFindings):
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()
+        self.norms = Norms()
         self._modules: list[str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0

@@ -14,6 +14,7 @@ from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_numbe
 from .black_box import USUAL, BlackBox, kinds_of
 from .held_parameters import HeldParameters
 from .leaks import Leaks
+from .norm_watch import NormWatch
 from .optimizer_findings import LearningRates, SkippedSteps
 from .part import LoopPart
 from .record import Training
@@ -21,6 +22,7 @@ from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
 
 PARTS: list[Callable[[], LoopPart]] = [
+    NormWatch,
     Leaks,
     SkippedSteps,
     LearningRates,

@@ -1,0 +1,108 @@
+"""The norm of several tensors at once, for each module, as numbers that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ...inspector.torch_internals.tensors import computes_itself, local_of
+from .late import LateTensor
+
+_MOST_PLACES = 64
+_NARROW = (torch.float16, torch.bfloat16)
+_USUAL = (Tensor, Parameter)
+_WITHOUT_DOUBLES = ("mps",)
+
+
+class ColumnNorms(NamedTuple):
+    """Norms of some columns.
+
+    Attributes:
+        columns: int64 on the CPU.
+        norms: one for each.
+    """
+
+    columns: Tensor
+    norms: LateTensor
+
+
+class NormSums:
+    """Takes norms by column. It keeps where which tensor's norm belongs, since that is the same in each step."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
+
+    def take(self, tensors: Sequence[Tensor], columns: Sequence[int], scale: Tensor | None = None) -> list[ColumnNorms]:
+        """The norm of all tensors of a column together; of a tensor in parts on several ranks that of this rank's part.
+
+        Args:
+            tensors: gradients or parameters, of any device, dtype and layout.
+            columns: to which each belongs.
+            scale: what the tensors were multiplied with.
+        """
+        groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int]]] = {}  # by device and dtype
+        for tensor, column in zip(tensors, columns, strict=True):
+            plain: Tensor | None = tensor
+            if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or tensor.layout is not torch.strided:
+                plain = _plain(tensor)
+            if plain is None or plain.is_meta:
+                continue
+            key = (plain.get_device(), plain.dtype)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = ([], [])
+            group[0].append(plain)
+            group[1].append(column)
+        by_device: dict[int, tuple[list[Tensor], list[int]]] = {}
+        for (device, dtype), (found, places) in groups.items():
+            norms, columns_there = by_device.setdefault(device, ([], []))
+            norms.append(_norms_of(found, dtype))
+            columns_there += places
+        return [
+            self._summed(torch.cat(norms) if len(norms) > 1 else norms[0], places, scale)
+            for norms, places in by_device.values()
+        ]
+
+    def _summed(self, norms: Tensor, columns: list[int], scale: Tensor | None) -> ColumnNorms:
+        key = (tuple(columns), norms.device)
+        known = self._places.get(key)
+        if known is None:
+            if len(self._places) > _MOST_PLACES:
+                self._places.clear()
+            numbers, index = torch.unique(torch.tensor(columns), return_inverse=True)
+            known = self._places[key] = numbers, index.to(norms.device)
+        numbers, index = known
+        squares = norms.square_()
+        sums = torch.zeros(numbers.numel(), dtype=norms.dtype, device=norms.device).index_add_(0, index, squares)
+        sums.sqrt_()
+        if scale is not None:
+            sums /= scale.to(sums.device, sums.dtype, non_blocking=True)
+        return ColumnNorms(numbers, LateTensor(sums.float()))
+
+
+def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """One number each, so wide that its square is none that the tensors' own dtype would not hold."""
+    wide = torch.float32 if dtype in _NARROW else None
+    norms = torch._foreach_norm(tensors, 2, wide)
+    together = torch.stack(norms)
+    return together if together.device.type in _WITHOUT_DOUBLES else together.double()
+
+
+def _plain(tensor: Tensor) -> Tensor | None:
+    """Its elements as a tensor whose norm can be taken; None where there are none."""
+    tensor = local_of(tensor.detach())
+    if computes_itself(tensor) or tensor.is_nested or tensor.is_quantized:
+        return None
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    if tensor.numel() == 0:
+        return None
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    return tensor

@@ -1,0 +1,246 @@
+"""The norms of a loop's gradients, weights and updates, taken while it runs and read a step later."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...inspector.torch_internals.gradient_scalers import watch_scales
+from ...inspector.torch_internals.modes import unobserved
+from ..steps.loop_watch import BackwardGiven
+from .columns import ModuleColumns, parameters_of
+from .late import LateTensor
+from .norm_findings import NormJudge, OptimizerScalars
+from .norm_sums import ColumnNorms, NormSums
+from .norms import NO_SCALAR, Norms
+from .part import LoopPart
+from .step_table import ABSENT
+
+if TYPE_CHECKING:
+    from .record import Training
+
+_OFTEN = 100  # steps after which parameters that came later are looked for
+_TOGETHER = 8  # steps that are read at once
+_JUMP = 2.0  # a learning rate that much above the last step's is worth a look at the update
+
+
+@dataclass(slots=True)
+class _OptimizerStep:
+    """What an optimizer did in a step: its place among the loop's, and numbers that are on their way."""
+
+    place: int
+    rate: float | None
+    losses: list[LateTensor]
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose numbers are on their way."""
+
+    number: int
+    gradients: list[tuple[ColumnNorms, set[int] | None]] = field(default_factory=list)  # and which of its columns
+    weights: list[ColumnNorms] = field(default_factory=list)
+    updates: list[ColumnNorms] = field(default_factory=list)
+    optimizers: list[_OptimizerStep] = field(default_factory=list)
+
+    def has_come(self) -> bool:
+        found = (*(each for each, _ in self.gradients), *self.weights, *self.updates)
+        norms = (each.norms for each in found)
+        return all(each.has_come() for each in norms) and all(
+            each.has_come() for one in self.optimizers for each in one.losses
+        )
+
+
+class NormWatch(LoopPart):
+    """Takes the norms. They are taken as a backward ends, so before anything is clipped; those of a gradient that no
+    backward left are taken as its optimizer begins."""
+
+    def __init__(self) -> None:
+        self._sums = NormSums()
+        self._columns = ModuleColumns()
+        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # their places
+        self._titles: list[str] = []
+        self._step = _Step(0)
+        self._coming: deque[_Step] = deque()
+        self._latest: list[ColumnNorms] = []
+        self._measured: set[int] = set()  # columns of which `_latest` has the norms
+        self._losses: list[LateTensor] = []
+        self._scale: Tensor | None = None  # of the backward that comes
+        self._rates: dict[int, float] = {}
+        self._before: tuple[list[Tensor], list[Tensor], list[int]] | None = None
+        self._is_ordered = False
+        self._end_scales: Callable[[], None] | None = None
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        self._norms: Norms = training.norms
+        self._judge = NormJudge(self._norms, self._columns, training)
+        self._end_scales = watch_scales(self._scaled)
+
+    def step_begins(self, number: int) -> None:
+        self._step = _Step(number)
+
+    def _scaled(self, scale: Tensor) -> None:
+        self._scale = scale
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        self._before = None  # of a step that raised
+        tensors = [each for each in given[0] if isinstance(each, Tensor)]
+        with unobserved():
+            for each in tensors:
+                if each.numel() == 1 and each.layout is torch.strided and not each.is_complex():
+                    value = each.detach().to(torch.float32, copy=True).reshape(())
+                    self._losses.append(LateTensor(value if self._scale is None else value / self._scale))
+        if not self._is_ordered or self._step.number % _OFTEN == 0:
+            self._columns.meet(self._training.watched, self._optimizers)
+        if self._step.number < 2 and self._columns.names:
+            self._columns.learn_order(tensors)
+            self._is_ordered = True
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        scale, self._scale = self._scale, None
+        if error is not None:
+            self._losses.clear()
+            return
+        with unobserved():
+            found = [
+                (gradient, column)
+                for known, column in self._columns.known
+                if (each := known()) is not None and (gradient := each.grad) is not None
+            ]
+            columns = [column for _, column in found]
+            self._latest = self._sums.take([gradient for gradient, _ in found], columns, scale)
+            self._measured = set(columns)
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        rate = _rate(optimizer)
+        place = self._place(optimizer)
+        last = self._rates.get(place)
+        if rate is not None:
+            self._rates[place] = rate
+        jumped = last is not None and rate is not None and rate > _JUMP * last
+        with unobserved():
+            parameters = parameters_of(optimizer)
+            self._take_gradients(optimizer, parameters)
+            self._step.optimizers.append(_OptimizerStep(place, rate, self._taken_losses()))
+            if self._step.number % self._training.every == 0 or jumped:
+                floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
+                before = [each.detach().clone() for each in floating]
+                self._before = floating, before, self._columns.of(floating)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._before is None:
+            return
+        (parameters, before, columns), self._before = self._before, None
+        with unobserved():
+            self._step.weights += self._sums.take(before, columns)
+            changed = [new.detach() - old for new, old in zip(parameters, before, strict=True)]
+            self._step.updates += self._sums.take(changed, columns)
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        with unobserved():
+            self._take_gradients(optimizer, parameters_of(optimizer))
+        skipped = _OptimizerStep(self._place(optimizer), _rate(optimizer), self._taken_losses(), skipped=True)
+        self._step.optimizers.append(skipped)
+
+    def step_ends(self, number: int) -> None:
+        self._coming.append(self._step)
+        if len(self._coming) > _TOGETHER:
+            self._read(1)
+
+    def ends(self) -> None:
+        if self._end_scales is not None:
+            self._end_scales()
+        self._read(0, wait=True)
+        self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
+        self._before = None
+        self._latest.clear()
+
+    def _take_gradients(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        """The norms of what this optimizer is to step with."""
+        if not self._columns.knows(parameters):
+            self._columns.meet(self._training.watched, [optimizer])
+        there = [(each, gradient) for each in parameters if (gradient := each.grad) is not None]
+        columns = self._columns.of([each for each, _ in there])
+        if self._measured.issuperset(columns):
+            wanted = set(columns) if len(set(columns)) < len(self._measured) else None
+            self._step.gradients += [(each, wanted) for each in self._latest]
+        else:
+            scale = getattr(optimizer, "grad_scale", None)
+            self._step.gradients += [
+                (each, None) for each in self._sums.take([gradient for _, gradient in there], columns, scale)
+            ]
+
+    def _taken_losses(self) -> list[LateTensor]:
+        """Those of the backwards since the last optimizer's step."""
+        taken, self._losses = self._losses, []
+        return taken
+
+    def _place(self, optimizer: Optimizer) -> int:
+        """Its place among the loop's optimizers; one that is no more leaves its own to the next of its class."""
+        place = self._optimizers.get(optimizer)
+        if place is None:
+            title, taken = type(optimizer).__name__, set(self._optimizers.values())
+            free = (at for at, known in enumerate(self._titles) if known == title and at not in taken)
+            place = next(free, len(self._titles))
+            if place == len(self._titles):
+                self._titles.append(title)
+            self._optimizers[optimizer] = place
+        return place
+
+    def _read(self, but: int, wait: bool = False) -> None:
+        """Puts down steps whose numbers have come, all but the last ones."""
+        come: list[_Step] = []
+        while len(self._coming) > but and (wait or self._coming[0].has_come()):
+            come.append(self._coming.popleft())
+        if not come:
+            return
+        rows = torch.stack([self._row(each.gradients) for each in come])
+        told = [[_scalars(one) for one in each.optimizers] for each in come]
+        flat = [[NO_SCALAR] * (3 * len(self._titles)) for _ in come]
+        for row, known in zip(flat, told, strict=True):
+            for place, *numbers in known:
+                row[3 * place : 3 * place + 3] = numbers
+        self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
+        self._norms.add([each.number for each in come], rows, torch.tensor(flat).reshape(len(come), -1))
+        for each in come:
+            if each.weights:
+                weights, updates = (self._row([(one, None) for one in of]) for of in (each.weights, each.updates))
+                self._norms.add_sample(each.number, weights, updates)
+        self._judge.look([each.number for each in come], rows, told)
+
+    def _row(self, pieces: list[tuple[ColumnNorms, set[int] | None]]) -> Tensor:
+        row = torch.full((len(self._columns.names),), ABSENT)
+        for (columns, norms), wanted in pieces:
+            values = norms.read()
+            if wanted is None:
+                row[columns] = values
+            else:
+                kept = torch.tensor([each in wanted for each in columns.tolist()])
+                row[columns[kept]] = values[kept]
+        return row
+
+
+def _rate(optimizer: Optimizer) -> float | None:
+    """The largest of its groups, unless it would have to be fetched from a device."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    known = [
+        float(each)
+        for each in rates
+        if isinstance(each, int | float) or (isinstance(each, Tensor) and each.device.type == "cpu")
+    ]
+    return max(known, default=None)
+
+
+def _scalars(step: _OptimizerStep) -> OptimizerScalars:
+    losses = [float(each.read()) for each in step.losses]
+    loss = sum(losses) if losses else NO_SCALAR
+    return OptimizerScalars(step.place, loss, NO_SCALAR if step.rate is None else step.rate, float(step.skipped))
