@@ -58,3 +58,7 @@ def test_all_keys_of_the_deck_are_in_the_table_of_keys() -> None:
     cells = [cell for line in page.splitlines() if line.startswith("|") for cell in line.split("|")]
     assert len(keys) > 20
     assert keys <= {key for cell in cells for key in re.split(r"[ ,]+", cell)}
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200

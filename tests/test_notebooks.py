@@ -165,14 +165,14 @@ def test_tours_and_readme_import_public_names_alone() -> None:
     assert len(texts) > 5 and not any(inside.values()), inside
 
 
-def test_the_readme_and_the_second_tour_say_the_same_of_two_devices_on_threads() -> None:
+def test_the_docs_and_the_second_tour_say_the_same_of_two_devices_on_threads() -> None:
     def figures(text: str, start: str, end: str) -> list[str]:
         return re.findall(r"\d+ ms|\d\.\d\d", text[text.index(start) : text.index(end)])
 
-    readme = (NOTEBOOKS[0].parents[1] / "README.md").read_text()
+    page = (NOTEBOOKS[0].parents[1] / "docs" / "explanation" / "pr4746.md").read_text(encoding="utf-8")
     (tour,) = (nbformat.read(path, 4) for path in NOTEBOOKS if path.name.startswith("02"))
     (told,) = (cell.source for cell in tour.cells if "And on real threads?" in cell.source)
-    found = figures(readme, "On real threads", "`tests/second_device`")
+    found = figures(page, "On real threads", "`tests/second_device`")
     assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapehead bench orders`")
 
 
