@@ -67,7 +67,6 @@ class NormJudge:
         self._norms = norms
         self._columns = columns
         self._add = training.add
-        self._update = training.update
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
         self._largest = 0.0  # of the totals that have left it, and all before the last `_EVERY`
         self._losses: dict[int, deque[float]] = {}
@@ -210,9 +209,8 @@ class NormJudge:
             f"{_number(jump.rate)}, and the loss rose from {_number(median(jump.losses))} to {_number(worst)}"
             f"{self._updates_after(jump)}. If a schedule did that, let it warm up; else see what set it there."
         )
-        # Of the same subject as what is said of any jump (`LearningRates`): this one is known to have done harm.
         of = f"{self._norms.optimizers[jump.place]}.param_groups[0]['lr']"
-        self._update(Finding("learning rate", jump.step, sentence, tensor=of))
+        self._add(Finding("learning rate", jump.step, sentence, tensor=of))
 
     def _updates_after(self, jump: _Jump) -> str:
         """What the jump did to updates, where they were looked at before and in it."""

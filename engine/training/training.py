@@ -15,7 +15,7 @@ from .black_box import USUAL, BlackBox, kinds_of
 from .held_parameters import HeldParameters
 from .leaks import Leaks
 from .norm_watch import NormWatch
-from .optimizer_findings import LearningRates, SkippedSteps
+from .optimizer_findings import SkippedSteps
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
@@ -25,7 +25,6 @@ PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,
     Leaks,
     SkippedSteps,
-    LearningRates,
     SpoiledBackwards,
     HeldParameters,
     BlackBox,
