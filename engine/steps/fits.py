@@ -12,7 +12,7 @@ from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, share_text, size_text
 from ..words.tables import ShownAsTable
 from .fake_step import FakeStep, Workspaces, fake_step
-from .phases import CATEGORIES, PhasePeak
+from .phases import PhasePeak, cells_of
 from .recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe
 from .remedies import Remedy, remedies_for
 
@@ -78,10 +78,7 @@ class Fit(ShownAsTable):
 
     @property
     def cells(self) -> list[list[str]]:
-        used = [each for each in CATEGORIES if any(each in phase.parts for phase in self.phases)]
-        rows = [["", *(phase.phase for phase in self.phases)]]
-        rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in self.phases)] for each in used]
-        return [*rows, ["in all", *(size_text(phase.nbytes) for phase in self.phases)]]
+        return cells_of(self.phases)
 
     words = ("",)
     html = "phases as HTML"

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..words.sizes import size_text
+
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER
 
@@ -70,3 +72,11 @@ def phase_peaks(
         whole += size
         note()
     return tuple(found.values())
+
+
+def cells_of(phases: Sequence[PhasePeak]) -> list[list[str]]:
+    """A table of them: a column for each phase, a row for each category that one of them has, and what it is in all."""
+    used = [each for each in CATEGORIES if any(each in phase.parts for phase in phases)]
+    rows = [["", *(phase.phase for phase in phases)]]
+    rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in phases)] for each in used]
+    return [*rows, ["in all", *(size_text(phase.nbytes) for phase in phases)]]

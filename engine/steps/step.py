@@ -18,7 +18,7 @@ from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
 from ..words.tables import ShownAsTable
 from .followed_backward import StepBackwards
-from .phases import AFTER_BACKWARD, BETWEEN, CATEGORIES, FORWARD, STATE, PhasePeak
+from .phases import AFTER_BACKWARD, BETWEEN, FORWARD, STATE, PhasePeak, cells_of
 from .step_timeline import StepTimeline
 
 if TYPE_CHECKING:
@@ -144,10 +144,7 @@ class TrainingStep(ShownAsTable):
 
     @property
     def cells(self) -> list[list[str]]:
-        used = [each for each in CATEGORIES if any(each in phase.parts for phase in self.phases)]
-        rows = [["", *(phase.phase for phase in self.phases)]]
-        rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in self.phases)] for each in used]
-        return [*rows, ["in all", *(size_text(phase.nbytes) for phase in self.phases)]]
+        return cells_of(self.phases)
 
     @property
     def sentences(self) -> list[str]:
