@@ -15,17 +15,9 @@ class ToldNode(VJPNode):  # type: ignore[misc]
     __slots__ = ("_tell",)
     _tell: Callable[[], None]
 
-    def __init__(
-        self,
-        value: object,
-        fun: Callable[..., object],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parent_argnums: tuple[int, ...],
-        parents: tuple[ToldNode, ...],
-    ) -> None:
-        super().__init__(value, fun, args, kwargs, parent_argnums, parents)
-        self._tell = parents[0]._tell
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._tell = self.parents[0]._tell
         self._tell()
 
     def initialize_root(self, tell: Callable[[], None]) -> None:
