@@ -37,20 +37,11 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
     None for a node that was freed, and for what was packed by `saved_tensors_hooks` (checkpoint, save_on_cpu): looking
     at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
     """
-    # A Function's class may be made anew in each forward: only those of C++ nodes are worth remembering.
-    slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
-    for name, raw_name, shown_name in slots:
-        try:
-            raw = getattr(node, raw_name)
-        except RuntimeError:  # freed
-            continue
-        many = isinstance(raw, tuple | list)
-        raws = raw if many else (raw,)
-        if _has_hooks(raws):
-            continue
+    for name, shown_name, raws in _kept_slots(node):
         modified = False
         try:
             found = getattr(node, shown_name)
+            many = isinstance(found, tuple | list)
             makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
         except RuntimeError as error:
             if MODIFIED not in str(error):  # freed
@@ -77,15 +68,7 @@ class WrittenSlot(NamedTuple):
 
 def written_slots(node: Node) -> Iterator[WrittenSlot]:
     """The slots of a node for which PyTorch would raise "modified by an inplace operation". Runs no hook."""
-    slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
-    for name, raw_name, shown_name in slots:
-        try:
-            raw = getattr(node, raw_name)
-        except RuntimeError:  # freed
-            continue
-        raws = raw if isinstance(raw, tuple | list) else (raw,)
-        if _has_hooks(raws):
-            continue
+    for name, shown_name, raws in _kept_slots(node):
         try:
             getattr(node, shown_name)
         except RuntimeError as error:
@@ -119,6 +102,21 @@ def packed_slots(node: Node) -> Iterator[tuple[str, object]]:
 @cache
 def _raw_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _kept_slots(node: Node) -> Iterator[tuple[str, str, Sequence[Any]]]:
+    """Of each slot that is neither freed nor packed its name, the attribute that shows its tensors, and what torch
+    keeps in it."""
+    # A Function's class may be made anew in each forward: only those of C++ nodes are worth remembering.
+    slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
+    for name, raw_name, shown_name in slots:
+        try:
+            raw = getattr(node, raw_name)
+        except RuntimeError:  # freed
+            continue
+        raws = raw if isinstance(raw, tuple | list) else (raw,)
+        if not _has_hooks(raws):
+            yield name, shown_name, raws
 
 
 _SLOTS_OF_FUNCTIONS = (("tensors", "_raw_saved_tensors", "saved_tensors"),)
