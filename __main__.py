@@ -12,7 +12,6 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from . import __version__
 from .commands.answers import Parser, refuse
 from .commands.bench import add_bench
 from .commands.debug import add_debug
@@ -67,6 +66,8 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import torch
+
+        from . import __version__
 
         print(f"tapehead {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
         parser.exit()

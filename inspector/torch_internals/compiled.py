@@ -28,6 +28,12 @@ def keep_compiler_out(function: Callable[..., object]) -> None:
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
+def look_past(function: Callable[..., object]) -> None:
+    """torch.compile leaves the function itself alone, and looks at what it calls as it would without."""
+    code: CodeType = function.__code__
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
 Leave = Callable[[], Callable[[], None]]
 """Takes something of ours away, and returns what puts it back."""
 
@@ -167,7 +173,7 @@ def _title(function: Any) -> str:
 
 
 # Dynamo looks past this frame alone: past all that it calls, it would turn itself on again as it ends.
-set_code_exec_strategy(_watched_switch.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+look_past(_watched_switch)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.widgets.deck.deck import Deck
 
 from .comparing import is_ours
 
@@ -114,6 +115,7 @@ NONE = (
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
     "compare.model compare.step find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
     "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
+    "deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues deck.mirroring "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
     "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "
     "makespan.policies "
@@ -186,7 +188,7 @@ def use(name: str, arguments: dict[str, Any]) -> None:
     try:
         if isinstance(found, th.BackwardCall):
             found = th.Stepper(found)
-        if isinstance(found, th.Stepper | th.NativeSession):
+        if isinstance(found, th.Stepper | th.NativeSession | Deck):
             found.run()
         elif isinstance(found, AbstractContextManager):
             with found:

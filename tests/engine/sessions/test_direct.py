@@ -408,7 +408,7 @@ def test_what_is_given_to_a_session_must_be_its_own() -> None:
         one.step(other.current)
     with pytest.raises(TypeError, match="not a float"):
         one.replace(0.0)
-    with pytest.raises(TypeError, match="is a Linear; expected a torch.Tensor"):
+    with pytest.raises(TypeError, match="got a Linear, which is a model: pass the loss"):
         th.debug(nn.Linear(1, 1))
 
 

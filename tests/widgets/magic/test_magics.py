@@ -269,7 +269,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
             "%%tapehead --names made loss\nmade = model\nloss = made(x).sum()",
             "name 'made' is not defined; --names is looked up before the cell runs: make the model in a cell above",
         ),
-        ("%tapehead 5", "element 0 of tensors is an int"),
+        ("%tapehead 5", "got an int: pass the loss"),
         ("%tapehead x", "does not require grad"),
         ("%tapehead step", "no deck is open: th.debug(loss), %tapehead loss and %%tapehead loss open one"),
         ("%tapehead back", "no deck is open"),
