@@ -1,10 +1,12 @@
-"""Memory over the tasks as SVG, for the deck's still picture: a stack by category, and a line per other policy."""
+"""Memory from the forward on as SVG, for the deck's still picture: a stack by category, a line per other policy."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from ...engine.memory.forward_levels import forward_category_levels
 from ...engine.memory.timeline import Timeline
 from ...engine.words.phrases import nth
 from ...engine.words.sizes import size_text
@@ -20,6 +22,8 @@ _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, b
 _FIRST_LABEL = 32.0  # pixels from its middle to the next one's
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
+_FORWARD_SHARE = 0.2  # of the plot, where the forward was recorded: as in the live chart
+_FORWARD_COLUMNS = 100
 _MOST_POLICIES = 6  # peaks that are named
 _HEADROOM = 1.02  # as in the live chart
 _DASHES = {"heap": "", "bfs": "6 3", "dfs": "1.5 2.5"}  # as in the live chart
@@ -35,10 +39,12 @@ def memory_elements(timelines: Mapping[str, Timeline], sentence: str, width: flo
     plot = _Plot(timelines, width)
     yield from _scale(plot)
     yield from _stack(plot, shown)
+    yield from _forward(plot)
     for policy, timeline in list(timelines.items())[1:]:
         path = _steps(plot.levels(timeline.task_peaks, timeline))
         yield f'<path class="th-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
-    yield f'<path class="th-level" d="{_steps(plot.levels(shown.task_peaks, shown))}"/>'
+    line = plot.forward_levels(shown.levels) + plot.levels(shown.task_peaks, shown)
+    yield f'<path class="th-level" d="{_steps(line)}"/>'
     yield from _task_numbers(plot)
     yield from _peak(plot, shown, sentence)
     yield from _legend(shown)
@@ -46,15 +52,20 @@ def memory_elements(timelines: Mapping[str, Timeline], sentence: str, width: flo
 
 
 class _Plot:
-    """Where tasks and bytes are in the picture."""
+    """Where the forward's events, tasks and bytes are in the picture. The forward is that of the first policy."""
 
     def __init__(self, timelines: Mapping[str, Timeline], width: float) -> None:
         self.right = width - _RIGHT
-        self.most = max(timeline.peak_bytes for timeline in timelines.values())
+        shown = next(iter(timelines.values()))
+        self.forward_events = 0 if shown.before else shown.starts[0]
+        self.start = _LEFT + (_FORWARD_SHARE * (self.right - _LEFT) if self.forward_events else 0.0)
+        peaks = [timeline.peak_bytes for timeline in timelines.values()]
+        self.most = max([*peaks, (shown.forward_peak_bytes or 0) if self.forward_events else 0])
         self.tasks = max(len(timeline.order) for timeline in timelines.values())
 
     def x(self, place: float) -> float:
-        return _LEFT + (self.right - _LEFT) * place / max(self.tasks, 1)
+        """Where the task at a place starts."""
+        return self.start + (self.right - self.start) * place / max(self.tasks, 1)
 
     def y(self, nbytes: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * nbytes / (max(self.most, 1) * _HEADROOM)
@@ -63,6 +74,19 @@ class _Plot:
         """(x, y) where each step begins, and where the last one ends. `column` has bytes by place."""
         points = [(self.x(first), self.y(column[highest])) for first, highest in _columns(timeline)]
         return [*points, (self.x(len(timeline.order)), points[-1][1])]
+
+    def forward_levels(self, column: Sequence[int]) -> list[tuple[float, float]]:
+        """The same for the forward, whose events are equally far apart; none where it was not recorded.
+
+        `column` has bytes before each of its events, and at its end.
+        """
+        count = self.forward_events + 1
+        if count == 1:
+            return []
+        together = -(-count // _FORWARD_COLUMNS)
+        width = (self.start - _LEFT) / count
+        firsts = range(0, count, together)
+        return [(_LEFT + width * first, self.y(max(column[first : min(first + together, count)]))) for first in firsts]
 
 
 def _columns(timeline: Timeline) -> Iterator[tuple[int, int]]:
@@ -88,13 +112,29 @@ def _scale(plot: _Plot) -> Iterator[str]:
 
 def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
     """By category what is between the levels of those below and its own."""
-    below = [0] * len(timeline.order)
-    for category, column in timeline.category_levels.items():
-        above = [one + other for one, other in zip(below, column, strict=True)]
-        upper, lower = plot.levels(above, timeline), plot.levels(below, timeline)
+    before, columns = forward_category_levels(timeline), timeline.category_levels
+    below, below_before = [0] * len(timeline.order), [0] * (plot.forward_events + 1)
+    for category in sorted({*before, *columns}):
+        above = _added(below, columns.get(category))
+        above_before = _added(below_before, before.get(category))
+        upper = plot.forward_levels(above_before) + plot.levels(above, timeline)
+        lower = plot.forward_levels(below_before) + plot.levels(below, timeline)
         path = f"{_steps(upper)}L{_steps_back(lower)}Z"
         yield f'<path style="fill:var(--{CATEGORY_COLOURS[category]})" d="{path}"/>'
-        below = above
+        below, below_before = above, above_before
+
+
+def _added(below: list[int], column: array[int] | None) -> list[int]:
+    return below if column is None else [one + other for one, other in zip(below, column, strict=True)]
+
+
+def _forward(plot: _Plot) -> Iterator[str]:
+    """Its name, and where it ends."""
+    if not plot.forward_events:
+        return
+    yield f'<path class="th-grid" d="M{_number(plot.start)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
+    middle = (_LEFT + plot.start) / 2
+    yield f'<text class="th-soft th-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">forward</text>'
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:

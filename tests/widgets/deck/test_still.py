@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import tapehead as th
+from tapehead.engine.memory.forward_levels import forward_category_levels
 from tapehead.engine.memory.timeline import Timeline
 from tapehead.engine.prediction.dry_run import dry_run
 from tapehead.engine.programs.debug import debug
@@ -171,6 +172,20 @@ def test_the_line_of_levels_is_as_high_as_the_levels(linear50: th.Graph) -> None
     changes = [peak for at, peak in enumerate(timeline.task_peaks) if at == 0 or peak != timeline.task_peaks[at - 1]]
     expected = [bottom - (bottom - top) * peak / highest for peak in changes]
     assert heights == pytest.approx(expected, abs=0.06)
+
+
+def test_memory_begins_with_the_forward_where_that_was_measured(linear50: th.Graph) -> None:
+    _, make_loss = WORKLOADS["linear50"].build()
+    timeline = th.profile(make_loss).timeline
+    assert timeline is not None and timeline.starts[0] > 0
+    by_category = zip(*forward_category_levels(timeline).values(), strict=True)
+    assert [*map(sum, by_category)] == [*timeline.levels[: timeline.starts[0] + 1]]
+    svg = drawn(timeline.graph, {"heap": timeline})
+    assert "forward" in words(svg)
+    first = re.match(r"M([\d.]+) ([\d.]+)", path_of(svg, "th-level"))
+    assert first is not None and float(first[1]) == still_memory._LEFT
+    assert float(first[2]) > still_memory._BOTTOM - 10, "the forward starts with next to nothing"
+    assert "forward" not in words(drawn(linear50, timelines_of(linear50, "heap"))), "of a graph alone it is not known"
 
 
 def test_thousands_of_tasks_make_no_more_columns_than_can_be_seen() -> None:

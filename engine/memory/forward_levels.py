@@ -1,0 +1,30 @@
+"""Memory over a forward, by category."""
+
+from __future__ import annotations
+
+from array import array
+
+from .category_walk import CategoryWalk
+from .timeline import Category, Timeline
+
+
+def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
+    """By category its bytes before each event of the forward, and at its end; empty where it was not recorded.
+
+    They add up to the first of `Timeline.levels`. Categories that never have bytes in it are left out.
+    """
+    count = timeline.starts[0]
+    if timeline.before or not count:
+        return {}
+    changes = [
+        (event, place, number, category)
+        for number, changed in timeline.changes_of.items()
+        for event, place, category in changed
+    ]
+    walk = CategoryWalk(timeline.events, timeline.nbytes, timeline.born_as, timeline.before, changes)
+    columns = {category: array("q") for category in Category}
+    for event in range(count + 1):
+        walk.go_to(event, -1)
+        for category, column in columns.items():
+            column.append(walk.nbytes_of.get(category, 0))
+    return {category: column for category, column in columns.items() if any(column)}
