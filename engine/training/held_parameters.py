@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from weakref import WeakSet
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.optimizer_steps import optimizers_alive
 from ..words.phrases import joined
 from .finding import Finding
 from .part import LoopPart
@@ -63,8 +63,11 @@ class HeldParameters(LoopPart):
 
     def _tell_of_unheld(self) -> None:
         before, self._suspects = dict(self._suspects), []
-        alive = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
-        found = [name for name, each in self._unheld(alive) if name in before and torch.equal(before[name], each)]
+        found = [
+            name
+            for name, each in self._unheld(optimizers_alive())
+            if name in before and torch.equal(before[name], each)
+        ]
         if found and self._training is not None:
             plural = len(found) > 1
             self._training.add(

@@ -21,8 +21,8 @@ class LoopPart:
         """The training is watched from here on: hooks go in."""
 
     def step_begins(self, number: int) -> None:
-        """Steps are counted from 0. The end of the first is seen late where the optimizers were not given: when one
-        of them is to step again."""
+        """Steps are counted from 0. The end of the first is seen late where the optimizers were not given and one is
+        alive that does not step: when one of the others is to step again."""
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         """An outermost module is called, with grad mode on; also inside of an optimizer's closure."""

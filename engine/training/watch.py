@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...inspector.torch_internals.engine import surround_backward
 from ...inspector.torch_internals.module_calls import watching_modules
-from ...inspector.torch_internals.optimizer_steps import watching_optimizers
+from ...inspector.torch_internals.optimizer_steps import optimizers_alive, watching_optimizers
 from ..steps.loop_watch import BackwardGiven, RunBackward
 from .part import LoopPart
 from .record import Training
@@ -25,7 +25,7 @@ class TrainingWatch:
 
     A step ends where an optimizer that has stepped in it is to step again; earlier, where the first forward after it
     begins, if all optimizers that are known have stepped by then. Known are those that were given; else those that were
-    seen, from the end of the first step on. `next_step` ends it otherwise, and then nothing else does.
+    seen, and in the first step all that are alive. `next_step` ends it otherwise, and then nothing else does.
 
     Args:
         training: what is watched.
@@ -55,6 +55,7 @@ class TrainingWatch:
         self._strangers: WeakSet[nn.Module] = WeakSet()
         self._given: WeakSet[Optimizer] = WeakSet(optimizers)
         self._known: WeakSet[Optimizer] = WeakSet(self._given)
+        self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
         self._thread = get_ident()
         self._calls: list[int] = []  # modules by id, one inside of the other
@@ -146,8 +147,16 @@ class TrainingWatch:
 
     def _may_be_over(self) -> None:
         """A forward begins, or a backward: if all have stepped it is that of the next step."""
-        if not self._by_hand and self._known and self._known <= self.stepped:
+        if not self._by_hand and self.stepped and self._all_have_stepped:
             self._step_is_over()
+
+    @property
+    def _all_have_stepped(self) -> bool:
+        if self._known:
+            return self._known <= self.stepped
+        if self._alive is None:
+            self._alive = WeakSet(optimizers_alive())
+        return self._alive == self.stepped  # they differ where one is hidden by gc.freeze: then others may be, too
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if self._deaf or torch.compiler.is_compiling():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -50,6 +51,12 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
         stack.callback(register_optimizer_step_post_hook(after).remove)
         stack.callback(_watch_scalers(observer, stepped))
         yield
+
+
+def optimizers_alive() -> list[Optimizer]:
+    """All that Python's garbage collector sees; without those that stand around another one (Accelerate's), whose
+    groups are that one's."""
+    return [each for each in gc.get_objects() if issubclass(type(each), Optimizer) and "param_groups" in vars(each)]
 
 
 def _around_closure(

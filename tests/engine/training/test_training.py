@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -96,10 +97,21 @@ def test_a_loop_is_told_of_in_its_order(told: Told) -> None:
     assert training.steps == 3
 
 
-def test_where_nothing_is_given_the_first_step_ends_as_its_optimizer_steps_again(told: Told) -> None:
+def test_where_nothing_is_given_a_step_ends_when_all_optimizers_have_stepped(told: Told) -> None:
+    gc.freeze()  # those of other tests are not the loop's
     model, optimizer = linear()
     with th.training() as training:
         train(model, optimizer, 3)
+    assert " ".join(told.told) == f"begins (0 {STEP} 0) (1 {STEP} 1) (2 {STEP} 2) ends"
+    assert training.steps == 3 and training.modules == [""]
+
+
+def test_where_another_optimizer_may_step_yet_the_first_step_ends_as_one_steps_again(told: Told) -> None:
+    model, optimizer = linear()
+    waiting = linear()
+    with th.training() as training:
+        train(model, optimizer, 3)
+    del waiting
     first = "Linear( ) backward( ) SGD( ) Linear( ) backward( ) 0) (1 SGD( )"
     assert " ".join(told.told) == f"begins (0 {first} 1) (2 {STEP} 2) ends"
     assert training.steps == 3 and training.modules == [""]
