@@ -101,10 +101,18 @@ class _Leads:
     def _enter(self, node: Node, waiting: list[tuple[Node, Iterator[Node]]]) -> None:
         """A node that is new: it is old itself, or those behind it are still to be looked at."""
         if node not in self._known:
-            step = self._tokens.step_of(node)
-            self._known[node] = step is not None and self._is_old(step)
+            self._known[node] = _is_marked_old(node, self._tokens, self._is_old)
             if not self._known[node]:
                 waiting.append((node, (each for each, _ in node.next_functions if each is not None)))
+
+
+def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
+    """Its number alone says nothing: that of a node of another thread may be one of an old step's here."""
+    made = tokens.step_of(node)
+    if made is None or not is_old(made):
+        return False
+    marked = tokens.marked_in(node)
+    return marked is not None and is_old(marked)
 
 
 def _by_holder(targets: list[Any], tokens: StepTokens, is_old: IsOld) -> Iterator[HeldGraphs]:
@@ -181,7 +189,7 @@ class _Size:
         if self.old_nodes > _MOST_NODES:
             self.is_bounded = True
             return
-        self.is_marked = self.is_marked or tokens.is_marked(node)
+        self.is_marked = self.is_marked or tokens.marked_in(node) is not None
         for slot in saved_slots(node):
             self._add(slot.tensor)
 

@@ -19,7 +19,10 @@ _numbers = itertools.count()
 
 
 class _Token:
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "step")
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
 
 
 class StepTokens:
@@ -31,20 +34,20 @@ class StepTokens:
 
     def __init__(self) -> None:
         self._key = f"tapehead step {next(_numbers)}"
-        self._token = _Token()
+        self._token = _Token(None)
         self._alive: dict[int, ref[_Token]] = {}
         self._starts: list[int] = []
 
     def begin(self) -> None:
         """What is marked from here on is of another step; they are counted from 0."""
         step = len(self._starts)
-        self._token = _Token()
+        self._token = _Token(step)
         self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
         self._starts.append(sequence_nr())
 
     def end(self) -> None:
         """What is marked from here on is of no step."""
-        self._token = _Token()
+        self._token = _Token(None)
 
     def alive(self) -> list[int]:
         """The steps of which a graph is alive, earliest first. The one under way is among them."""
@@ -67,9 +70,10 @@ class StepTokens:
         step = -1 if number == UNNUMBERED else bisect_right(self._starts, number) - 1
         return None if step < 0 else step
 
-    def is_marked(self, node: Node) -> bool:
-        """Whether a token hangs on it."""
-        return self._key in notes_on(node)
+    def marked_in(self, node: Node) -> int | None:
+        """The step whose token hangs on it."""
+        token: _Token | None = notes_on(node).get(self._key)
+        return None if token is None else token.step
 
 
 def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:

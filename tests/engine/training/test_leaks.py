@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 from weakref import ref
@@ -462,3 +463,20 @@ def test_two_trainings_at_once_don_t_disturb_each_other(program: ModuleType) -> 
         inner = program.train(th.training)
     assert [each.tensor for each in leaks_of(around)] == [each.tensor for each in leaks_of(inner)]
     assert ref(inner)
+
+
+def test_graphs_that_another_thread_made_are_not_taken_for_old_ones_beside_a_leak() -> None:
+    first, second = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.01)
+    kept = []
+    with ThreadPoolExecutor(1) as other, th.training([first, second], optimizer) as training:
+        for number in range(20):
+            given = other.submit(first, torch.ones(2, 3)).result()
+            loss = second(given).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            if number == 1:
+                kept.append(second(torch.ones(2, 3)).sum())
+            optimizer.step()
+    (leak,) = [each for each in training.findings if each.kind == "leak"]
+    assert leak.sentence.startswith("The graph of step 1 is alive") and "kept[0]" in leak.sentence
