@@ -194,6 +194,8 @@ def use(name: str, arguments: dict[str, Any]) -> None:
             with found:
                 make_loss().backward()
     finally:
+        if isinstance(found, Deck):
+            found.close()
         if name == "install":
             th.uninstall()
         if name == "install_training":
