@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computes_itself, stored_values
 
@@ -21,8 +22,7 @@ class Finiteness:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._sums: list[Tensor] = []
-        self._events: list[torch.Event] = []
+        self._sums: list[LateTensor] = []
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         with unobserved():
             for each in tensors:
@@ -30,31 +30,18 @@ class Finiteness:
                 values = each if plain else _values(each)
                 if values is not None:
                     alike.setdefault((values.device, values.dtype), []).append(values)
-            for (device, dtype), values_there in alike.items():
+            for (_, dtype), values_there in alike.items():
                 summed = torch.float32 if dtype == torch.float16 else None  # whose squares end at 65,504
-                self._send(device, torch.stack(torch._foreach_norm(values_there, 2, summed)).sum())
-
-    def _send(self, device: torch.device, total: Tensor) -> None:
-        if device.type == "cpu":
-            self._sums.append(total)
-            return
-        copy = torch.empty_like(total, device="cpu", pin_memory=True)
-        copy.copy_(total, non_blocking=True)
-        event = torch.Event(device)
-        event.record()
-        self._sums.append(copy)
-        self._events.append(event)
+                self._sums.append(LateTensor(torch.stack(torch._foreach_norm(values_there, 2, summed)).sum()))
 
     @property
     def comes_later(self) -> bool:
         """Whether to look at it would mean to wait."""
-        return bool(self._events)
+        return any(each.comes_later for each in self._sums)
 
     def look(self) -> bool:
         """Whether all may be finite, waiting for it if need be."""
-        for event in self._events:
-            event.synchronize()
-        return all(bool(each.isfinite()) for each in self._sums)
+        return all(bool(each.read().isfinite()) for each in self._sums)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -16,6 +18,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
+from ...inspector.shown import drawn, saved
 from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
@@ -243,6 +246,24 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         finally:
             opened.close(kind, error, traceback)
         self._steps = recording.steps()
+
+    def to_pandas(self) -> Any:
+        """All steps as one pandas.DataFrame: a row for each phase, as `TrainingStep.to_pandas` has them.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return drawn("steps as a table", self._steps)
+
+    def save_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Writes all steps, one after the other, as `TrainingStep.save_perfetto` writes one.
+
+        Raises:
+            TypeError: path is no path.
+            ValueError: none has been recorded.
+            OSError: it can't be written.
+        """
+        return saved("steps for Perfetto", self._steps, path)
 
     def __len__(self) -> int:
         """How many steps there are: none until the block ends."""

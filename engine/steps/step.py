@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -129,6 +130,33 @@ class TrainingStep(ShownAsTable):
     def save_html(self, path: str | Path) -> Path:
         """Writes what `deck` shows as one page that plays it, without a kernel or a network."""
         return saved("step as a page", self, path)
+
+    def to_pandas(self, table: Literal["phases", "blocks", "tasks"] = "phases") -> Any:
+        """The step as a pandas.DataFrame.
+
+        Args:
+            table: "phases": a row for each phase on each device: `step`, `device`, `phase`, `optimizer`, `started_s`
+                and `ended_s` in seconds since the step began, `bytes_before`, `bytes_after`, `peak_bytes`, and the
+                bytes of each category at that peak. "blocks": a row for each block of memory, as `records`. "tasks": a
+                row for each task of the backward of `run`, see `Run.to_pandas`.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+            ValueError: there is no such table; or its backward was not followed task by task ("tasks").
+        """
+        return drawn("step as a table", self, table)
+
+    def save_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Writes the step as a trace that ui.perfetto.dev and chrome://tracing open, see `Run.save_perfetto`.
+
+        Its phases are slices, and memory is a counter of each category; the backward of `run`, if it was followed, has
+        its tasks, with arrows from the forward's operations.
+
+        Raises:
+            TypeError: path is no path.
+            OSError: it can't be written.
+        """
+        return saved("steps for Perfetto", [self], path)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The step's memory over time, by category, with its phases. Needs plotly."""

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.tensors import computes_itself, stored_values
 from ..trace.statistics import measure
 
@@ -145,8 +146,7 @@ class _Batch:
         self.device = device
         self._numbers: list[Tensor] = []
         self._asked: list[tuple[frozenset[Need], Callable[[Reading], None]]] = []
-        self._copy: Tensor | None = None
-        self._event: torch.Event | None = None
+        self._sent: LateTensor | None = None
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -156,24 +156,15 @@ class _Batch:
         self._asked.append((needs, judge))
 
     def send(self) -> None:
-        together = torch.stack(self._numbers)
+        self._sent = LateTensor(torch.stack(self._numbers))
         self._numbers.clear()
-        if self.device.type == "cpu":
-            self._copy = together
-            return
-        self._copy = torch.empty_like(together, device="cpu", pin_memory=True)
-        self._copy.copy_(together, non_blocking=True)
-        self._event = torch.Event(self.device)
-        self._event.record()
 
     def has_come(self) -> bool:
-        return self._event is None or self._event.query()
+        return self._sent is not None and self._sent.has_come()
 
     def judge(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
-        assert self._copy is not None, "it was sent"
-        numbers = iter(self._copy.tolist())
+        assert self._sent is not None
+        numbers = iter(self._sent.read().tolist())
         for needs, judge in self._asked:
             largest = next(numbers)
             norm = next(numbers) if "norm" in needs else math.nan

@@ -221,7 +221,7 @@ class BlackBox(LoopPart):
         if training is None or not isinstance(error, Exception) or "exception" not in training.black_box_on:
             return
         if self._keeper.unit.micro_batches:
-            said = f"it raised {type(error).__name__}: {error}"
+            said = _ended(f"it raised {type(error).__name__}: {error}")
             folder = self._write(Reason("exception", said, error), self._keeper.unit, self._step)
             if folder is not None:
                 error.add_note(f"tapehead: the step is kept in {folder}; {_again(folder)} runs it again")
@@ -252,6 +252,11 @@ class BlackBox(LoopPart):
         self._keeper.forget()
         self._late.clear()
         self._looked_at.clear()
+
+
+def _ended(sentence: str) -> str:
+    """With a full stop, which few errors have."""
+    return sentence if sentence.rstrip().endswith((".", "!", "?")) else f"{sentence.rstrip(': ')}."
 
 
 def _again(folder: Path) -> str:

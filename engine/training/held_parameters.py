@@ -13,6 +13,7 @@ from ...inspector.graph.words import counted
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive
 from ..words.phrases import joined
+from .columns import parameters_of
 from .finding import Finding
 from .part import LoopPart
 from .record import Training
@@ -45,7 +46,7 @@ class HeldParameters(LoopPart):
             return
         self._optimizers.add(optimizer)
         with unobserved():
-            self._got.update(id(each) for each in _held([optimizer]) if each.grad is not None)
+            self._got.update(id(each) for each in parameters_of(optimizer) if each.grad is not None)
             if self._step == _FIRST:
                 self._suspects = [(name, each.detach().clone()) for name, each in self._unheld(self._optimizers)]
             elif self._step == _SURE:
@@ -55,7 +56,7 @@ class HeldParameters(LoopPart):
 
     def _unheld(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, Tensor]]:
         assert self._training is not None
-        held = {id(each) for each in _held(optimizers)}
+        held = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
         named = list(self._training.watched.parameters())
         if held.isdisjoint(id(each) for _, each in named):
             return []
@@ -85,8 +86,9 @@ class HeldParameters(LoopPart):
 
     def _tell_of_idle(self, optimizer: Optimizer) -> None:
         assert self._training is not None
-        idle = [each for each in _held([optimizer]) if each.requires_grad and id(each) not in self._got]
-        if not idle or len(idle) == len(_held([optimizer])):
+        held = parameters_of(optimizer)
+        idle = [each for each in held if each.requires_grad and id(each) not in self._got]
+        if not idle or len(idle) == len(held):
             return
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
@@ -104,7 +106,3 @@ class HeldParameters(LoopPart):
     def ends(self) -> None:
         self._suspects.clear()
         self._training = None
-
-
-def _held(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]

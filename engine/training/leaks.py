@@ -132,7 +132,9 @@ def _advice(held: HeldGraphs) -> str:
 _CLOSURE = "closure variable "
 _ADVICE = {
     ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
-    "the generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
+    " generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
+    "the coroutine ": "A coroutine keeps its variables while it waits: let it end, or close it.",
+    "<the context variable ": "Set the context variable to a .detach() of it, or reset() it by its token.",
     "a result in the cache of ": "Cache a .detach() of it, or clear the cache.",
     _CLOSURE: "Let the function have a .detach() of it; if it is a hook, remove() it when it has done its work.",
 }

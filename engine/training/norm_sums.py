@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.tensors import computes_itself, local_of
-from .late import LateTensor
 
 _MOST_PLACES = 64
 _NARROW = (torch.float16, torch.bfloat16)

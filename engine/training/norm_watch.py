@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.gradient_scalers import watch_scales
+from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
 from ..steps.loop_watch import BackwardGiven
 from .columns import ModuleColumns, parameters_of
-from .late import LateTensor
 from .norm_findings import NormJudge, OptimizerScalars
 from .norm_sums import ColumnNorms, NormSums
 from .norms import NO_SCALAR, Norms
@@ -142,8 +142,9 @@ class NormWatch(LoopPart):
         (parameters, before, columns), self._before = self._before, None
         with unobserved():
             self._step.weights += self._sums.take(before, columns)
-            changed = [new.detach() - old for new, old in zip(parameters, before, strict=True)]
-            self._step.updates += self._sums.take(changed, columns)
+            for old, new in zip(before, parameters, strict=True):
+                old.sub_(new.detach())  # in place: of all parameters no third copy is made
+            self._step.updates += self._sums.take(before, columns)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         with unobserved():
@@ -153,7 +154,7 @@ class NormWatch(LoopPart):
 
     def step_ends(self, number: int) -> None:
         self._coming.append(self._step)
-        if len(self._coming) > _TOGETHER:
+        if len(self._coming) > (1 if self._training.is_written else _TOGETHER):
             self._read(1)
 
     def ends(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..exports.frames import pandas_itself
 from ..words.phrases import counted
 from .step_table import ABSENT, StepTable
 
@@ -67,6 +68,37 @@ class Norms:
     def gradients(self) -> Tensor:
         """float32 of (rows, modules): the norm of the module's gradient, where a row is of several the largest."""
         return self._ordered(self._gradients.values, self._order)
+
+    @property
+    def whole(self) -> Tensor:
+        """float32 of (rows,): the norm of all gradients together; NaN where there was none."""
+        norms = norm_of(self._gradients.values)
+        return torch.where(norms == ABSENT, torch.nan, norms)
+
+    @property
+    def columns(self) -> list[str]:
+        """The modules in the order in which they were met."""
+        return self._columns
+
+    @property
+    def lasts(self) -> Tensor:
+        """int64 of (rows,): the last step of each row."""
+        return self._gradients.lasts
+
+    def place_of(self, step: int) -> int:
+        """The first row that begins with this step or a later one."""
+        return int(torch.searchsorted(self._gradients.firsts, step))
+
+    @property
+    def scalars_by_step(self) -> Tensor:
+        """float32 of (rows, 3 * optimizers): of each what `scalar` has by number."""
+        return self._scalars.values
+
+    def samples_since(self, step: int) -> tuple[list[int], Tensor, Tensor]:
+        """The last steps of the samples that begin with this step or a later one, and weights and updates by column."""
+        place = int(torch.searchsorted(self._sampled.firsts, step))
+        values = self._sampled.values[place:]
+        return self._sampled.lasts[place:].tolist(), values[:, ::2], values[:, 1::2]
 
     @property
     def by_column(self) -> Tensor:
@@ -138,9 +170,12 @@ class Norms:
 
     def to_pandas(self) -> Any:
         """A row for each module and each row of steps: step, last_step, module, gradient_norm, and where they were
-        looked at weight_norm, update_norm, update_ratio. It needs pandas."""
-        import pandas  # type: ignore[import-untyped, unused-ignore]
+        looked at weight_norm, update_norm, update_ratio.
 
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        pandas = pandas_itself()
         steps, gradients = self.steps, self.gradients
         row, column = (gradients != ABSENT).nonzero(as_tuple=True)
         modules = pandas.Categorical.from_codes(column.tolist(), self.modules)
@@ -161,6 +196,13 @@ class Norms:
             else:
                 table[name] = [float("nan")] * row.numel()
         return pandas.DataFrame(table)
+
+
+def norm_of(norms: Tensor) -> Tensor:
+    """float32 of (rows,): by row the norm of what has these norms, together; -1 where there is none."""
+    there = norms != ABSENT
+    whole = torch.where(there, norms.double(), 0).square().sum(1).sqrt()
+    return torch.where(there.any(1), whole, ABSENT).float()
 
 
 def _ratios(weights: Tensor, updates: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from ...inspector.graph.source import PACKAGE, is_library
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
+from .frames import TrainingTable, training_frame
+from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
 from .norms import Norms
 
@@ -51,6 +53,7 @@ class Training(ShownAsFindings):
         limit: how many bytes these may take.
         synchronize: whether the loop may be made to wait for an accelerator once a step.
         watched: the models, and what their parts are called.
+        is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
     """
 
@@ -72,6 +75,7 @@ class Training(ShownAsFindings):
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()
+        self.is_written = False
         self.norms = Norms()
         self._modules: list[str] | None = None
         self._watcher: Watcher | None = None
@@ -149,23 +153,25 @@ class Training(ShownAsFindings):
 
     def add(self, finding: Finding) -> None:
         """What a part has found: told at once, and kept. The same again says that it went on until now."""
-        for place, known in enumerate(self.findings):
-            if known.subject == finding.subject:
-                last = max(finding.step, finding.last_step or 0)
-                self.findings[place] = replace(known, last_step=last)
-                return
+        if self._goes_on(finding, anew=False):
+            return
         if len(self.findings) < _MOST_FINDINGS:
             self.findings.append(finding)
             _warn(f"step {finding.step}: {finding}")
 
     def update(self, finding: Finding) -> None:
         """As `add`, but what is known of the same is said anew, as it is now."""
+        if not self._goes_on(finding, anew=True):
+            self.add(finding)
+
+    def _goes_on(self, finding: Finding, anew: bool) -> bool:
+        """Whether it is of the same as one that is there, which then went on until now, in its words or these."""
         for place, known in enumerate(self.findings):
             if known.subject == finding.subject:
                 last = max(finding.step, finding.last_step or 0)
-                self.findings[place] = replace(finding, step=known.step, last_step=last)
-                return
-        self.add(finding)
+                self.findings[place] = replace(finding if anew else known, step=known.step, last_step=last)
+                return True
+        return False
 
     __repr__ = ShownAsFindings.__str__
 
@@ -187,16 +193,36 @@ class Training(ShownAsFindings):
             rows.append([kind, f"{each.step}{until}", each.sentence])
         return rows
 
-    def to_pandas(self) -> Any:
-        """The findings, a row each.
+    def write_to(self, writer: Any, depth: int = 1) -> None:
+        """Writes norms, losses, learning rates and findings to a logger, as `th.training(writer=...)` does meanwhile.
+
+        Args:
+            writer, depth: as there. In a run of wandb each step is a row of its own.
+
+        Raises:
+            TypeError, ValueError: that is no logger, or no depth. What the logger raises is raised.
+        """
+        logger = Logger(writer)
+        numbers = numbers_of(self.norms, expect_depth(depth))
+        logger.begin()
+        logger.write(numbers, self.findings, commit=True)
+
+    def to_pandas(self, table: TrainingTable = "norms") -> Any:
+        """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.
+
+        Args:
+            table: "norms", in long form, a row for each module and step: `step`, `last_step`, `module`,
+                `gradient_norm`, and every tenth step (`every=`) `weight_norm`, `update_norm`, `update_ratio`; a matrix
+                is `.pivot(index="step", columns="module", values="gradient_norm")`. "steps", a row for each step and
+                optimizer: `step`, `last_step`, `optimizer`, `loss`, `learning_rate`, `skipped`, `gradient_norm` of the
+                whole loop. "findings", a row for each finding, with the attributes of `Finding`. Old steps are pooled:
+                a row is then of `step` to `last_step`, with the largest of each number.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
+            ValueError: there is no such table.
         """
-        import pandas  # type: ignore[import-untyped, unused-ignore]
-
-        fields = list(Finding.__dataclass_fields__)
-        return pandas.DataFrame([[getattr(each, name) for name in fields] for each in self.findings], columns=fields)
+        return training_frame(self.norms, self.findings, table)
 
 
 def _warn(text: str) -> None:

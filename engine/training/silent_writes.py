@@ -23,6 +23,7 @@ from ...inspector.torch_internals.saved import SavedSlot, saved_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
 from ...inspector.torch_internals.tensors import storage_of, version_of
 from ..steps.loop_watch import BackwardGiven
+from .columns import parameters_of
 from .finding import Finding
 from .forwards import Forwards, at, roots_of
 from .needed import needed_edges
@@ -96,7 +97,7 @@ class SilentWrites:
         if not waiting and not unseen:
             return
         with unobserved():
-            given = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+            given = [each for each in parameters_of(optimizer) if each.grad is not None]
             newest = max((each.number for each in self._steps), default=0)
             copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
             copies = [each.detach().clone() if copied else None for each in given]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,12 +14,14 @@ from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_numbe
 from .black_box import USUAL, BlackBox, kinds_of
 from .held_parameters import HeldParameters
 from .leaks import Leaks
+from .logger import Logger, expect_depth
 from .norm_watch import NormWatch
 from .optimizer_findings import SkippedSteps
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
 from .watch import TrainingWatch
+from .writer import Writer
 
 PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,
@@ -34,35 +36,23 @@ PARTS: list[Callable[[], LoopPart]] = [
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
+Kind = TypeVar("Kind")
+
 _lock = threading.Lock()
 _installed: list[Training] = []
 
 
-def _models(value: Any) -> list[nn.Module]:
-    wanted = "a module, a list of modules, or None: whatever is called is watched"
-    found = [value] if isinstance(value, nn.Module) else value
-    if found is None:
+def _listed(value: Any, kind: type[Kind], name: str, wanted: str) -> list[Kind]:
+    """One or several as a list; None: none."""
+    if value is None:
         return []
-    expect(found, list | tuple, "model", wanted)
+    found = [value] if isinstance(value, kind) else value
+    expect(found, list | tuple, name, wanted)
     for each in found:
-        if not isinstance(each, nn.Module):
-            raise TypeError(f"model has {a_kind(each)} in it; expected {wanted}")
+        if not isinstance(each, kind):
+            raise TypeError(f"{name} has {a_kind(each)} in it; expected {wanted}")
     if not found:
-        raise ValueError(f"model is empty; expected {wanted}")
-    return list(found)
-
-
-def _optimizers(value: Any) -> list[Optimizer]:
-    wanted = "an optimizer, a list of optimizers, or None: whatever steps is watched"
-    found = [value] if isinstance(value, Optimizer) else value
-    if found is None:
-        return []
-    expect(found, list | tuple, "optimizer", wanted)
-    for each in found:
-        if not isinstance(each, Optimizer):
-            raise TypeError(f"optimizer has {a_kind(each)} in it; expected {wanted}")
-    if not found:
-        raise ValueError(f"optimizer is empty; expected {wanted}")
+        raise ValueError(f"{name} is empty; expected {wanted}")
     return list(found)
 
 
@@ -86,6 +76,8 @@ def training(
     black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
+    writer: Any = None,
+    depth: int = 1,
 ) -> Training:
     """Watches a training loop that stays as it is: `with th.training(model, optimizer) as training:`.
 
@@ -105,24 +97,37 @@ def training(
             backward), or the kind of a finding, such as "norm".
         limit: how many bytes these may take, as a number or as "2GB" (10⁹) or "2GiB" (2³⁰).
         synchronize: whether the loop may wait for an accelerator once a step.
+        writer: a logger of yours that is told of norms, losses, learning rates and findings once a step, a step late:
+            with `add_scalar(tag, value, step)`, as TensorBoard's SummaryWriter, or with `log(values, commit=)`, as what
+            `wandb.init()` gives.
+        depth: how many parts of a module's path are told apart there, such as 1 for "encoder" and "head"; 0: only the
+            whole loop is written. With more than 100 modules it is less.
 
     Raises:
         TypeError, ValueError: an argument is no such thing.
     """
-    models, optimizers = _models(model), _optimizers(optimizer)
+    models = _listed(model, nn.Module, "model", "a module, a list of modules, or None: whatever is called is watched")
+    optimizers = _listed(
+        optimizer, Optimizer, "optimizer", "an optimizer, a list of optimizers, or None: whatever steps is watched"
+    )
     expect_number(every, int, "every", "a number of steps, 1 or more")
     if every < 1:
         raise ValueError(f"every is {every}; expected a number of steps, 1 or more")
     expect_truth(writes, "writes")
     expect_truth(synchronize, "synchronize")
     kinds = kinds_of(black_box_on)
+    parts = [make() for make in PARTS]
+    expect_depth(depth)
+    if writer is not None:
+        parts.append(Writer(Logger(writer), depth))
     if black_box is not None:
         expect(black_box, str | PathLike, "black_box", "the path of a folder")
     folder = None if black_box is None else fspath(black_box)
     made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize), kinds)
+    made.is_written = writer is not None
     for each in models:
         made.watched.add(each)
-    made.watch_by(TrainingWatch(made, [make() for make in PARTS], models, optimizers))
+    made.watch_by(TrainingWatch(made, parts, models, optimizers))
     return made
 
 
@@ -136,6 +141,8 @@ def install_training(
     black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
+    writer: Any = None,
+    depth: int = 1,
 ) -> Training:
     """From now on watches whatever this thread trains, for Trainers: as `th.training`, until `th.uninstall_training()`
     or `training.close()`."""
@@ -148,6 +155,8 @@ def install_training(
         black_box_on=black_box_on,
         limit=limit,
         synchronize=synchronize,
+        writer=writer,
+        depth=depth,
     )
     made.open()
     with _lock:

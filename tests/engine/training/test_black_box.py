@@ -189,6 +189,7 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must match the size") as raised:
         train(tmp_path, broken())
     assert any("step_3" in note and "tapehead replay" in note for note in raised.value.__notes__)
+    assert f"it raised RuntimeError: {raised.value}.\n" in (tmp_path / "step_3" / "README.md").read_text()
     again = th.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
     assert again.same and str(again.error) == str(raised.value)
     assert "It raises what the step did" in str(again)

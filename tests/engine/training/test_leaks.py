@@ -75,6 +75,7 @@ def line(text: str) -> int:
 
 
 STEP = line("y = model(")
+END = BEGIN.count("\n") + 1  # where what a case adds begins
 HELD = {
     "a list": ("", "trainer.store.append(y)", "trainer.store[0]"),
     "a list of dicts": ("", "trainer.store.append({'o': y})", "trainer.store[0]['o']"),
@@ -138,6 +139,55 @@ HELD = {
         "grads = []",
         "grads.append(torch.autograd.grad(model(torch.ones(2, 3)).exp().sum(), model[0].weight, create_graph=True))",
         "grads[0][0]",
+    ),
+    "a dict of dicts": ("seen = {'loss': {}}", "seen['loss'][step] = loss", "seen['loss'][0]"),
+    "a coroutine": (
+        "@types.coroutine\ndef pause(): yield\nasync def job(y): await pause()\njobs = []",
+        "jobs.append(job(y)); jobs[-1].send(None)",
+        f"local variable y of the coroutine job() at program.py:{END + 2}; it is held as jobs[0]",
+    ),
+    "a queue": ("import queue\nwaiting = queue.Queue()", "waiting.put(y)", "waiting.queue[0]"),
+    "a context variable": (
+        "import contextvars\ncurrent = contextvars.ContextVar('current', default=())",
+        "current.set((*current.get(), loss))",
+        "<the context variable current>[0]",
+    ),
+    "a NumPy array of objects": ("import numpy\nlog = numpy.empty(9, object)", "log[step] = loss", "log[0]"),
+    "a grid of objects": ("import numpy\ngrid = numpy.empty((9, 2), object)", "grid[step, 1] = loss", "grid.flat[1]"),
+    "a local NumPy array": (
+        "import numpy",
+        "if step == 0: total = numpy.empty(9, object)\n            total[step] = loss",
+        f"local variable total of train() at program.py:{STEP}: total[0]",
+    ),
+    "an optimizer's state": (
+        "",
+        "optimizer.state[model[0].weight].setdefault('seen', []).append(y)",
+        f"local variable optimizer of train() at program.py:{STEP}: optimizer.state[<Parameter>]['seen'][0]",
+    ),
+    "a logger's list": (
+        "import logging\nclass Keeps(logging.Handler):\n    records = []\n"
+        "    def emit(self, record): self.records.append(record)\n"
+        "log = logging.Logger('train'); log.addHandler(Keeps())",
+        "log.warning('loss %s', loss)",
+        "Keeps.records[0].args[0]",
+    ),
+    "a counter's nonlocal": (
+        "def counter():\n    total = 0\n    def add(y):\n        nonlocal total\n        total = total + y\n"
+        "    return add\nadd = counter()",
+        "add(loss)",
+        f"closure variable total of counter.<locals>.add() at program.py:{END + 2}; that function is held as add",
+    ),
+    "a future": (
+        "from concurrent.futures import Future\ndone = []",
+        "done.append(Future()); done[-1].set_result(y)",
+        "done[0]._result",
+    ),
+    "a heap": ("import heapq\nworst = []", "heapq.heappush(worst, (-step, y))", "worst[1][1]"),
+    "a cached property": (
+        "class Result:\n    @functools.cached_property\n    def loss(self): return MADE.pop() * 2\n"
+        "results, MADE = [], []",
+        "MADE.append(loss); results.append(Result()); results[-1].loss",
+        "results[0].loss",
     ),
     "a custom Function's ctx": (
         "class Keep(torch.autograd.Function):\n"

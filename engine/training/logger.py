@@ -1,0 +1,151 @@
+"""The numbers of a loop for a logger that the user has: TensorBoard's SummaryWriter, a run of wandb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...inspector.arguments import a_kind, expect_number
+from .finding import Finding
+from .frames import numbered
+from .norms import NO_SCALAR, Norms, norm_of
+from .step_table import ABSENT
+
+_WANTED = (
+    "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, or with "
+    "log(values, commit=), such as wandb.init() gives"
+)
+_PREFIX = "tapehead"
+_STEP = f"{_PREFIX}/step"
+_MOST_MODULES = 100  # of which a logger is told: each is a chart of its own
+
+Numbers = dict[int, dict[str, float]]
+"""By step and tag."""
+
+
+class Logger:
+    """What is written to.
+
+    TensorBoard takes the numbers of a past step with that step. wandb drops what comes for a step that is over, so that
+    it gets them with the step that is under way, and `tapehead/step` beside them, over which they are drawn; the loop's
+    own `log` commits both.
+
+    Args:
+        writer: has `add_scalar(tag, value, step)`, and perhaps `add_text(tag, text, step)`; else
+            `log(values, commit=)`, and perhaps `define_metric`.
+
+    Raises:
+        TypeError: it has neither `add_scalar` nor `log`.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        add_scalar, log = getattr(writer, "add_scalar", None), getattr(writer, "log", None)
+        if isinstance(writer, type | torch.Tensor) or not (callable(add_scalar) or callable(log)):
+            raise TypeError(f"writer is {a_kind(writer)}; expected {_WANTED}")
+        self._add_scalar: Callable[..., object] | None = add_scalar if callable(add_scalar) else None
+        self._add_text: Callable[..., object] | None = getattr(writer, "add_text", None)
+        self._log: Any = log
+        self._define_metric: Callable[..., object] | None = getattr(writer, "define_metric", None)
+
+    def begin(self) -> None:
+        """Says what the numbers are drawn over."""
+        if self._add_scalar is None and callable(self._define_metric):
+            self._define_metric(_STEP)
+            self._define_metric(f"{_PREFIX}/*", step_metric=_STEP)
+
+    def commit(self) -> None:
+        """What waits for the loop's own `log` waits no more."""
+        if self._add_scalar is None:
+            self._log({}, commit=True)
+
+    def write(self, numbers: Numbers, findings: Iterable[Finding], commit: bool = False) -> None:
+        """All of these. `commit`: whether each step is a row of its own, also the last one."""
+        rows: dict[int, dict[str, Any]] = {step: dict(values) for step, values in numbers.items()}
+        if self._add_scalar is not None:
+            for step, values in rows.items():
+                for tag, value in values.items():
+                    self._add_scalar(tag, value, step)
+        for each in findings:
+            tag = f"{_PREFIX}/findings/{each.kind.replace(' ', '_')}"
+            if self._add_scalar is None:
+                rows.setdefault(each.step, {})[tag] = str(each)
+            elif callable(self._add_text):
+                self._add_text(tag, str(each), each.step)
+        if self._add_scalar is None:
+            last = max(rows, default=0)
+            for step in sorted(rows):
+                self._log({_STEP: step, **rows[step]}, commit=commit or step != last)
+
+
+def expect_depth(value: object) -> int:
+    """Refuses what is no number of parts of a path."""
+    wanted = "how many parts of a module's path are told apart, 0 or more"
+    expect_number(value, int, "depth", wanted)
+    assert isinstance(value, int)
+    if value < 0:
+        raise ValueError(f"depth is {value}; expected {wanted}")
+    return value
+
+
+def numbers_of(norms: Norms, depth: int, since: int = 0) -> Numbers:
+    """What is known of the steps from `since` on; of steps that were pooled the largest numbers, at the last of them.
+
+    Tags: `tapehead/gradient_norm`, of the whole loop; `tapehead/loss` and `tapehead/learning_rate`, of several
+    optimizers each with its name behind; and for each group of modules `tapehead/gradient_norm/GROUP` and, where they
+    were looked at, `tapehead/update_ratio/GROUP`.
+
+    Args:
+        depth: modules are one group that have so many first parts of their paths in common; 0: there are no groups.
+            With more than 100 groups it is the largest depth that has no more.
+    """
+    groups = _groups(norms.columns, depth)
+    found: Numbers = {}
+    place = norms.place_of(since)
+    gradients, scalars = norms.by_column[place:], norms.scalars_by_step[place:].tolist()
+    for row, step in enumerate(norms.lasts[place:].tolist()):
+        found[step] = _scalars(scalars[row], numbered(norms.optimizers))
+    steps = list(found)
+    _put(found, steps, "gradient_norm", norm_of(gradients).tolist())
+    for name, columns in groups.items():
+        _put(found, steps, f"gradient_norm/{name}", norm_of(_columns(gradients, columns)).tolist())
+    steps, weights, updates = norms.samples_since(since)
+    for name, columns in groups.items():
+        ratios = norm_of(_columns(updates, columns)) / norm_of(_columns(weights, columns))
+        _put(found, steps, f"update_ratio/{name}", ratios.tolist())
+    return found
+
+
+def _put(found: Numbers, steps: Sequence[int], tag: str, values: Sequence[float]) -> None:
+    """Also NaN and Inf that were there, but nothing where there was no gradient."""
+    for step, value in zip(steps, values, strict=True):
+        if value != ABSENT:
+            found.setdefault(step, {})[f"{_PREFIX}/{tag}"] = value
+
+
+def _columns(values: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+    """These columns; those of modules that came later are not there yet."""
+    return values[:, [each for each in columns if each < values.shape[1]]]
+
+
+def _scalars(row: Sequence[float], optimizers: Sequence[str]) -> dict[str, float]:
+    """Of each optimizer three numbers: loss, learning rate, whether its step was left out."""
+    found = {}
+    for place, name in enumerate(optimizers):
+        behind = f"/{name.replace(' ', '_')}" if len(optimizers) > 1 else ""
+        for tag, value in zip(("loss", "learning_rate"), row[3 * place : 3 * place + 2], strict=False):
+            if value != NO_SCALAR:
+                found[f"{_PREFIX}/{tag}{behind}"] = value
+    return found
+
+
+def _groups(names: Sequence[str], depth: int) -> Mapping[str, list[int]]:
+    """By the first parts of their paths the columns."""
+    for parts in range(min(depth, max((name.count(".") + 1 for name in names), default=0)), 0, -1):
+        found: dict[str, list[int]] = {}
+        for column, name in enumerate(names):
+            found.setdefault(".".join(name.split(".")[:parts]).replace(" ", "_"), []).append(column)
+        if len(found) <= _MOST_MODULES:
+            return found
+    return {}
