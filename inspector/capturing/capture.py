@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 from weakref import ref
@@ -232,7 +233,7 @@ class _OperationWatcher(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         kept = keep_inputs(function, args, kwargs or {}) if self._keep else None
         versions = versions_before(function, args, kwargs)
-        start = sequence_nr()
+        start, began_ns = sequence_nr(), perf_counter_ns()
         result = function(*args, **kwargs) if kwargs else function(*args)
         end = sequence_nr()
         if versions is not None:
@@ -241,7 +242,8 @@ class _OperationWatcher(TorchFunctionMode):
             self._made_no_node(function, result, args, kwargs or {}, start)
             return result
         calls = self._calls
-        operation = Operation(calls.facts, function, start, end, calls.current, users_place(), kept and kept.close())
+        inputs = kept and kept.close()
+        operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
         mark_result(result, operation)
         calls.note_stream(operation, result)
         newest = calls.last_result
@@ -274,16 +276,22 @@ def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) ->
         if get_ident() != calls.facts.thread or is_generated(function):
             return _ignore
         versions = versions_before_apply(function, args, kwargs)
-        return partial(after, function, versions, sequence_nr(), keep_inputs(function, args, kwargs) if keep else None)
+        kept = keep_inputs(function, args, kwargs) if keep else None
+        return partial(after, function, versions, sequence_nr(), perf_counter_ns(), kept)
 
     def after(
-        function: type[Function], versions: Versions, start: int, kept: KeptInputs | None, result: object
+        function: type[Function],
+        versions: Versions,
+        start: int,
+        began_ns: int,
+        kept: KeptInputs | None,
+        result: object,
     ) -> None:
         end = sequence_nr()
         note_writes(versions, function, None)
         if end != start:
             inputs = kept and kept.close()
-            operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs)
+            operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
             mark_result(result, operation)
             calls.note_stream(operation, result)
             calls.note_result(result)

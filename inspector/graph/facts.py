@@ -51,10 +51,24 @@ class Operation:
     Attributes:
         function: what was called; a class for a custom Function or a module.
         inputs: what it was called with, where the capture kept that.
+        began_ns, created_ns: when it was called and had returned, of `time.perf_counter_ns`; both are the latter where
+            its call was not seen.
         stream: of an accelerator, the one on which it was put: that of the nodes that it made.
     """
 
-    __slots__ = ("_place", "_source", "call", "created_ns", "end", "facts", "function", "inputs", "start", "stream")
+    __slots__ = (
+        "_place",
+        "_source",
+        "began_ns",
+        "call",
+        "created_ns",
+        "end",
+        "facts",
+        "function",
+        "inputs",
+        "start",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -65,11 +79,13 @@ class Operation:
         call: CallRecord | None,
         place: Place | None,
         inputs: KeptInputs | None = None,
+        began_ns: int | None = None,
     ) -> None:
         self.facts = facts
         self.start = start
         self.end = end
         self.created_ns = perf_counter_ns()
+        self.began_ns = self.created_ns if began_ns is None else began_ns
         self.call = call
         self.function = function
         self.inputs = inputs

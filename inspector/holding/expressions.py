@@ -37,7 +37,11 @@ _ATTRIBUTES = {
 }  # which C computes, and which are no other than what is kept
 _PLAIN = {str, bytes, int, float, bool, type(None)}  # of which repr is not the user's
 _PARTS = {"_modules", "_parameters", "_buffers"}
-_SUSPENDED = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
+_SUSPENDED = {
+    GeneratorType: ("generator", "gi_frame"),
+    CoroutineType: ("coroutine", "cr_frame"),
+    AsyncGeneratorType: ("asynchronous generator", "ag_frame"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +203,12 @@ def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
         name = _first(variables_of(holder).items(), held)  # type: ignore[arg-type]
         where, what = place_of(holder), "its frame"  # type: ignore[arg-type]
     elif kind in _SUSPENDED:
-        frame = getattr(holder, _SUSPENDED[kind])
+        title, attribute = _SUSPENDED[kind]
+        frame = getattr(holder, attribute)
         if frame is None:
             return None
         name = _first(variables_of(frame).items(), held)
-        where, what = f"the generator {place_of(frame)}", "it"
+        where, what = f"the {title} {place_of(frame)}", "it"
     else:
         return None
     if name is None:  # on the stack of what it evaluates, or the frame's caller

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from itertools import islice
 from types import ModuleType
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ MOST_LOOKED_AT = 20_000
 MOST_AT_ONCE = 256  # gc.get_referrers compares each reference of the process with each of them
 _MOST_LEVELS = 60
 _MOST_INSTANCES = 8  # of a class: each of them holds it
+_MOST_ELEMENTS = 10_000  # of an array of objects
 _NOBODY = "a temporary of a running frame or C++"
 
 _contents_of: Any = vars(ModuleType)["__dict__"].__get__
@@ -51,8 +54,9 @@ def who_holds(objects: Sequence[object], most: int = MOST_LOOKED_AT) -> list[Hol
     Modules' and running functions' variables are where a way starts. No code of the user is called: no property, no
     `__class__`, no `__eq__`. Nothing is kept alive afterwards, and no garbage is made that only the collector frees.
 
-    Known limitations: what is frozen (`gc.freeze`) or not tracked by the collector holds unseen. What the stack of an
-    expression under way holds has no name. Of several ways to an object the shortest is told.
+    Known limitations: what is frozen (`gc.freeze`) or not tracked by the collector holds unseen; of NumPy's arrays of
+    objects, which are not, those are looked into that are variables. Context variables are those of this thread. What
+    the stack of an expression under way holds has no name. Of several ways to an object the shortest is told.
 
     Args:
         most: how many objects may be looked at; where they don't suffice, the holder says so.
@@ -72,7 +76,8 @@ class _Search:
         below: by the id of a holder, what it holds of that.
         way: by the id of what a name leads to, its holder's; its own where it is at the start.
         namespaces: the variables of modules, by the modules' names.
-        of_modules, of_functions: where ways start: by the id of a variable's value its module, or its place.
+        of_modules, of_others: where ways start: by the id of a variable's value its module, or its place where it is
+            a function's, a context's or an array's.
         is_bounded: whether something was left out.
     """
 
@@ -83,7 +88,7 @@ class _Search:
         self.way: dict[int, int] = {}
         self.namespaces: dict[str, dict[str, object]] = {}
         self.of_modules: dict[int, str] = {}
-        self.of_functions: dict[int, HeldAt] = {}
+        self.of_others: dict[int, HeldAt] = {}
         self.is_bounded = False
         self._targets = set(self.kept)
         self._values: list[object] = []  # else another could be at one's address
@@ -101,20 +106,30 @@ class _Search:
                 at = place.rpartition(" at ")[2]
                 for name, value in variables_of(frame).items():
                     self._values.append(value)
-                    scope = f"local variable {name} of {where}"
-                    self.of_functions.setdefault(id(value), HeldAt(name, scope, at=at))
+                    self._starts_at(value, HeldAt(name, f"local variable {name} of {where}", at=at))
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
         for name, variables in self.namespaces.items():  # collectors don't tell of each module's dict that it holds any
-            for value in list(dict.values(variables)):
+            for variable, value in list(dict.items(variables)):
                 self.of_modules.setdefault(id(value), name)
+                for element, inner in _elements_of(value, HeldAt(_in_module(name, variable))):
+                    self._starts_at(element, inner)
+        for context_variable, value in copy_context().items():  # which only C holds
+            self._starts_at(value, HeldAt(f"<the context variable {context_variable.name}>"))
+
+    def _starts_at(self, value: object, place: HeldAt) -> None:
+        self._values.append(value)
+        self.of_others.setdefault(id(value), place)
+        for element, inner in _elements_of(value, place):
+            self._values.append(element)
+            self.of_others.setdefault(id(element), inner)
 
     def climb(self) -> None:
         """Looks at the holders, theirs, and so on, until a name leads to each target or there are none left."""
         level = tuple(self.kept.values())
         for _ in range(_MOST_LEVELS):
-            for starts in (self.of_modules, self.of_functions):
+            for starts in (self.of_modules, self.of_others):
                 for each in level:
                     if id(each) in starts:
                         self._settle(id(each))
@@ -181,10 +196,10 @@ class _Search:
         """The variable that a way starts with."""
         module = self.of_modules.get(id(value))
         if module is None:
-            return self.of_functions[id(value)]
+            return self.of_others[id(value)]
         found = key_of(self.namespaces[module], value)
         name = str(found[0]) if found else f"<a former variable of {module}>"
-        return HeldAt(name if module == "__main__" else f"{module}.{name}")
+        return HeldAt(_in_module(module, name))
 
     def _unnamed(self, target: int) -> Holder:
         """No name leads to it: a cycle, something that only C++ holds, or too much to look at."""
@@ -215,6 +230,20 @@ class _Search:
                     came_from[holder] = each
                     waiting.append(holder)
         return _back(came_from, waiting[-1], target)[::-1], False
+
+
+def _in_module(module: str, variable: object) -> str:
+    return str(variable) if module == "__main__" else f"{module}.{variable}"
+
+
+def _elements_of(value: Any, place: HeldAt) -> Iterator[tuple[object, HeldAt]]:
+    """Those of an array of objects: no collector knows that it holds them."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray or value.dtype != object:
+        return
+    what = place.expression if value.ndim == 1 else f"{place.expression}.flat"
+    for number, element in enumerate(islice(value.flat, _MOST_ELEMENTS)):
+        yield element, replace(place, expression=f"{what}[{number}]")
 
 
 def _back(came_from: dict[int, int], start: int, target: int) -> list[int]:

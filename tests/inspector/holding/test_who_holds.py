@@ -91,7 +91,7 @@ CASES = {
     "a coroutine": (
         "@types.coroutine\ndef wait(): yield\n"
         "async def job():\n    y = made()\n    await wait()\nc = job()\nc.send(None)",
-        f"local variable y of the generator job() at program.py:{LINE + 4}; it is held as c",
+        f"local variable y of the coroutine job() at program.py:{LINE + 4}; it is held as c",
     ),
     "a kept error": (
         "def bad():\n    y = made()\n    raise ValueError\ntry: bad()\nexcept ValueError as e: sys.last_value = e",
