@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
@@ -284,8 +285,18 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         blocks=blocks_of(measured.backward, measured.marks),
         accumulation=measured.accumulation,
         listed=tuple(listed),
+        began_ns=_began(measured, base_ns),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
+
+
+def _began(measured: Measured, base_ns: int) -> int | None:
+    """What `time.perf_counter_ns` said at `base_ns` of the allocator's clock: an operation's end is known on both."""
+    if measured.recorded:
+        for maker, (_, ns) in zip(reversed(measured.makers), reversed(measured.forward.marks), strict=False):
+            if isinstance(maker.operation, Operation):
+                return base_ns - ns + maker.operation.created_ns
+    return None
 
 
 def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:

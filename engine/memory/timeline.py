@@ -218,6 +218,7 @@ class Timeline:
         accumulation: how gradients are summed, and when they are let go.
         listed: what waits in lists of several gradients: (place, storage, task, input), from the end of the task at
             that place until this one runs.
+        began_ns: what `time.perf_counter_ns` said at the start of the backward; None: not known, as of one from a file.
         is_of_step: whether it is of a whole training step: what is there as the step begins and what the optimizer
             makes are in it, too.
     """
@@ -245,6 +246,7 @@ class Timeline:
     unsure_bytes: int = 0
     task_ns: array[int] = field(default_factory=lambda: array("q"))
     is_of_step: bool = False
+    began_ns: int | None = None
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"

@@ -351,10 +351,9 @@ class OrderStudy(ShownAsTable):
         """One flat dict per workload and policy, for `pandas.DataFrame(study.records())`."""
         return [record for row in self.rows for record in row.records(self.reference)]
 
-    def save_json(self, path: str | Path) -> Path:
-        """Writes all that was measured, each single time, too."""
-        path = Path(path)
-        content = {
+    def content(self) -> dict[str, Any]:
+        """All that was measured, each single time, too, as JSON has it."""
+        return {
             "format": _FILE,
             "version": 1,
             "machine": asdict(self.machine),
@@ -376,7 +375,11 @@ class OrderStudy(ShownAsTable):
             "refused": dict(self.refused),
             "rows": self.records(),
         }
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def save_json(self, path: str | Path) -> Path:
+        """Writes all that was measured, each single time, too."""
+        path = Path(path)
+        path.write_text(json.dumps(self.content(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:

@@ -271,6 +271,7 @@ class Recorder:
                 self._table,
                 self._buckets,
                 Batches(tuple(self.batches), tuple(self.fallbacks)),
+                self._base_ns,
             )
 
     def _took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -180,6 +181,38 @@ class Run:
         Of the graph all is kept but the nodes, so what they save from the forward is not.
         """
         return saved("run as a file", self, path)
+
+    def to_pandas(self, device: torch.device | str | None = None) -> Any:
+        """A pandas.DataFrame with a row for each task, in the order in which they ran.
+
+        The columns are those of `Trace.to_pandas`, of which those that were not recorded are left out: without a trace
+        and without memory there is no clock. Where memory was measured there are also `bytes_before`, `bytes_after`
+        and `peak_bytes`, the level as the task starts, as the next one does, and at its highest between, and
+        `allocated_bytes` and `freed_bytes`, of which the difference is made.
+
+        Args:
+            device: whose memory. None: that of `timeline`.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+            TypeError, ValueError: that is no device, or its memory was not measured.
+        """
+        return drawn("run as a table", self, device)
+
+    def save_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Writes the run as a trace that ui.perfetto.dev and chrome://tracing open.
+
+        It is JSON in the Trace Event Format, as gzip where the name ends in .gz. What is at `path` is replaced. Tasks
+        are slices, a track for each device, with their module, line and the reason why they were picked; ready
+        tasks and memory are counters; where a capture of this process saw the forward its operations are slices, too,
+        and an arrow leads from each to its tasks. Times are real, those of the trace or of the measured memory; of a
+        run that has neither each task takes a microsecond, and its track says so.
+
+        Raises:
+            TypeError: path is no path.
+            OSError: it can't be written.
+        """
+        return saved("run for Perfetto", self, path)
 
     def deck(self, *, mirroring: Any = None) -> Any:
         """The run as a widget (`widgets.deck.recording.Recording`) that plays it again, in a notebook.

@@ -6,11 +6,13 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.shown import drawn
 from ..tasks.task_hooks import Hook
 from ..words.phrases import counted, nth
 from .batches import Batch, Batches
@@ -57,6 +59,7 @@ class Trace:
         table: the gradients' statistics.
         buckets: those of DistributedDataParallel that its leaves fill.
         batches: which tasks ran as one, and which could have and did not; empty without `batch=`.
+        began_ns: what `time.perf_counter_ns` said as the first task started; None: not known, as of one from a file.
     """
 
     graph: Graph
@@ -70,6 +73,7 @@ class Trace:
     table: StatisticsTable
     buckets: tuple[Bucket, ...] = ()
     batches: Batches = field(default_factory=Batches)
+    began_ns: int | None = None
 
     def __len__(self) -> int:
         return len(self.columns.order)
@@ -114,6 +118,20 @@ class Trace:
         """The ready tasks before the task of this place was picked, each with its label, in the order in which the
         policy would run them; under a user's own choice in order of arrival. With place = len(trace) what is left."""
         return [(entry.task.id, self.label(entry.arrival)) for entry in self._replay.entries(place)]
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row for each task, in the order in which they started.
+
+        What a task is: `place`, `task` (its id), `name`, `parameter`, `module`, `operation`, `file`, `line`,
+        `function`, `sequence_nr` (none for leaves), `device`. How it ran: `policy`, `by_hand`, `thread`, `ready` (how
+        many tasks could have run, itself included), `started_s` and `ended_s` in seconds since the first one started.
+        With statistics: `input_norm` and `output_norm`, the norm of all gradients that it got and gave, and
+        `output_nan` and `output_inf`, how many elements of the latter are. `Run.to_pandas` has memory, too.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return drawn("trace as a table", self)
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:

@@ -109,3 +109,7 @@ class Looking(DeckTraits):
     def save_trace(self, path: str | Path) -> Path:
         """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""
         return self._asking.look(self._live.session.result).save(path)
+
+    def save_perfetto(self, path: str | Path) -> Path:
+        """Writes what has run as a trace that ui.perfetto.dev and chrome://tracing open; see `Run.save_perfetto`."""
+        return self._asking.look(self._live.session.result).save_perfetto(path)

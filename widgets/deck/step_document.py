@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+from ...engine.exports.task_clock import step_began_ns
 from ...engine.steps.phases import BACKWARD, FORWARD, OPTIMIZER
 from ...engine.steps.step import TrainingStep
 from .document import Document, Json
@@ -54,5 +55,4 @@ def _ended_ns(step: TrainingStep) -> int:
     """When the last task had ended, nanoseconds since the step began."""
     timeline = step.run.timeline
     assert timeline is not None, "a step's run has its memory"
-    base = timeline.event_ns[0] if step.timeline.before else timeline.event_ns[0] - step.timeline.event_ns[0]
-    return timeline.task_ns[-1] - base
+    return timeline.task_ns[-1] - step_began_ns(step)

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ...engine.ensembles.advice import Advice, advise
+from ...engine.exports.perfetto import ENDINGS
 from ...engine.orders.policies import POLICIES, TABS, find_policy
 from ...engine.queue.policy import AnyPolicy, Choice, Policy
 from ...inspector.graph.graph import Task
@@ -253,6 +254,8 @@ def _export(told: Told) -> Path:
         ".svg": deck.save_picture,
         ".png": deck.save_picture,
     }
+    if path.name.endswith(ENDINGS):
+        save[path.suffix] = deck.save_perfetto
     if path.suffix not in save:
         raise UsageError(f"{path.name}: %tapehead export writes .svg, .png, .html and .json files")
     try:

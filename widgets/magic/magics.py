@@ -148,8 +148,9 @@ class DeckMagics(Magics):
                             what could be changed in a program, tried on it: MAKE_LOSS is a function that runs its
                             forward and returns the loss. It needs no deck
         %tapehead export FILE
-                            the deck as a page (.html), what has run as a trace (.json), or the graph with
-                            what has run, runs next and is ready (.svg, .png)
+                            the deck as a page (.html), what has run as a trace (.json; .perfetto.json for
+                            Perfetto and chrome://tracing), or the graph with what has run, runs next and is
+                            ready (.svg, .png)
 
         P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).

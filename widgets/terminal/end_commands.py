@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ...engine.exports.perfetto import ENDINGS
 from ..deck.picture import save_picture
 from .prompt_arguments import nothing, something
 from .prompt_commands import Commands
@@ -15,7 +16,7 @@ class EndCommands(Commands):
     """The end of a session, and of the prompt."""
 
     def do_save(self, arg: str) -> None:
-        """save FILE: what has run as a trace (.json) or a page that plays it (.html), or the graph (.svg, .png)"""
+        """save FILE: what has run as a trace (.json, .perfetto.json) or a page (.html), or the graph (.svg, .png)"""
         path = Path(something(arg, "save FILE")).expanduser()
         session = self.at.session
         save: dict[str, Callable[[Path], Path]] = {
@@ -24,6 +25,8 @@ class EndCommands(Commands):
             ".svg": lambda path: save_picture(session, path),
             ".png": lambda path: save_picture(session, path),
         }
+        if path.name.endswith(ENDINGS):
+            save[path.suffix] = lambda path: session.result().save_perfetto(path)
         if path.suffix not in save:
             raise ValueError(f"save writes .json, .html, .svg and .png, and can't tell what {arg} is to be")
         say(f"saved in {save[path.suffix](path)}")

@@ -93,6 +93,7 @@ def facts(timeline: Timeline) -> dict[str, Any]:
     """All but the clock, the blocks, and which graph it was."""
     names = {field.name for field in dataclasses.fields(timeline)} - {
         "graph",
+        "began_ns",
         "event_ns",
         "task_ns",
         "forward_ns",

@@ -1,0 +1,219 @@
+"""A run, or whole steps, as a trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from ...inspector.arguments import expect
+from ...inspector.graph.facts import Operation, resolve_sources
+from ...inspector.graph.graph import Task
+from ..memory.timeline import Timeline
+from ..steps.step import TrainingStep
+from ..steps.step_timeline import StepTimeline
+from ..trace.run import Run
+from .task_clock import TaskClock, step_began_ns
+from .trace_events import Event, TraceEvents, save_events
+
+ENDINGS = ".perfetto.json", ".perfetto.json.gz"
+"""How the name of a file ends that is to be such a trace, where a name alone says what is wanted."""
+
+_STEP, _FORWARD = "step", "forward"
+_NO_CLOCK_NS = 1000
+_NO_CLOCK = "no clock was recorded: each task has one microsecond, in the order in which they ran"
+_REAL = "real time, as it was measured while tapehead watched"
+
+
+def save_run(run: Run, path: str | PathLike[str]) -> Path:
+    """What `Run.save_perfetto` does."""
+    path = _path_of(path)
+    events = TraceEvents(f"backward: {run.policy}, {run.engine} engine")
+    clock = TaskClock.of(run)
+    drawn = _RunEvents(events, run, clock, 0)
+    drawn.shift_ns = -drawn.first_ns
+    drawn.add()
+    return save_events(events, path, _about(_NO_CLOCK if clock is None else _REAL))
+
+
+def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:
+    """What `TrainingStep.save_perfetto` and `th.record_steps` do: one step after the other."""
+    path = _path_of(path)
+    if not steps:
+        raise ValueError("no step has been recorded: steps are there when the `with` block has ended")
+    events = TraceEvents("training steps" if len(steps) > 1 else "training step")
+    events.track(_STEP)
+    now, about = 0, _about(_REAL)
+    for step in steps:
+        _add_phases(events, step, now)
+        for timeline in step.timelines.values():
+            _add_step_memory(events, timeline, now)
+        try:
+            run = step.run
+        except ValueError as error:
+            about[f"step {step.number}"] = str(error)
+        else:
+            clock = TaskClock.of(run)
+            if clock is not None and clock.base_ns is not None:
+                _RunEvents(events, run, clock, now + clock.base_ns - step_began_ns(step)).add(with_memory=False)
+        now += step.timeline.elapsed_ns
+    return save_events(events, path, about)
+
+
+def _path_of(path: str | PathLike[str]) -> Path:
+    expect(path, str | PathLike, "path", "the name of a file, such as run.perfetto.json")
+    return Path(fspath(path))
+
+
+def _about(clock: str) -> dict[str, str]:
+    import torch
+
+    return {"producer": "tapehead", "torch": torch.__version__, "clock": clock}
+
+
+@dataclass(slots=True)
+class _RunEvents:
+    """Puts a run among the events.
+
+    Attributes:
+        clock: None: there is none.
+        shift_ns: what is added to times, of which 0 is the first task's start.
+    """
+
+    events: TraceEvents
+    run: Run
+    clock: TaskClock | None
+    shift_ns: int
+
+    @property
+    def first_ns(self) -> int:
+        """The earliest time that there is."""
+        found = [0, *(start for _, start, _ in self._operations()[:1])]
+        if self.clock is not None:
+            found += [each.event_ns[0] - each.task_ns[0] for each in self.run.timelines.values() if _has_clock(each)]
+        return min(found)
+
+    def add(self, with_memory: bool = True) -> None:
+        operations = self._operations()
+        made: dict[Operation, Event] = {}
+        if operations:
+            self.events.track(_FORWARD)
+        for operation, start, end in operations:
+            what = {"module": None if operation.call is None else operation.call.full_path}
+            what["source"] = None if operation.source is None else operation.source.short
+            start, end = start + self.shift_ns, end + self.shift_ns
+            made[operation] = self.events.slice(_FORWARD, operation.name, start, end, "forward", _known(what))
+        for task, event in self._add_tasks():
+            if isinstance(task.operation, Operation) and task.operation in made:
+                self.events.arrow("made", made[task.operation], event)
+        self._add_queue()
+        if with_memory:
+            for timeline in self.run.timelines.values():
+                self._add_memory(timeline)
+
+    def _operations(self) -> list[tuple[Operation, int, int]]:
+        """Those of the forward that made tasks, with when they began and ended; none without a clock for them."""
+        if self.clock is None or self.clock.began_ns is None:
+            return []
+        tasks = self.run.graph.tasks
+        found = dict.fromkeys(each.operation for each in tasks if isinstance(each.operation, Operation))
+        resolve_sources(found)
+        began = self.clock.began_ns
+        return sorted(((each, each.began_ns - began, each.created_ns - began) for each in found), key=lambda it: it[1])
+
+    def _start(self, place: int) -> int:
+        """Of a task; after the last one, when all were over."""
+        if place == len(self.run.order):
+            return max((self._end(each) for each in range(place)), default=self.shift_ns)
+        return self.shift_ns + (place * _NO_CLOCK_NS if self.clock is None else self.clock.starts[place])
+
+    def _end(self, place: int) -> int:
+        """Of a task; of one that was not seen to end its start."""
+        end = (place + 1) * _NO_CLOCK_NS if self.clock is None else self.clock.ends[place]
+        return self._start(place) if end is None else end + self.shift_ns
+
+    def _track(self, task: Task, place: int) -> str:
+        trace = self.run.trace
+        name = f"backward on {task.device}"
+        if trace is not None and trace.order == self.run.order and any(trace.columns.thread):
+            name += f", thread {trace.columns.thread[task.id]}"
+        return name if self.clock is not None else f"{name}, {_NO_CLOCK}"
+
+    def _add_tasks(self) -> Iterator[tuple[Task, Event]]:
+        graph, order = self.run.graph, self.run.order
+        for place in sorted(range(len(order)), key=self._start):
+            task = graph.tasks[order[place]]
+            name = task.short_name if task.is_leaf else task.name
+            start, end, what = self._start(place), self._end(place), self._what(task, place)
+            yield task, self.events.slice(self._track(task, place), name, start, end, "backward", what)
+
+    def _what(self, task: Task, place: int) -> dict[str, Any]:
+        run = self.run
+        what: dict[str, Any] = {
+            "task": task.id,
+            "place": place,
+            "parameter": task.parameter,
+            "module": run.graph.module(task),
+            "source": None if task.source is None else task.source.short,
+            "operation": None if task.operation is None else task.operation.name,
+            "takes": ", ".join(map(str, task.inputs)),
+            "ready": run.queue_lengths[place],
+        }
+        if run.trace is not None and run.trace.order == run.order:
+            what["why"] = run.trace[place].reason
+        if run.timeline is not None and (at := run.timeline.places.get(task.id)) is not None:
+            levels, starts = run.timeline.levels, run.timeline.starts
+            what["bytes before"], what["bytes after"] = levels[starts[at]], levels[starts[at + 1]]
+            what["peak bytes"] = run.timeline.task_peaks[at]
+        return _known(what)
+
+    def _add_queue(self) -> None:
+        """How many tasks could have run as each one started, itself included."""
+        run = self.run
+        for place, count in enumerate(run.queue_lengths):
+            self.events.counter("ready", self._start(place), {"tasks": count})
+        left = 0 if run.trace is None else len(run.trace.columns.arrivals) - len(run.trace.order)
+        self.events.counter("ready", self._start(len(run.order)), {"tasks": left})
+
+    def _add_memory(self, timeline: Timeline) -> None:
+        """All that is alive after each event, and by category as each task is at its highest."""
+        name, levels = f"memory of {timeline.device}", timeline.levels
+        if self.clock is None or not _has_clock(timeline):
+            for place, start in enumerate(timeline.starts):
+                self.events.counter(name, self._start(place), {"bytes": levels[start]})
+            return
+        times = [self.shift_ns + ns - timeline.task_ns[0] for ns in timeline.event_ns]
+        for level, ns in zip(levels[1:], times, strict=True):
+            self.events.counter(name, max(ns, 0), {"bytes": level})
+        for place, highest in enumerate(timeline.task_peaks):
+            begin = timeline.starts[place]
+            event = levels.index(highest, begin)
+            ns = times[event - 1] if event > begin else self._start(place)
+            parts = {category.title: column[place] for category, column in timeline.category_levels.items()}
+            self.events.counter(f"{name} by category", ns, parts)
+
+
+def _has_clock(timeline: Timeline) -> bool:
+    return bool(timeline.event_ns and timeline.task_ns)
+
+
+def _known(what: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in what.items() if value is not None}
+
+
+def _add_phases(events: TraceEvents, step: TrainingStep, now: int) -> None:
+    timeline = step.timeline
+    ends = [*(each.start_ns for each in timeline.phases[1:]), timeline.elapsed_ns]
+    for phase, end in zip(timeline.phases, ends, strict=True):
+        what = {"step": step.number, "optimizer": phase.optimizer or None}
+        events.slice(_STEP, phase.name, now + phase.start_ns, now + end, "step", _known(what))
+
+
+def _add_step_memory(events: TraceEvents, timeline: StepTimeline, now: int) -> None:
+    """By category, after each event."""
+    levels = timeline.category_levels
+    for event, ns in enumerate((0, *timeline.event_ns)):
+        parts = {category: column[event] for category, column in levels.items()}
+        events.counter(f"memory of {timeline.device}", now + max(ns, 0), parts)

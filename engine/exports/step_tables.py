@@ -1,0 +1,65 @@
+"""A training step as tables: a row for each phase, or for each block of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+from ...inspector.arguments import expect_choice
+from ..steps.phases import CATEGORIES
+from ..steps.step import TrainingStep
+from ..steps.step_timeline import Phase, StepTimeline
+from .frames import frame_of
+
+StepTable = Literal["phases", "blocks", "tasks"]
+
+_SECOND = 1e9
+_COLUMNS = "step", "device", "phase", "optimizer", "started_s", "ended_s", "bytes_before", "bytes_after", "peak_bytes"
+
+
+def step_frame(step: TrainingStep, table: StepTable = "phases") -> Any:
+    """What `TrainingStep.to_pandas` gives."""
+    expect_choice(table, get_args(StepTable), "table")
+    if table == "tasks":
+        return step.run.to_pandas()
+    if table == "phases":
+        return steps_frame([step])
+    rows = step.records()
+    columns = {name: [row[name] for row in rows] for name in ("device", "number", "bytes", "category", "born", "died")}
+    columns |= {f"{each}_s": [_seconds(row[f"{each}_ns"]) for row in rows] for each in ("born", "died")}
+    return frame_of(columns | {"at_peak": [row["at_peak"] for row in rows]})
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / _SECOND
+
+
+def steps_frame(steps: Sequence[TrainingStep]) -> Any:
+    """A row for each phase of each step on each device."""
+    rows = [row for step in steps for timeline in step.timelines.values() for row in _phases(step.number, timeline)]
+    used = {each for step in steps for timeline in step.timelines.values() for each in timeline.kinds}
+    names = [*_COLUMNS, *(each for each in CATEGORIES if each in used)]
+    return frame_of({name: [row[name] for row in rows] for name in names})
+
+
+def _phases(number: int, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
+    """A phase that comes several times has a row each time. A category's bytes are those at the phase's peak."""
+    end = Phase("", len(timeline.events), timeline.elapsed_ns)
+    levels = timeline.levels
+    for phase, following in pairwise((*timeline.phases, end)):
+        within = levels[phase.event : following.event + 1]
+        peak = phase.event + within.index(max(within))
+        row = {
+            "step": number,
+            "device": timeline.device,
+            "phase": phase.name,
+            "optimizer": phase.optimizer,
+            "started_s": phase.start_ns / _SECOND,
+            "ended_s": following.start_ns / _SECOND,
+            "bytes_before": within[0],
+            "bytes_after": within[-1],
+            "peak_bytes": levels[peak],
+        }
+        parts = {kind: column[peak] for kind, column in timeline.category_levels.items()}
+        yield row | dict.fromkeys(CATEGORIES, 0) | parts
