@@ -16,7 +16,9 @@ from .commands.answers import Parser, refuse
 from .commands.bench import add_bench
 from .commands.debug import add_debug
 from .commands.fits import add_fits
+from .commands.json_answer import answered, answering, as_json, asks_for_json, exit_code_of
 from .commands.look import add_demo, add_diff, add_graph, add_view, add_workloads
+from .commands.mcp import add_mcp
 from .commands.measure import add_advise, add_compare
 from .commands.replay import add_replay
 
@@ -32,6 +34,7 @@ COMMANDS = (
     add_replay,
     add_diff,
     add_view,
+    add_mcp,
 )
 """In the order in which help lists them."""
 
@@ -39,10 +42,20 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. `arguments` are those after the program's name; by default the process's own."""
     parser = command_line()
-    options = parser.parse_args(arguments)
+    with answering() as answer:
+        try:
+            options = parser.parse_args(arguments)
+        except SystemExit as end:
+            if answer.error is not None and asks_for_json(sys.argv[1:] if arguments is None else arguments):
+                print(as_json(answer, exit_code_of(end)))
+            raise
     if options.command is None:
         parser.print_help()
         return 2
+    return answered(options, _run)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         from rich.console import Console
     except ModuleNotFoundError:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from .json_answer import add_json, tell_error
+
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
@@ -28,7 +30,15 @@ class Parser(argparse.ArgumentParser):
         )
         super().__init__(*args, **kwargs)
 
+    def set_defaults(self, **kwargs: Any) -> None:
+        """A parser that runs a command has `--json`, and a schema of the command's name."""
+        if kwargs.get("command") is not None:
+            add_json(self)
+            kwargs["schema"] = f"{self.prog.removeprefix('tapehead ')}/1"
+        super().set_defaults(**kwargs)
+
     def error(self, message: str) -> NoReturn:
+        tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -38,8 +48,21 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 def refuse(why: object) -> int:
     """Says why, in one sentence; gives the exit code."""
-    print(f"tapehead: {_in_words(why) if isinstance(why, OSError) else why}", file=sys.stderr)
+    sentence = _in_words(why) if isinstance(why, OSError) else why
+    tell_error(sentence)
+    print(f"tapehead: {sentence}", file=sys.stderr)
     return 2
+
+
+def script_raised(error: BaseException, sentence: str) -> int:
+    """Shows what a user's script raised, from its own frames on, and says so; gives the exit code."""
+    from ..widgets.terminal.user_traceback import users_traceback
+
+    traceback = users_traceback(error)
+    tell_error(sentence, traceback)
+    print(traceback, end="", file=sys.stderr)
+    print(f"tapehead: {sentence}", file=sys.stderr)
+    return 1
 
 
 def _in_words(error: OSError) -> str:

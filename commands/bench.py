@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .answers import Commands, ProgressLine, place_for, refuse
+from .json_answer import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +51,6 @@ def _add_orders(benches: Commands) -> None:
     orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="how often each is timed (12)")
     orders.add_argument("--markdown", action="store_true", help="print the table as GitHub shows it")
     orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
-    orders.add_argument("--json", type=Path, metavar="FILE", help="write every single time, too")
     orders.set_defaults(command=_bench_orders)
 
 
@@ -103,7 +103,6 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     with ProgressLine() as line:
         try:
             place_for("--html", options.html)
-            place_for("--json", options.json)
             study = order_study(
                 list(dict.fromkeys(options.workloads)) or WORKLOADS_STUDIED,
                 list(dict.fromkeys(options.policies or ORDERS_STUDIED)),
@@ -120,12 +119,12 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
             print("tapehead: interrupted before anything was measured", file=sys.stderr)
             return 130
     failed = None
-    for save, path in ((study.save_html, options.html), (study.save_json, options.json)):
-        if path is not None:
-            try:
-                print(f"tapehead: written to {save(path)}", file=sys.stderr)
-            except OSError as error:
-                failed = error
+    tell(lambda: study.content() | {"interrupted": study.interrupted})
+    if options.html is not None:
+        try:
+            print(f"tapehead: written to {study.save_html(options.html)}", file=sys.stderr)
+        except OSError as error:
+            failed = error
     if options.markdown:
         print(study.markdown, end="")
     else:
@@ -198,6 +197,21 @@ def _bench_one_by_one(
             if not studies:
                 return 130
             interrupted = True
+    tell(
+        lambda: {
+            "studies": [
+                {
+                    "workload": each.workload.name,
+                    "title": each.title,
+                    "sentences": each.sentences,
+                    "rows": each.records(),
+                    "machine": str(each.machine),
+                }
+                for each in studies
+            ],
+            "interrupted": interrupted,
+        }
+    )
     console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
     if options.html is not None:
         try:

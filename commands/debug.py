@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from ..engine.memory.accumulation import Accumulate, Accumulation, Release
 from ..engine.queue.device_queues import QUEUES
 from .answers import Commands, refuse
+from .json_answer import printed, tell_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,17 +101,19 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
         if of_function:
             if options.arguments:
                 raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
-            with debugger:
+            with printed(), debugger:
                 backward_of(target)
             return 2 if debugger.in_vain else 0
         path = script_path(target)
     except UserError as error:
-        print(users_traceback(error.error), end="", file=sys.stderr)
+        traceback = users_traceback(error.error)
+        tell_error(f"{target} raised {type(error.error).__name__}", traceback)
+        print(traceback, end="", file=sys.stderr)
         return 1
     except (ValueError, NotImplementedError, OSError) as error:
         return refuse(error)
     try:
-        with debugger:
+        with printed(), debugger:
             run_script(path, target, options.arguments)
     except SystemExit as end:
         if not debugger.in_vain or not ended_well(end):

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from ..engine.orders.schedule import schedule
 from ..engine.programs.backward import backward
+from ..engine.programs.profile import profile
 from ..engine.queue.pending import queue_lengths
 from ..engine.sessions.stepper import Stepper
 from ..engine.workloads.workloads import Size, Workload
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph
+from .json_answer import tell
 
 Gradients = dict[str, Tensor]
 MakeLoss = Callable[[], Tensor]
@@ -44,7 +46,10 @@ class Result:
 
 
 def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Path, console: Console) -> bool:
-    """Prints what happened and saves the graph's picture in `folder`. True if all gradients and orders are right."""
+    """Prints what happened and saves the graph's picture and a page that plays it in `folder`.
+
+    True if all gradients and orders are right.
+    """
     console.print(f"[bold]{workload.title}[/bold] ({workload.name}, {size})\n[dim]{workload.source}[/dim]")
     model, make_loss = workload.build(size)
     drawn = _graph(model, make_loss)
@@ -57,8 +62,38 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     console.print(_table(results, drawn, expected, elapsed_ns))
     _print_first_tasks(results, drawn, console)
     path = drawn.save_svg(folder / f"{workload.name}.svg")
+    page = profile(make_loss, model=model).save_html(folder / f"{workload.name}.html")
+    right = all(_agrees(result, expected) and _in_order(result, drawn) for result in results)
+    tell(
+        lambda: {
+            "workload": workload.name,
+            "size": size,
+            "tasks": len(drawn),
+            "edges": len(drawn.edges),
+            "right": right,
+            "picture": path,
+            "page": page,
+            "pytorch_ns": elapsed_ns,
+            "results": [_told(result, drawn, expected) for result in results],
+        }
+    )
     console.print(f"\nThe graph is drawn in {path}", soft_wrap=True, markup=False)
-    return all(_agrees(result, expected) and _in_order(result, drawn) for result in results)
+    console.print(f"To play it, with its memory, open {page}", soft_wrap=True, markup=False)
+    return right
+
+
+def _told(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object]:
+    return {
+        "policy": result.policy,
+        "engine": result.engine,
+        "tasks": len(result.order),
+        "longest_queue": result.longest_queue,
+        "elapsed_ns": result.elapsed_ns,
+        "largest_difference": _largest_difference(result.gradients, expected)
+        if result.gradients.keys() == expected.keys()
+        else None,
+        "in_order": _in_order(result, drawn),
+    }
 
 
 def _graph(model: nn.Module, make_loss: MakeLoss) -> Graph:

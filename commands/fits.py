@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .answers import Commands, refuse
+from .answers import Commands, refuse, script_raised
+from .json_answer import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..engine.steps.fits import Fit
 
 
 def add_fits(commands: Commands) -> None:
@@ -35,7 +37,6 @@ def add_fits(commands: Commands) -> None:
 def _fits(options: argparse.Namespace, console: Console) -> int:
     from ..engine.steps.fits import fits
     from ..engine.steps.recipe import recipe_of
-    from ..widgets.terminal.user_traceback import users_traceback
     from .script import UserError, made_by
 
     try:
@@ -49,12 +50,25 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
             except Exception as error:
                 raise UserError(error) from error
     except UserError as error:
-        print(users_traceback(error.error), end="", file=sys.stderr)
-        print(f"tapehead: {options.target} raised {type(error.error).__name__}", file=sys.stderr)
-        return 1
+        return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:
         return refuse(error)
+    tell(lambda: fit_told(fit))
     console.print(fit.table)
     for sentence in sentences:
         console.print(f"\n{sentence}", markup=False)
     return 0 if fit.fits else 1
+
+
+def fit_told(fit: Fit) -> dict[str, Any]:
+    """What machines read of it."""
+    return {
+        "fits": fit.fits,
+        "memory_bytes": fit.memory,
+        "peak_bytes": fit.peak_bytes,
+        "batch_size": fit.batch_size,
+        "largest_batch": fit.largest_batch,
+        "phases": [{"phase": each.phase, "bytes": each.nbytes, "parts": each.parts} for each in fit.phases],
+        "estimates": fit.estimates,
+        "sentences": fit.sentences,
+    }

@@ -6,9 +6,10 @@ import argparse
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .answers import Commands, policies_of, refuse
+from .json_answer import tell, tell_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,9 @@ def add_demo(commands: Commands) -> None:
     demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapehead workloads` (resnet50)")
     demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
     demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
-    demo.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the picture (out)")
+    demo.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="where to save picture and page (out)"
+    )
     demo.set_defaults(command=_demo)
 
 
@@ -91,10 +94,16 @@ def add_view(commands: Commands) -> None:
         examples=(
             "tapehead view run.tape.json",
             "tapehead view run.tape.json --out run.html --no-open",
+            "tapehead view run.tape.json --out run.perfetto.json",
         ),
     )
     view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
-    view.add_argument("--out", type=Path, metavar="FILE", help="the page (beside the trace, ending in .html)")
+    view.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page (beside the trace, ending in .html); a name ending in .perfetto.json: for ui.perfetto.dev",
+    )
     view.add_argument("--no-open", action="store_true", help="only write the page")
     view.set_defaults(command=_view)
 
@@ -133,6 +142,14 @@ def _workloads(options: argparse.Namespace, console: Console) -> int:
 
     from ..engine.workloads.workloads import WORKLOADS
 
+    tell(
+        lambda: {
+            "workloads": [
+                {"name": each.name, "title": each.title, "source": each.source, "small": each.small, "full": each.full}
+                for each in WORKLOADS.values()
+            ]
+        }
+    )
     table = Table.grid(padding=(0, 2, 0, 0))
     for found in WORKLOADS.values():
         small, full = (
@@ -153,7 +170,8 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
     try:
         drawn = draw_function(options.target)
         if drawn.error is not None:
-            print(users_traceback(drawn.error), end="", file=sys.stderr)
+            traceback = users_traceback(drawn.error)
+            print(traceback, end="", file=sys.stderr)
         if drawn.graph is not None:
             _save(drawn.graph, options, console)
     except (ValueError, OSError) as error:
@@ -161,7 +179,9 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
     if drawn.error is None:
         return 0
     until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
-    print(f"tapehead: {options.target} raised {type(drawn.error).__name__}; {until}", file=sys.stderr)
+    said = f"{options.target} raised {type(drawn.error).__name__}; {until}"
+    tell_error(said, traceback)
+    print(f"tapehead: {said}", file=sys.stderr)
     return 1
 
 
@@ -182,7 +202,25 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
         found = groups(graph)
         console.print(found)
         path = found.save_svg(options.svg, options.groups, fold=options.fold)
+    tell(lambda: _graph_told(graph, path))
     console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
+
+
+def _graph_told(graph: Graph, picture: Path) -> dict[str, Any]:
+    return {
+        "picture": picture,
+        "tasks": [
+            {
+                "id": task.id,
+                "name": task.name,
+                "parameter": task.parameter,
+                "module": None if task.call is None else graph.calls[task.call].path,
+                "source": None if task.source is None else task.source.short,
+            }
+            for task in graph.tasks
+        ],
+        "edges": [(edge.task, edge.output, edge.next_task, edge.input) for edge in graph.edges],
+    }
 
 
 def _outermost(graph: Graph) -> str:
@@ -191,6 +229,7 @@ def _outermost(graph: Graph) -> str:
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.exports.perfetto import ENDINGS
     from ..engine.trace.run_reader import load
     from ..widgets.deck.page import is_page_of
     from ..widgets.deck.run_document import save_run
@@ -202,9 +241,15 @@ def _view(options: argparse.Namespace, console: Console) -> int:
         if options.out is None and out.exists() and not is_page_of(out, path.name):
             raise ValueError(f"{out} is there already, and was not made from {path.name}; say where to with --out FILE")
         out.parent.mkdir(parents=True, exist_ok=True)
+        if out.name.endswith(ENDINGS):
+            saved = run.save_perfetto(out)
+            tell(lambda: {"page": saved})
+            console.print(f"The run is in {saved}, for ui.perfetto.dev", soft_wrap=True, markup=False)
+            return 0
         page = save_run(run, out, source=path.name)
     except (ValueError, OSError) as error:
         return refuse(error)
+    tell(lambda: {"page": page})
     console.print(f"The run plays in {page}", soft_wrap=True, markup=False)
     if not options.no_open:
         webbrowser.open(page.resolve().as_uri())
@@ -223,5 +268,6 @@ def _diff(options: argparse.Namespace, console: Console) -> int:
         found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance, names=names)
     except (ValueError, OSError) as error:
         return refuse(error)
+    tell(lambda: {"differs": found.differs, "sentences": found.sentences, "rows": found.records()})
     console.print(found)
     return 1 if found.differs else 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ..engine.memory.accumulation import Accumulate, Release
-from .answers import Commands, ProgressLine, policies_of, print_title, program, refuse
+from .answers import Commands, ProgressLine, policies_of, print_title, program, refuse, script_raised
+from .json_answer import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +73,6 @@ def add_advise(commands: Commands) -> None:
 def _compare(options: argparse.Namespace, console: Console) -> int:
     from ..engine.queue.ready_queue import PolicyError
     from ..engine.studies.compare import compare
-    from ..widgets.terminal.user_traceback import users_traceback
     from .script import UserError
 
     if find_spec("plotly") is None:
@@ -87,9 +86,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             print_title(title, source, console)
             comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
         except UserError as error:
-            print(users_traceback(error.error), end="", file=sys.stderr)
-            print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
-            return 1
+            return script_raised(error.error, f"{target} raised {type(error.error).__name__}")
         except (ValueError, OSError, NotImplementedError, PolicyError) as error:
             return refuse(error)
     console.print(comparison.table)
@@ -98,13 +95,24 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
     console.print(comparison.peak(comparison.highest.policy))
     path = comparison.save_html(options.out / f"{name}-compare.html", title)
+    highest = comparison.highest.policy
+    tell(
+        lambda: {
+            "title": title,
+            "tasks": len(comparison.graph),
+            "policies": comparison.records(),
+            "sentences": comparison.sentences,
+            "highest": highest,
+            "peak": comparison.peak(highest).answer,
+            "page": path,
+        }
+    )
     console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
     return 0
 
 
 def _advise(options: argparse.Namespace, console: Console) -> int:
     from ..engine.ensembles.advice import advise
-    from ..widgets.terminal.user_traceback import users_traceback
     from .script import UserError
 
     target: str = options.target
@@ -114,12 +122,28 @@ def _advise(options: argparse.Namespace, console: Console) -> int:
                 advice = advise(make_loss, progress=line.show)
         except UserError as error:
             line.clear()
-            print(users_traceback(error.error), end="", file=sys.stderr)
-            print(f"tapehead: {target} raised {type(error.error).__name__}", file=sys.stderr)
-            return 1
+            return script_raised(error.error, f"{target} raised {type(error.error).__name__}")
         except (ValueError, OSError) as error:
             line.clear()
             return refuse(error)
     print_title(title, source, console)
+    tell(
+        lambda: {
+            "title": title,
+            "sentences": advice.sentences,
+            "peak_bytes": advice.peak_bytes,
+            "forward_peak_bytes": advice.forward_peak_bytes,
+            "items": [
+                {
+                    "title": item.title,
+                    "verdict": item.verdict,
+                    "said": item.said,
+                    "facts": item.facts,
+                    "code": item.code,
+                }
+                for item in advice
+            ],
+        }
+    )
     console.print(advice, crop=False)  # a line of its code is never cut
     return 0

@@ -10,7 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .answers import Commands, place_for, refuse
+from .answers import Commands, place_for, refuse, script_raised
+from .json_answer import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +52,6 @@ def add_replay(commands: Commands) -> None:
 
 def _replay(options: argparse.Namespace, console: Console) -> int:
     from ..engine.black_box.replay import replay
-    from ..widgets.terminal.user_traceback import users_traceback
     from .script import UserError, functions_of
 
     raised: list[BaseException] = []  # by the user's functions, whichever came last
@@ -67,9 +67,7 @@ def _replay(options: argparse.Namespace, console: Console) -> int:
                     raise UserError(error) from error
                 raise
     except UserError as error:
-        print(users_traceback(error.error), end="", file=sys.stderr)
-        print(f"tapehead: the script raised {type(error.error).__name__}", file=sys.stderr)
-        return 1
+        return script_raised(error.error, f"the script raised {type(error.error).__name__}")
     except (TypeError, ValueError, NotImplementedError, OSError) as error:
         return refuse(error)
 
@@ -95,10 +93,23 @@ def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> int:
     for sentence in again.sentences:
         console.print(sentence, markup=False, soft_wrap=True)
-    if again.error is not None:
+    nan = None if again.error is not None else again.find_nan()
+    tell(
+        lambda: {
+            "folder": again.folder,
+            "step": again.step,
+            "same": again.same,
+            "differences": again.differences,
+            "losses": [each.detach().cpu().item() for each in again.losses],
+            "raised": None if again.error is None else f"{type(again.error).__name__}: {again.error}",
+            "sentences": again.sentences,
+            "nan": None if nan is None else nan.sentences,
+        }
+    )
+    if nan is None:
         return 0 if again.same else 1
     console.print()
-    for sentence in again.find_nan().sentences:
+    for sentence in nan.sentences:
         console.print(sentence, markup=False, soft_wrap=True)
     if options.page is not None:
         page = again.backward().save_html(options.page)

@@ -68,8 +68,8 @@ def test_where_a_file_cannot_be_written_the_table_is_not_lost(
     def full(self: OrderStudy, path: Path) -> Path:
         raise OSError("no space left")
 
-    monkeypatch.setattr(OrderStudy, "save_json", full)
-    assert bench("linear50", "--json", str(tmp_path / "data.json")) == 2
+    monkeypatch.setattr(OrderStudy, "save_html", full)
+    assert bench("linear50", "--html", str(tmp_path / "page.html")) == 2
     printed, told = capsys.readouterr()
     assert printed.startswith("workload") and told.splitlines()[-1] == "tapehead: no space left"
 

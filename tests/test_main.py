@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import gzip
 import io
+import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -143,6 +147,18 @@ def test_the_demo_draws_the_graph_and_says_where(tmp_path: Path, capsys: pytest.
     svg = tmp_path / "new" / "folder" / "linear50.svg"
     assert str(svg) in capsys.readouterr().out
     assert "linear" in texts_of(svg)
+
+
+def test_the_demo_ends_with_a_page_that_plays_the_backward_under_three_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["demo", "linear50", "--out", str(tmp_path), "--policy", "heap"])
+    page = tmp_path / "linear50.html"
+    assert capsys.readouterr().out.splitlines()[-1] == f"To play it, with its memory, open {page}"
+    packed = re.search(r'id="document">([^<]+)<', page.read_text(encoding="utf-8"))
+    assert packed
+    schedules = json.loads(gzip.decompress(base64.b64decode(packed[1])))["schedules"]
+    assert {"bfs", "dfs", "heap"} <= {each["policy"] for each in schedules if each["memory"]}
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
