@@ -12,7 +12,7 @@ help: ## list the targets
 
 # One thread: on two busy cores a second one mostly waits, and the times would say little.
 demo: export OMP_NUM_THREADS = 1
-demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under BFS, DFS and HEAP; pictures in out/
+demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under BFS, DFS and HEAP; pictures and pages in out/
 	$(BIN)/tapehead demo resnet50
 	$(BIN)/tapehead demo linear50
 

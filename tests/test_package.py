@@ -136,6 +136,8 @@ def test_the_sdist_brings_tests_and_what_runs_them(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"Makefile", "constraints.txt", "LICENSE", "pyproject.toml", "tests/test_package.py"} <= names
+    shown = re.findall(r'(?:src|srcset)="([^"]+)"', (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown and set(shown) <= names
 
 
 def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:

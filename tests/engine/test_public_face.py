@@ -123,7 +123,7 @@ NONE = (
     "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
     "profile.device profile.batch simulate.device simulate.footprints simulate.retain_graph statistics.gradient "
     "training.model training.optimizer training.black_box install_training.model install_training.optimizer "
-    "install_training.black_box "
+    "install_training.black_box training.writer install_training.writer "
     "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
     "Stepper.queues NativeSession.trace Stepper.trace"
 )
