@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[
                 for name, given in asked
             ]
 
-    return asyncio.run(ask())
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own: a browser's tests leave an event loop in this one
+        return pool.submit(lambda: asyncio.run(ask())).result()
 
 
 @pytest.mark.heavy
