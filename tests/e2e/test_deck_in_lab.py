@@ -376,7 +376,8 @@ def test_a_closed_output_stops_playing_and_leaves_a_deck_that_can_be_shown_again
     expect(lab_page.page.locator(".tapehead-deck")).to_have_count(0)
     lab_page.page.wait_for_timeout(300)  # a step that was under way
     position = lab_page.value("deck.position")
-    assert lab_page.page.evaluate(COUNT_FRAMES, 500) == 0
+    # JupyterLab asks for a frame now and then; what plays asks for them all the time.
+    assert any(lab_page.page.evaluate(COUNT_FRAMES, 500) == 0 for _ in range(4))
     assert lab_page.value("deck.position") == position < lab_page.value("len(planned)")
     lab_page.kernel("deck.step()")
     again = ShownDeck(lab_page.run("deck").element)
