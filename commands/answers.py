@@ -92,7 +92,7 @@ class ProgressLine:
         """`linear50 (5 of 6): bfs, round 3 of 12`."""
         if self._terminal:
             print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
-        elif (head := said.partition(":")[0]) != self._before:
+        elif (head := said.partition(": ")[0]) != self._before:
             self._before = head
             print(f"measuring {head}", file=sys.stderr, flush=True)
 

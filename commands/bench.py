@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .answers import Commands, ProgressLine, place_for, refuse
+from .answers import Commands, ProgressLine, place_for, refuse, script_raised
 from .json_answer import tell
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.mirror_study import MirrorStudy
     from ..engine.studies.studied_orders import OrderStudy
+    from ..engine.workloads.workloads import Size, Workload
+    from .script import UserError
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
+_TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
 
 
 def add_bench(commands: Commands) -> None:
@@ -38,16 +42,20 @@ def _add_orders(benches: Commands) -> None:
         examples=(
             "tapehead bench orders",
             "tapehead bench orders resnet50 linear50 --size full --device cuda",
+            "tapehead bench orders train.py:make_loss",
         ),
     )
     orders.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (the six that the PR measured)"
+        "workloads",
+        nargs="*",
+        metavar=_TARGET,
+        help="of `tapehead workloads`, or a function of yours that makes the loss (the six that the PR measured)",
     )
     orders.add_argument(
         "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"
     )
-    orders.add_argument("--size", choices=("small", "full"), default="small", help="how large the models (small)")
-    orders.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    orders.add_argument("--size", choices=("small", "full"), help="how large ready models are (small)")
+    orders.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
     orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="how often each is timed (12)")
     orders.add_argument("--markdown", action="store_true", help="print the table as GitHub shows it")
     orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
@@ -58,14 +66,24 @@ def _add_accumulation(benches: Commands) -> None:
     accumulation = benches.add_parser(
         "accumulation",
         help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219",
-        examples=("tapehead bench accumulation rnn --html accumulation.html",),
+        examples=(
+            "tapehead bench accumulation rnn --html accumulation.html",
+            "tapehead bench accumulation train.py:make_loss",
+        ),
     )
     accumulation.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help="those with a gradient written by hand (rnn fan_out needless)"
+        "workloads",
+        nargs="*",
+        metavar=_TARGET,
+        help="those with a gradient written by hand, or a function of yours (rnn fan_out needless)",
     )
-    accumulation.add_argument("--size", choices=("small", "full"), default="small", help="how large (small)")
+    accumulation.add_argument("--size", choices=("small", "full"), help="how large ready programs are (small)")
     accumulation.add_argument(
-        "--dtype", choices=("float32", "float64"), nargs="+", action="extend", help="of the numbers (float32)"
+        "--dtype",
+        choices=("float32", "float64"),
+        nargs="+",
+        action="extend",
+        help="of ready programs' numbers (float32)",
     )
     accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="how often each is timed (3)")
     accumulation.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
@@ -76,18 +94,23 @@ def _add_mirroring(benches: Commands) -> None:
     mirroring = benches.add_parser(
         "mirroring",
         help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror",
-        examples=("tapehead bench mirroring gpt2 --no-compile",),
+        examples=(
+            "tapehead bench mirroring gpt2 --no-compile",
+            "tapehead bench mirroring train.py:make_loss",
+        ),
     )
     mirroring.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help="of `tapehead workloads` (eight, from an RNN to ResNet-152)"
+        "workloads",
+        nargs="*",
+        metavar=_TARGET,
+        help="of `tapehead workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
     )
     mirroring.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        default="desk",
-        help="how large; desk is between, what two cores step in seconds (desk)",
+        help="how large ready models are; desk is between, what two cores step in seconds (desk)",
     )
-    mirroring.add_argument("--device", default="cpu", metavar="NAME", help="where they live, such as cuda (cpu)")
+    mirroring.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
     mirroring.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
     mirroring.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
     mirroring.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
@@ -97,20 +120,24 @@ def _add_mirroring(benches: Commands) -> None:
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
+    from .script import UserError
 
     if options.html is not None and find_spec("plotly") is None:
         return refuse("the page draws its figure with plotly, which is missing: pip install plotly")
-    with ProgressLine() as line:
+    with ProgressLine() as line, ExitStack() as scripts:
         try:
             place_for("--html", options.html)
             study = order_study(
-                list(dict.fromkeys(options.workloads)) or WORKLOADS_STUDIED,
+                _programs(options, WORKLOADS_STUDIED, ("size", "device"), scripts),
                 list(dict.fromkeys(options.policies or ORDERS_STUDIED)),
-                size=options.size,
-                device=options.device,
+                size=options.size or "small",
+                device=options.device or "cpu",
                 repetitions=options.repetitions,
                 progress=line.show,
             )
+        except UserError as error:
+            line.clear()
+            return _raised(error)
         except (ValueError, OSError) as error:
             line.clear()
             return refuse(error)
@@ -138,28 +165,27 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     import torch
 
     from ..engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
-    from ..engine.workloads.workloads import workload
+    from ..engine.workloads.own_program import OwnProgram
 
-    def studies(tell: Callable[[str], object]) -> Iterator[AccumulationStudy]:
-        size, repetitions = options.size, options.repetitions
-        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
-            for name in dict.fromkeys(options.dtype or ["float32"]):
+    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[AccumulationStudy]:
+        size: Size = options.size or "small"
+        for each in _programs(options, STUDIED, ("size", "dtype"), scripts):
+            for name in ["float32"] if isinstance(each, OwnProgram) else dict.fromkeys(options.dtype or ["float32"]):
                 dtype = getattr(torch, name)
-                yield accumulation_study(each, size=size, dtype=dtype, repetitions=repetitions, progress=tell)
+                yield accumulation_study(each, size=size, dtype=dtype, repetitions=options.repetitions, progress=tell)
 
     return _bench_one_by_one(studies, save_studies, options, console)
 
 
 def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.mirror_study import STUDIED, mirror_study, save_studies
-    from ..engine.workloads.workloads import workload
 
-    def studies(tell: Callable[[str], object]) -> Iterator[MirrorStudy]:
-        for each in [workload(name) for name in dict.fromkeys(options.workloads or STUDIED)]:
+    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[MirrorStudy]:
+        for each in _programs(options, STUDIED, ("size", "device"), scripts):
             yield mirror_study(
                 each,
-                size=options.size,
-                device=options.device,
+                size=options.size or "desk",
+                device=options.device or "cpu",
                 repetitions=options.repetitions,
                 seconds=options.seconds,
                 compiled=not options.no_compile,
@@ -170,24 +196,30 @@ def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench_one_by_one(
-    measured: Callable[[Callable[[str], object]], Iterator[_Study]],
+    measured: Callable[[Callable[[str], object], ExitStack], Iterator[_Study]],
     save: Callable[[Sequence[_Study], Path], Path],
     options: argparse.Namespace,
     console: Console,
 ) -> int:
-    """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress."""
+    """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress, and what
+    closes scripts at the end."""
+    from .script import UserError
+
     if options.html is not None and find_spec("plotly") is None:
         return refuse("the page draws its figures with plotly, which is missing: pip install plotly")
     studies: list[_Study] = []
     interrupted = False
-    with ProgressLine() as line:
+    with ProgressLine() as line, ExitStack() as scripts:
         try:
             place_for("--html", options.html)
-            for study in measured(line.show):
+            for study in measured(line.show, scripts):
                 line.clear()
                 _print_study_of_one(study, console)
                 studies.append(study)
-        except (ValueError, OSError) as error:
+        except UserError as error:
+            line.clear()
+            return _raised(error)
+        except (ValueError, OSError, NotImplementedError) as error:
             line.clear()
             return refuse(error)
         except KeyboardInterrupt:
@@ -221,9 +253,42 @@ def _bench_one_by_one(
     return 130 if interrupted else 0
 
 
+def _programs(
+    options: argparse.Namespace, usual: Sequence[str], of_ready: Sequence[str], scripts: ExitStack
+) -> list[Workload]:
+    """What is to be measured: ready models by name, and functions of the user's.
+
+    Raises:
+        ValueError: there is no such workload, script or function; or an option of ready ones is given, and there is
+            none.
+        UserError: a script raised.
+    """
+    from ..engine.workloads.own_program import own_program
+    from ..engine.workloads.workloads import workload
+    from .script import make_loss_of
+
+    names = list(dict.fromkeys(options.workloads or usual))
+    given = [f"--{name}" for name in of_ready if getattr(options, name) is not None]
+    if given and all(map(_is_script, names)):
+        raise ValueError(f"{given[0]} is for ready models; {names[0]} makes its own, and says there what it is")
+    return [
+        own_program(scripts.enter_context(make_loss_of(name)), Path(name).name) if _is_script(name) else workload(name)
+        for name in names
+    ]
+
+
+def _is_script(name: str) -> bool:
+    return ":" in name or name.endswith(".py")
+
+
+def _raised(error: UserError) -> int:
+    return script_raised(error.error, f"your function raised {type(error.error).__name__}")
+
+
 def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console) -> None:
     console.print(study.title, style="bold", markup=False)
-    console.print(f"{study.workload.title} · {study.workload.source}\n", style="dim", markup=False)
+    about = " · ".join(filter(None, (study.workload.title, study.workload.source)))
+    console.print(f"{about}\n", style="dim", markup=False)
     console.print(study.table)
     for sentence in study.sentences:
         console.print(f"\n{sentence}", markup=False)
@@ -232,7 +297,9 @@ def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console
 
 def _print_study(study: OrderStudy, console: Console) -> None:
     if study.rows:
-        console.print(study.table)
+        unbounded = console.options.update(max_width=1000)
+        fits = console.measure(study.table, options=unbounded).maximum <= console.width
+        console.print(study.table if fits else study.narrow_table)
     for sentence in study.sentences:
         console.print(f"\n{sentence}", markup=False)
     console.print()

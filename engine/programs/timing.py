@@ -41,6 +41,10 @@ class Spread:
         low, _, high = quantiles(values, n=4, method="inclusive")
         return Spread(low, float(median(values)), high)
 
+    def spans(self, value: float) -> bool:
+        """Whether it is within the middle half: of a ratio, whether what differs from 1 is noise."""
+        return self.low <= value <= self.high
+
     @property
     def half_width(self) -> float:
         """Half of the way between the ends, as a share of the median: the ± of a table."""

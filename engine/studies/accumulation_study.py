@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -11,7 +13,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
-from torch import nn
 
 from ...inspector.arguments import expect, expect_callable, expect_number
 from ...inspector.graph.words import dtype_name
@@ -21,13 +22,15 @@ from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..orders.policies import POLICIES
 from ..orders.simulate import simulate
+from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, own_gradients
+from ..programs.make_loss import MakeLoss, own_gradients, real_loss_of
 from ..programs.profile import profile
-from ..programs.timing import time_backward, turns
+from ..programs.timing import Spread, time_backward, turns
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
+from ..workloads.own_program import OwnProgram
 from ..workloads.workloads import Size, Workload, workload
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release)
 BY_HAND, FUSED = "by hand", "by hand, fused"
 PYTORCH, HIPS, IN_PLACE = "PyTorch", "HIPS autograd", "in place"
 
+_Around = Callable[[], AbstractContextManager[object]]
 Kind = Literal["by hand", "PyTorch", "direct", "HIPS"]
 
 
@@ -75,6 +79,13 @@ class StudiedRule:
         return median(self.times_ns)
 
     @property
+    def time_text(self) -> str:
+        """`1.5 ms ± 4 %`: with half the width of the middle half, of several times."""
+        spread = Spread.of(self.times_ns)
+        noise = f" ± {100 * spread.half_width:.0f} %" if len(self.times_ns) > 1 else ""
+        return f"{self.elapsed_ns / 1e6:,.1f} ms{noise}"
+
+    @property
     def error(self) -> float | None:
         """How far the prediction is off, as a share of what was measured."""
         return None if self.predicted_bytes is None else self.predicted_bytes / self.peak_bytes - 1
@@ -85,13 +96,13 @@ class AccumulationStudy(ShownAsTable):
     """One program, its gradient computed in every way. In a notebook the table shows itself.
 
     Attributes:
-        workload, size, knobs, dtype: what was run.
-        rows: by hand first.
+        workload, size, knobs, dtype: what was run; of a program of a user's the dtype of its loss, and no size.
+        rows: by hand first, where there is such a gradient.
         machine: on which.
     """
 
     workload: Workload
-    size: Size
+    size: Size | None
     knobs: dict[str, int]
     dtype: torch.dtype
     rows: tuple[StudiedRule, ...]
@@ -108,9 +119,14 @@ class AccumulationStudy(ShownAsTable):
         """
         return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
+    @property
+    def reference(self) -> str:
+        """The row which ratios are against: the gradient by hand; PyTorch's own where nobody wrote one."""
+        return BY_HAND if any(row.name == BY_HAND for row in self.rows) else PYTORCH
+
     def ratio(self, name: str) -> float:
-        """The peak over that of the gradient by hand."""
-        return self[name].peak_bytes / self[BY_HAND].peak_bytes
+        """The peak over that of the reference."""
+        return self[name].peak_bytes / max(self[self.reference].peak_bytes, 1)
 
     @property
     def name(self) -> str:
@@ -120,7 +136,8 @@ class AccumulationStudy(ShownAsTable):
     @property
     def title(self) -> str:
         """`rnn, float32: batch=16 width=1024 steps=50`."""
-        return f"{self.name}: {' '.join(f'{knob}={value}' for knob, value in self.knobs.items())}"
+        knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        return f"{self.name}: {knobs}" if knobs else self.name
 
     @property
     def cells(self) -> list[list[str]]:
@@ -131,25 +148,26 @@ class AccumulationStudy(ShownAsTable):
                 size_text(row.peak_bytes),
                 f"{self.ratio(row.name):.2f} ×",
                 _predicted(row),
-                f"{row.elapsed_ns / 1e6:,.1f} ms",
+                row.time_text,
             ]
             for row in self.rows
         ]
-        return [["gradient", "peak", "over by hand", "predicted", "time"], *rows]
+        return [["gradient", "peak", f"over {self.reference}", "predicted", "time"], *rows]
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
         highest = max(self.rows, key=lambda row: row.peak_bytes)
-        own, hand = self[IN_PLACE], self[BY_HAND]
-        more = own.peak_bytes / hand.peak_bytes - 1
+        own, hand = self[IN_PLACE], self[self.reference]
+        whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
+        more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
             f"Summed in place and let go at once, the peak is {size_text(own.peak_bytes)}, "
             + (f"{percent_text(more)} above that" if more > 0 else "that")
-            + " of the gradient by hand."
+            + f" {whose}."
         ]
         if highest.peak_bytes > 1.05 * own.peak_bytes:
-            ratio = highest.peak_bytes / hand.peak_bytes
+            ratio = highest.peak_bytes / max(hand.peak_bytes, 1)
             said.append(f"The most, {size_text(highest.peak_bytes)} or {ratio:.1f} times that, takes: {highest.name}.")
         return tuple(said)
 
@@ -162,6 +180,7 @@ class AccumulationStudy(ShownAsTable):
                 "gradient": row.name,
                 "kind": row.kind,
                 "peak_bytes": row.peak_bytes,
+                "reference": self.reference,
                 "ratio": self.ratio(row.name),
                 "predicted_bytes": row.predicted_bytes,
                 "start_bytes": row.levels.start_bytes,
@@ -200,8 +219,9 @@ def accumulation_study(
     Memory is measured once; each row's peak is predicted from the run of another one. Times are taken in turns.
 
     Args:
-        name: a workload with a gradient by hand: "rnn", "fan_out" or "needless".
-        size, dtype, knobs: as in `Workload.build`.
+        name: a workload with a gradient by hand: "rnn", "fan_out" or "needless"; or a function of yours, as
+            `own_program(make_loss, name)`, whose rows are against PyTorch's own.
+        size, dtype, knobs: as in `Workload.build`; a function of yours has its own.
         repetitions: how often each backward is timed.
         progress: called before each run with what comes.
 
@@ -221,9 +241,23 @@ def accumulation_study(
         expect_callable(progress, 1, "progress", "a function of what comes: progress(text)")
     found = workload(name) if isinstance(name, str) else name
     tell = progress or (lambda said: None)
-    head = _name_of(found, dtype)
-    given: dict[str, Any] = {"size": size, "dtype": dtype, **knobs}
-    ways = list(_ways(found, given))
+    with ExitStack() as stack:
+        if isinstance(found, OwnProgram):
+            found.refuse_knobs(knobs)
+            world = stack.enter_context(AsFound())
+            dtype = _dtype_made(world, found)
+            ways, used = list(_own_ways(world, found)), None
+        else:
+            used = {**(found.small if size == "small" else found.full), **knobs}
+            ways = list(_ways(found, {"size": size, "dtype": dtype, **knobs}))
+        rows = tuple(_measured(ways, _name_of(found, dtype), repetitions, tell))
+    return AccumulationStudy(found, None if used is None else size, used or {}, dtype, rows, this_machine())
+
+
+def _measured(
+    ways: Sequence[_Way], head: str, repetitions: int, tell: Callable[[str], object]
+) -> Iterator[StudiedRule]:
+    """A row for each way."""
     measured = []
     for way in ways:
         tell(f"{head}: {way.name}, its memory")
@@ -234,12 +268,13 @@ def accumulation_study(
             tell(f"{head}: {way.name}, round {number + 1:,} of {repetitions:,}")
             times[way.name].append(way.time())
     predicted = _predictions(ways)
-    rows = tuple(
-        StudiedRule(way.name, way.kind, levels, tuple(times[way.name]), predicted.get(way.name), way.rule)
-        for way, levels in zip(ways, measured, strict=True)
-    )
-    used = {**(found.small if size == "small" else found.full), **knobs}
-    return AccumulationStudy(found, size, used, dtype, rows, this_machine())
+    for way, levels in zip(ways, measured, strict=True):
+        yield StudiedRule(way.name, way.kind, levels, tuple(times[way.name]), predicted.get(way.name), way.rule)
+
+
+def _dtype_made(world: AsFound, found: OwnProgram) -> torch.dtype:
+    """That of the loss of a user's program, which runs once, watched."""
+    return real_loss_of(world.watch(found.make_loss)).dtype
 
 
 def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: str = "Accumulation") -> Path:
@@ -290,11 +325,11 @@ class _ByHand:
 class _Torch:
     """PyTorch's engine, if there is no rule, or the direct one."""
 
-    def __init__(self, model: nn.Module, make_loss: MakeLoss, rule: Accumulation | None) -> None:
+    def __init__(self, as_before: _Around, make_loss: MakeLoss, rule: Accumulation | None) -> None:
         self.kind: Kind = "PyTorch" if rule is None else "direct"
         self.name = PYTORCH if rule is None else _rule_name(rule)
         self.rule = rule
-        self._leaves, self._make_loss = list(model.parameters()), make_loss
+        self._as_before, self._make_loss = as_before, make_loss
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -303,7 +338,7 @@ class _Torch:
         return {"engine": "direct", "accumulate": self.rule.accumulate, "release": self.rule.release}
 
     def measure(self) -> StepLevels:
-        with own_gradients(self._leaves):
+        with self._as_before():
             run = profile(self._make_loss, **self._how)
         assert run.timeline is not None
         assert run.footprints is not None
@@ -318,7 +353,7 @@ class _Torch:
         return found.peak_bytes
 
     def time(self) -> int:
-        with own_gradients(self._leaves):
+        with self._as_before():
             if self.rule is None:
                 return time_backward(self._make_loss, POLICIES["heap"])
             return backward(self._make_loss(), **self._how).elapsed_ns
@@ -353,9 +388,15 @@ def _ways(found: Workload, given: dict[str, Any]) -> Iterator[_Way]:
         yield _ByHand(found, given, fused)
     model, make_loss = found.build(**given)
     for rule in (None, *RULES):
-        yield _Torch(model, make_loss, rule)
+        yield _Torch(partial(own_gradients, list(model.parameters())), make_loss, rule)
     if find_spec("autograd"):
         yield _Hips(found, given)
+
+
+def _own_ways(world: AsFound, found: OwnProgram) -> Iterator[_Way]:
+    """Nobody wrote its gradient by hand, nor the program for NumPy."""
+    for rule in (None, *RULES):
+        yield _Torch(world.run, found.make_loss, rule)
 
 
 def _predictions(ways: Sequence[_Way]) -> dict[str, int]:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ...inspector.shown import GraphTheme, drawn, saved_page
-from ...inspector.torch_internals.compiled import activation_memory_budget
 from ..measuring.step_levels import allocated_levels
 from ..mirroring.mirror import mirror
 from ..mirroring.plan_mirror import plan_mirror
 from ..mirroring.planned_mirror import PlannedMirror
 from ..mirroring.wanted import OVERHEAD
+from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, own_gradients, same_random_numbers
 from ..programs.timing import Spread, turns
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
-from ..workloads.workloads import Workload, workload
+from ..workloads.own_program import OwnProgram
+from ..workloads.workloads import Size, Workload, workload
 from .order_study import usable_device
+from .own_modules import OwnModules
+from .ways_of_torch import checkpointed, selective
+from .ways_of_torch import compiled as compiled_within_budget
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -55,17 +58,6 @@ WITHIN = f"th.mirror, {percent_text(OVERHEAD)} overhead"
 BELOW = "th.mirror, below checkpoint"
 HALF = "th.mirror, half the peak"
 
-PRODUCTS = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        *("mm", "bmm", "addmm", "baddbmm", "convolution"),
-        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-)
-"""What the selective checkpoint saves: products, convolutions and attention. The rest runs again."""
-
-_COMPILED_BUDGET = 0.5
 _BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
 _ALIKE = 0.005
 
@@ -100,6 +92,12 @@ class StudiedWay:
     def elapsed_ns(self) -> float:
         """The median of its times."""
         return Spread.of(self.times_ns).middle
+
+    @property
+    def ratio_text(self) -> str:
+        """`1.04 × ± 3 %`: with half the width of the middle half, of several rounds."""
+        noise = f" ± {100 * self.time_ratio.half_width:.0f} %" if len(self.times_ns) > 1 else ""
+        return f"{self.time_ratio.middle:.2f} ×{noise}"
 
     @property
     def predicted_bytes(self) -> int | None:
@@ -142,7 +140,7 @@ class MirrorStudy(ShownAsTable):
     """
 
     workload: Workload
-    size: StudySize
+    size: StudySize | None
     knobs: Mapping[str, int]
     device: str
     rows: tuple[StudiedWay, ...]
@@ -170,7 +168,8 @@ class MirrorStudy(ShownAsTable):
     @property
     def title(self) -> str:
         """`resnet50: batch=4 pixels=224`."""
-        return f"{self.workload.name}: {' '.join(f'{knob}={value}' for knob, value in self.knobs.items())}"
+        knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        return f"{self.workload.name}: {knobs}" if knobs else self.workload.name
 
     @property
     def cells(self) -> list[list[str]]:
@@ -194,14 +193,23 @@ class MirrorStudy(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """What the table says, in words."""
-        return (*self._compared(), *self._of_plans(), *self._of_refused())
+        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused())
+
+    def _of_noise(self) -> Iterator[str]:
+        said = [
+            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
+            for row in self.rows[1:]
+            if len(row.times_ns) > 1
+        ]
+        if said:
+            yield f"A step takes, over one with nothing: {'; '.join(said)}. ± is half the width of the middle half."
 
     def _compared(self) -> Iterator[str]:
         if BELOW not in self or BLOCKS not in self:
             return
         mirrored, blocks = self[BELOW], self[BLOCKS]
         less = 1 - mirrored.peak_bytes / blocks.peak_bytes
-        times = f"{mirrored.time_ratio.middle:.2f} × of a step, checkpoints per block {blocks.time_ratio.middle:.2f} ×"
+        times = f"{mirrored.ratio_text} of a step, checkpoints per block {blocks.ratio_text}"
         if abs(less) < _ALIKE:
             yield f"Mirroring needs as much memory as checkpoints per block; it takes {times}."
         else:
@@ -274,7 +282,7 @@ def mirror_study(
     lowest price.
 
     Args:
-        name: a workload.
+        name: a workload; or a function of yours, as `own_program(make_loss, name)`, whose modules are those it calls.
         size, knobs: as in `Workload.build`; "desk" is between: what two cores step in seconds.
         device: where the model lives.
         repetitions: how often each step is timed.
@@ -295,13 +303,46 @@ def mirror_study(
     used = {**_knobs(found, size), **knobs}
     tell = progress or (lambda said: None)
     place = usable_device(device)
-    model, make_loss = found.build("small" if size == "small" else "full", device=place, dtype=None, **used)
-    bench = _Bench(model, make_loss, place)
-    refused = {}
+    with ExitStack() as stack:
+        sized: StudySize | None = size
+        if isinstance(found, OwnProgram):
+            found.refuse_knobs(knobs)
+            world, sized = stack.enter_context(AsFound()), None
+            own = OwnModules.of(world, found.make_loss)
+            bench = _Bench(own.model, found.make_loss, own.device, own.leaves, world)
+            blocks, place, called = own.blocks, own.device, own.is_one
+        else:
+            built: Size = "small" if size == "small" else "full"
+            bench = _Bench(*found.build(built, device=place, dtype=None, **used), place)
+            blocks, called = found.blocks, True
+        plans = _Plans(seconds, compiled and called)
+        ways, refused = _ways_measured(found.name, bench, blocks, plans, tell)
+        if compiled and not called:
+            refused[COMPILED] = "the forward calls several modules, of which none is the model."
+        for number, round_ in enumerate(turns(ways, repetitions)):
+            for way in round_:
+                tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
+                way.times_ns.append(bench.time(way))
+    rows = tuple(way.studied(ways[0]) for way in ways)
+    return MirrorStudy(found, sized, used, str(place), rows, refused, this_machine())
+
+
+class _Plans(NamedTuple):
+    """What is asked for: how long each search for a plan may take, and whether torch.compile is studied."""
+
+    seconds: float
+    compiled: bool
+
+
+def _ways_measured(
+    name: str, bench: _Bench, blocks: tuple[type[nn.Module], ...], plans: _Plans, tell: Callable[[str], object]
+) -> tuple[list[_Way], dict[str, str]]:
+    """The ways with their memory, that without anything first; and why others could not be measured."""
+    refused: dict[str, str] = {}
     ways: list[_Way] = []
 
     def measure(way: _Way) -> None:
-        tell(f"{found.name}: {way.name}, its memory")
+        tell(f"{name}: {way.name}, its memory")
         try:
             bench.measure(way)
         except Exception as error:
@@ -311,29 +352,23 @@ def mirror_study(
         else:
             ways.append(way)
 
-    nothing = _Way(NOTHING, nullcontext)
-    measure(nothing)
-    if found.blocks:
-        measure(_Way(BLOCKS, partial(_checkpointed, model, found.blocks)))
-        measure(_Way(SELECTIVE, partial(_checkpointed, model, found.blocks, _selective)))
+    measure(_Way(NOTHING, nullcontext))
+    if blocks:
+        measure(_Way(BLOCKS, partial(checkpointed, bench.model, blocks)))
+        measure(_Way(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
     else:
         refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
-    if compiled:
-        measure(_Way(COMPILED, partial(_compiled, model, torch.compile(model.forward))))
+    if plans.compiled:
+        measure(_Way(COMPILED, partial(compiled_within_budget, bench.model, torch.compile(bench.model.forward))))
     asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
-    if (blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
-        asked[1] = BELOW, int(_BELOW * blocks.peak_bytes)
+    if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
+        asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
     for mirrored, budget in asked:
-        tell(f"{found.name}: planning for {mirrored}")
+        tell(f"{name}: planning for {mirrored}")
         with bench.as_before():
-            plan = plan_mirror(make_loss, budget, seconds=seconds, progress=False)
+            plan = plan_mirror(bench.make_loss, budget, seconds=plans.seconds, progress=False)
         measure(_Way(mirrored, nullcontext, plan))
-    for number, round_ in enumerate(turns(ways, repetitions)):
-        for way in round_:
-            tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
-            way.times_ns.append(bench.time(way))
-    rows = tuple(way.studied(nothing) for way in ways)
-    return MirrorStudy(found, size, used, str(place), rows, refused, this_machine())
+    return ways, refused
 
 
 def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = "Mirroring") -> Path:
@@ -386,16 +421,28 @@ class _Way:
 class _Bench:
     """Runs steps of one model, each of which finds parameters, buffers, random numbers and .grad as the first did."""
 
-    def __init__(self, model: nn.Module, make_loss: MakeLoss, device: torch.device) -> None:
-        self._model = model
-        self._make_loss = make_loss
+    def __init__(
+        self,
+        model: nn.Module,
+        make_loss: MakeLoss,
+        device: torch.device,
+        leaves: Sequence[Tensor] = (),
+        world: AsFound | None = None,
+    ) -> None:
+        self.model = model
+        self.make_loss = make_loss
         self._device = device
-        self._parameters = list(model.parameters())
+        self._world = world
+        self._parameters = [*model.parameters(), *leaves]
         self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         self._expected: tuple[list[Tensor | None], list[Tensor]] | None = None
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
+        if self._world is not None:
+            with self._world.run(self._parameters, zeroed=True):
+                yield
+            return
         with own_gradients(self._parameters), same_random_numbers():
             for parameter in self._parameters:
                 parameter.grad = None
@@ -437,7 +484,7 @@ class _Bench:
         """A forward and its backward; `done` is called at the end of each."""
         with way.around():
             with way.forward():
-                loss = self._make_loss()
+                loss = self.make_loss()
             done()
             loss.backward()  # type: ignore[no-untyped-call]
             done()
@@ -481,6 +528,8 @@ def _same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> 
 
 
 def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
+    if isinstance(found, OwnProgram):
+        return {}
     if size == "desk":
         if found.name not in DESK:
             raise ValueError(f'workload {found.name} has no size "desk"; those which have: {", ".join(DESK)}')
@@ -488,50 +537,6 @@ def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
     if size not in ("small", "full"):
         raise ValueError(f"unknown size {size!r}; known: small, desk, full")
     return found.small if size == "small" else found.full
-
-
-def _selective() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    first, again = create_selective_checkpoint_contexts(list(PRODUCTS))  # type: ignore[no-untyped-call]
-    return first, again
-
-
-_Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
-
-
-@contextmanager
-def _checkpointed(
-    model: nn.Module, blocks: tuple[type[nn.Module], ...], contexts: _Contexts | None = None
-) -> Iterator[None]:
-    """Meanwhile each call of a block, the outermost of nested ones, is under torch.utils.checkpoint."""
-    found = list(_outermost(model, blocks))
-    how: dict[str, Any] = {"use_reentrant": False} | ({} if contexts is None else {"context_fn": contexts})
-    for block in found:
-        block.forward = partial(checkpoint, block.forward, **how)
-    try:
-        yield
-    finally:
-        for block in found:
-            del block.__dict__["forward"]
-
-
-def _outermost(model: nn.Module, blocks: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if isinstance(module, blocks):
-            yield module
-        else:
-            waiting.extend(module.children())
-
-
-@contextmanager
-def _compiled(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    with activation_memory_budget(_COMPILED_BUDGET):
-        model.forward = forward
-        try:
-            yield
-        finally:
-            del model.__dict__["forward"]
 
 
 def _first_sentence(error: Exception) -> str:

@@ -8,10 +8,11 @@ from typing import get_args
 
 import torch
 
+from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import own_gradients, same_random_numbers
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
 from ..words.machine import this_machine
+from ..workloads.own_program import OwnProgram
 from ..workloads.workloads import Size, Workload, workload
 from .compare import chosen_policies, compare
 from .comparison import Comparison
@@ -49,7 +50,7 @@ def order_study(
     have been measured.
 
     Args:
-        workloads: their names, or Workload objects.
+        workloads: their names, or Workload objects; a function of yours is one as `own_program(make_loss, name)`.
         policies: as in `th.backward`.
         size: "small" or "full" of each workload.
         device: where the models live.
@@ -86,8 +87,8 @@ def order_study(
                 raise
             interrupted = True
             break
-    machine = this_machine(place)
-    return OrderStudy(tuple(rows), tuple(orders), repetitions, machine, str(place), refused, interrupted)
+    place = _where(rows, place)
+    return OrderStudy(tuple(rows), tuple(orders), repetitions, this_machine(place), str(place), refused, interrupted)
 
 
 def _studied(
@@ -99,6 +100,7 @@ def _studied(
     progress: Callable[[str], object] | None,
 ) -> StudiedWorkload:
     model, make_loss = each.build(size, device=device)
+    sized = None if isinstance(each, OwnProgram) else size
     second = _second_accelerator(device)
     if each.name in _ON_SECOND and second is not None:
         model.get_submodule(_ON_SECOND[each.name]).to(second)
@@ -108,13 +110,25 @@ def _studied(
     apart = None if len(drawn.devices) > 1 else _APART.get(each.name)
     planned = [_as_planned(policy, comparison) for policy in policies if not is_dynamic(policy)]
     if not planned or (apart is None and len(drawn.devices) < 2):
-        return StudiedWorkload(each, size, comparison)
+        return StudiedWorkload(each, sized, comparison)
     if progress is not None:
         progress("the times of its tasks")
-    with own_gradients(list(model.parameters())), same_random_numbers():
-        runs = [backward(make_loss(), trace="off") for _ in range(TIMED_RUNS)]
+    runs = []
+    with AsFound() as world:  # of a program of a user's nothing is known but what it does
+        world.watch(make_loss)
+        for _ in range(TIMED_RUNS):
+            with world.run():
+                runs.append(backward(make_loss(), trace="off"))
     makespans = makespan(drawn, policies=planned, durations=runs, device_of=apart)
-    return StudiedWorkload(each, size, comparison, makespans)
+    return StudiedWorkload(each, sized, comparison, makespans)
+
+
+def _where(rows: Sequence[StudiedWorkload], asked: torch.device) -> torch.device:
+    """The device that was measured: programs of a user's are where they are, whatever was asked for."""
+    if asked.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
+        return asked
+    found = (device for row in rows for device in row.comparison.graph.devices if device.type != "cpu")
+    return next(found, asked)
 
 
 def _second_accelerator(first: torch.device) -> torch.device | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _REFERENCE = "heap"
+_MORE, _LESS = "needs more memory than", "needs less memory than"
 _RISE = "rise: what of the peak the backward adds to what the forward left."
 _BESIDE = 4  # policies that stand beside each other in the table
 TIMED_RUNS = 5  # for the times of tasks
@@ -38,14 +39,14 @@ class StudiedWorkload:
 
     Attributes:
         workload: which.
-        size: "small" or "full".
+        size: "small" or "full"; None: of a program of a user's, which has its own.
         comparison: what was measured, with the whole timeline of each order.
         makespans: how long each order takes where each of the workload's devices has a queue of its own, simulated with
             measured times of the tasks; None where there is one device.
     """
 
     workload: Workload
-    size: Size
+    size: Size | None
     comparison: Comparison
     makespans: MakespanReport | None = None
 
@@ -62,8 +63,9 @@ class StudiedWorkload:
     def sentence(self) -> str:
         """What it is: `One Linear used 50 times … · pytorch PR #4746, 2018 · small: uses=50 … · 104 tasks`."""
         knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        sized = "" if self.size is None else f"{self.size}: {knobs}"
         tasks = f"{len(self.comparison.graph):,} tasks"
-        return " · ".join((self.workload.title, self.workload.source, f"{self.size}: {knobs}", tasks))
+        return " · ".join(filter(None, (self.workload.title, self.workload.source, sized, tasks)))
 
     def time(self, policy: str) -> Spread:
         """Nanoseconds of the backward alone: the median, and the ends of the middle half.
@@ -190,16 +192,17 @@ class OrderStudy(ShownAsTable):
         reference = self.reference
         for policy in self.others:
             peaks = {row.name: row.peak_ratio(policy, reference) for row in self.rows}
-            times = {
-                row.name: row.time_ratio(policy, reference).middle for row in self.rows if _time(self, row, policy).sign
-            }
+            ratios = {row.name: row.time_ratio(policy, reference) for row in self.rows}
+            times = {row.name: ratios[row.name] for row in self.rows if _time(self, row, policy).sign}
+            noisy = {name: ratio for name, ratio in ratios.items() if name not in times and ratio.spans(1.0)}
             said = [
-                f"{how} {reference} on {_listed(found)}"
-                for how, found in (
-                    ("needs more memory than", {name: ratio for name, ratio in peaks.items() if ratio >= 1 + _ALIKE}),
-                    ("needs less memory than", {name: ratio for name, ratio in peaks.items() if ratio <= 1 - _ALIKE}),
-                    ("takes longer than", {name: ratio for name, ratio in times.items() if ratio > 1}),
-                    ("is faster than", {name: ratio for name, ratio in times.items() if ratio < 1}),
+                f"{how} {reference}{of} on {_listed(found)}"
+                for how, of, found in (
+                    (_MORE, "", {name: ratio for name, ratio in peaks.items() if ratio >= 1 + _ALIKE}),
+                    (_LESS, "", {name: ratio for name, ratio in peaks.items() if ratio <= 1 - _ALIKE}),
+                    ("takes longer than", "", {name: ratio for name, ratio in times.items() if ratio.middle > 1}),
+                    ("is faster than", "", {name: ratio for name, ratio in times.items() if ratio.middle < 1}),
+                    ("is within noise of", "'s time", noisy if self.repetitions >= _ENOUGH else {}),
                 )
                 if found
             ]
@@ -225,9 +228,10 @@ class OrderStudy(ShownAsTable):
         against = f" Ratios are against {self.reference}." if self.others else ""
         each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
         half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
-        rounds = " Those of times are the medians of each round's own." if self.others and self.repetitions > 1 else ""
+        rounds = " Those of times are the medians of each round's own" if self.others and self.repetitions > 1 else ""
+        noise = "; where their middle half has 1 in it, the times are within noise." if rounds else ""
         return (
-            f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}",
+            f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}{noise}",
             "peak: the highest level in the backward of all bytes asked for since just before the forward and not yet "
             "freed, measured once. Parameters, inputs and .grad of before are not in it.",
             _RISE,
@@ -281,6 +285,14 @@ class OrderStudy(ShownAsTable):
     @property
     def table(self) -> Table:
         """The rows as a table of rich."""
+        return self._table(named_beside=True)
+
+    @property
+    def narrow_table(self) -> Table:
+        """The same in fewer columns, for a terminal of 80: the name of a workload stands above its lines."""
+        return self._table(named_beside=False)
+
+    def _table(self, named_beside: bool) -> Table:
         from rich.table import Table
         from rich.text import Text
 
@@ -289,19 +301,24 @@ class OrderStudy(ShownAsTable):
             any(block[at][1][place].ratio for block in blocks for at in range(len(block)))
             for place in range(len(headings))
         ]
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        gap = 2 if named_beside else 1
+        table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=named_beside)
         table.add_column("workload", no_wrap=True)
-        table.add_column("", no_wrap=True)
+        if named_beside:
+            table.add_column("", no_wrap=True)
         for heading, ratio in zip(headings, with_ratio, strict=True):
             table.add_column(Text(heading), justify="right", no_wrap=True)
             if ratio:
                 table.add_column("", no_wrap=True)
         for row, block in zip(self.rows, blocks, strict=True):
+            if not named_beside:
+                table.add_row(Text(row.name, "bold"))
             for number, (label, cells) in enumerate(block):
                 texts: list[Text] = []
                 for cell, ratio in zip(cells, with_ratio, strict=True):
                     texts += [Text(cell.value), *([Text(cell.ratio, _STYLES[cell.sign])] if ratio else [])]
-                table.add_row(Text("" if number else row.name, "bold"), Text(label, "dim"), *texts)
+                beside = [Text("" if number else row.name, "bold")] if named_beside else []
+                table.add_row(*beside, Text(label if named_beside else f"  {label}", "dim"), *texts)
             if row is not self.rows[-1]:
                 table.add_row()
         return table
@@ -465,7 +482,15 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}×"
 
 
-def _listed(ratios: Mapping[str, float]) -> str:
-    """`linear50 (17.0×), seq2seq (1.20×)`: the largest difference first."""
-    ordered = sorted(ratios.items(), key=lambda item: max(item[1], 1 / item[1]), reverse=True)
-    return ", ".join(f"{name} ({ratio_text(ratio)})" for name, ratio in ordered)
+def _listed(ratios: Mapping[str, float] | Mapping[str, Spread]) -> str:
+    """`linear50 (17.0×), seq2seq (1.20× ± 3 %)`: the largest difference first. Of times with their noise."""
+    middles = {name: ratio.middle if isinstance(ratio, Spread) else ratio for name, ratio in ratios.items()}
+    ordered = sorted(middles, key=lambda name: max(middles[name], 1 / middles[name]), reverse=True)
+    return ", ".join(f"{name} ({_noisy_text(ratios[name])})" for name in ordered)
+
+
+def _noisy_text(ratio: float | Spread) -> str:
+    """`1.20× ± 3 %`, and `17.0×` of what has no noise."""
+    if not isinstance(ratio, Spread):
+        return ratio_text(ratio)
+    return f"{ratio_text(ratio.middle)} ± {100 * ratio.half_width:.0f} %"

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...engine.studies.accumulation_study import BY_HAND, FUSED, AccumulationStudy, StudiedRule
+from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
 from .drawing import Drawing, escaped
@@ -34,6 +34,7 @@ _WORDS = {
     "never released": "what a task has taken is kept until the backward ends",
     "HIPS autograd": "the package autograd on NumPy, by tracemalloc: Python's own objects count, too",
     "over by hand": "the peak over that of the gradient by hand",
+    "over PyTorch": "the peak over that of PyTorch's own engine",
     "predicted": "the peak simulated from the run of another row; exact: equal to the byte",
 }
 
@@ -51,7 +52,7 @@ def study_html(study: AccumulationStudy) -> str:
     """The rows of a study and what they say. It brings its own style."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
-    return cells_html(study.cells, study.sentences, ("peak", "over by hand", "predicted", "time"), bars)
+    return cells_html(study.cells, study.sentences, ("peak", f"over {study.reference}", "predicted", "time"), bars)
 
 
 def study_figure(
@@ -62,12 +63,12 @@ def study_figure(
 
 
 def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool = False, clock: bool = False) -> Drawing:
-    """The level over the backward, from its first step to its last, of each row; the area is that by hand.
+    """The level over the backward, from its first step to its last, of each row; the area is the reference's.
 
     With `forward` from the forward's first byte on, over the steps of both; with `clock` over milliseconds since then.
     The levels differ by factors, so their axis is logarithmic. What is far below the peak by hand lies on its bottom.
     """
-    hand = study[BY_HAND]
+    hand = study[study.reference]
     points_of = _over_time if clock else _over_steps if forward else _points
     floor = _LOWEST * hand.peak_bytes
     highest = max(row.peak_bytes for row in study.rows)

@@ -139,7 +139,7 @@ def studies_page(
         words: meanings.
     """
     parts = [
-        f"<section><h2>{escape(study.title)}<span>{escape(f'{study.workload.title} · {study.workload.source}')}</span>"
+        f"<section><h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span>"
         f'</h2>{table(study)}<div class="figure" data-drawing="{number}"></div></section>'
         for number, study in enumerate(studies)
     ]
@@ -147,6 +147,10 @@ def studies_page(
     drawings = {str(number): drawing(study, LATER) for number, study in enumerate(studies)}
     subtitle = f"Measured on {studies[0].machine}."
     return figure_page(title, subtitle, "\n".join([*parts, f"<section><h2>Words</h2>{said}</section>"]), drawings)
+
+
+def _about(workload: Workload) -> str:
+    return " · ".join(filter(None, (workload.title, workload.source)))
 
 
 def words_html(words: Mapping[str, str]) -> str:

@@ -76,7 +76,7 @@ def test_times_are_compared_round_by_round_so_that_a_slow_machine_cancels_out() 
     assert (row.time("heap").middle, row.time("bfs").middle) == (30, 60)
     ratio = row.time_ratio("bfs", "heap")
     assert (ratio.low, ratio.middle, ratio.high) == (2.0, 2.0, 2.0)
-    assert "it takes longer than heap on linear50 (2.00×)" in study.sentences[0]
+    assert "it takes longer than heap on linear50 (2.00× ± 0 %)" in study.sentences[0]
 
 
 def test_a_difference_that_is_not_in_all_of_the_middle_half_is_not_called_one() -> None:
