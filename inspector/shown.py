@@ -23,6 +23,8 @@ DRAWN_BY = {
     "advice as HTML": "widgets.pages.advice_html:advice_html",
     "frontier as HTML": "widgets.pages.frontier_page:frontier_html",
     "frontier as a page": "widgets.pages.frontier_page:page_html",
+    "training as HTML": "widgets.pages.loop_page:training_html",
+    "training as a page": "widgets.pages.loop_page:page_html",
     "orders as HTML": "widgets.pages.order_study_page:study_html",
     "mirroring as HTML": "widgets.pages.mirror_page:study_html",
     "accumulation as HTML": "widgets.pages.accumulation_page:study_html",

@@ -7,11 +7,13 @@ import sys
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
+from ...inspector.shown import saved_page, text_of
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
@@ -41,7 +43,7 @@ class Watcher(Protocol):
 
 
 class Training(ShownAsFindings):
-    """A training loop that is watched, or was. In a notebook it shows what was found.
+    """A training loop that is watched, or was. In a notebook it shows its steps and what was found.
 
     Attributes:
         findings: what was found, first ones first. They stay when the block ends.
@@ -206,6 +208,19 @@ class Training(ShownAsFindings):
         numbers = numbers_of(self.norms, expect_depth(depth))
         logger.begin()
         logger.write(numbers, self.findings, commit=True)
+
+    def _repr_html_(self) -> str:
+        return text_of("training as HTML", self)
+
+    def save_html(self, path: str | Path, title: str = "Training loop") -> Path:
+        """Writes one HTML page that needs neither a kernel nor a network: losses, learning rates, a heat map of norms
+        by module and step, and the findings. While the loop runs the last steps are not in it yet.
+
+        Args:
+            path: where to.
+            title: its heading.
+        """
+        return saved_page("training as a page", path, self, title)
 
     def to_pandas(self, table: TrainingTable = "norms") -> Any:
         """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.

@@ -1,5 +1,6 @@
 // Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
-// the slider of plans for mirroring into a script that a page has inside, widgets/static/frontier.js.
+// the slider of plans for mirroring and the page of a training loop into scripts that a page has inside,
+// widgets/static/frontier.js and loop.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
@@ -64,6 +65,7 @@ if (process.argv.includes("--tests")) {
   const pages = [
     { entryPoints: ["src/index.ts"], outfile: "../static/deck.js" },
     { entryPoints: ["src/frontier/index.ts"], outfile: "../static/frontier.js", format: "iife" },
+    { entryPoints: ["src/loop/index.ts"], outfile: "../static/loop.js", format: "iife" },
   ];
   for (const each of pages) {
     const page = { ...shared, minify: true, mangleProps: privateNames(), legalComments: "inline", ...each };

@@ -1,0 +1,123 @@
+"""A loop as a document: written and read again it is the same, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from base64 import b64decode
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.training.document import TrainingDocument, document_of, read_document
+from tapehead.engine.training.record import Training
+
+pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+
+STEPS = 24
+BAD = 13
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A loop whose loss is NaN in one step, which the black box keeps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with th.training(model, optimizer, every=5, black_box=tmp_path_factory.mktemp("box")) as training:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.full((3, 4), step + 1.0)).square().mean()
+            (loss * math.nan if step == BAD else loss).backward()
+            if step == BAD:
+                for parameter in model.parameters():
+                    parameter.grad = torch.where(torch.isnan(parameter.grad), 0, parameter.grad)
+            optimizer.step()
+    return training
+
+
+def assert_same(one: TrainingDocument, other: TrainingDocument) -> None:
+    for each in fields(TrainingDocument):
+        left, right = getattr(one, each.name), getattr(other, each.name)
+        if isinstance(left, Tensor):
+            assert left.dtype == right.dtype, each.name
+            assert torch.equal(left.nan_to_num(-7.0), right.nan_to_num(-7.0)), each.name
+            assert torch.equal(left.isnan(), right.isnan()), each.name
+        else:
+            assert left == right, each.name
+
+
+def test_a_document_that_is_written_and_read_is_the_same(trained: Training) -> None:
+    document = document_of(trained)
+    assert_same(document, read_document(document.to_json()))
+    assert document.steps == STEPS and document.every == 5
+    assert torch.equal(document.gradients.nan_to_num(-7.0), trained.norms.gradients.nan_to_num(-7.0))
+    assert torch.equal(document.weights, trained.norms.weights) and document.weights.shape[0] > 3
+    assert document.modules == tuple(trained.norms.modules) == ("2", "0")
+    assert list(document.findings) == trained.findings
+
+
+def test_which_steps_the_black_box_keeps_is_in_it(trained: Training) -> None:
+    [(step, folder)] = document_of(trained).kept
+    assert step == BAD and Path(folder).is_dir() and document_of(trained).black_box
+
+
+def test_its_numbers_are_float32_little_endian_row_by_row(trained: Training) -> None:
+    found = json.loads(document_of(trained).to_json())
+    content = b64decode(found["gradients"])
+    numbers = struct.unpack(f"<{len(content) // 4}f", content)
+    wanted = trained.norms.gradients
+    assert len(numbers) == wanted.numel()
+    assert all(
+        one == other or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(numbers, wanted.flatten().tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("most", [1, 5, 12, 47])
+def test_pooled_rows_hold_the_largest_of_their_steps_and_cover_them_all(trained: Training, most: int) -> None:
+    document = document_of(trained, most)
+    whole = document_of(trained)
+    assert document.gradients.numel() <= max(most, len(document.modules))
+    covered = [step for first, last in document.rows.tolist() for step in range(first, last + 1)]
+    assert covered == list(range(STEPS))
+    for row, (first, last) in enumerate(document.rows.tolist()):
+        for name in ("gradients", "losses", "learning_rates"):
+            wanted = getattr(whole, name)[first : last + 1].amax(0)
+            found = getattr(document, name)[row]
+            assert torch.equal(found.nan_to_num(-7.0), wanted.nan_to_num(-7.0)), name
+    assert_same(document, read_document(document.to_json()))
+
+
+def test_a_loop_without_a_step_has_a_document(trained: Training) -> None:
+    document = document_of(th.training(nn.Linear(1, 1)))
+    assert document.steps == 0 and document.rows.shape == (0, 2) and document.kept == ()
+    assert_same(document, read_document(document.to_json()))
+
+
+def damaged(text: str, **parts: object) -> str:
+    return json.dumps(json.loads(text) | parts)
+
+
+def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Training) -> None:
+    text = document_of(trained).to_json()
+    for given, words in (
+        ("{", "no document"),
+        ("[]", "no document"),
+        (damaged(text, format="tapehead.run"), "no document"),
+        (damaged(text, version=2), "version 2"),
+        (damaged(text, gradients=""), "gradients are not"),
+        (damaged(text, rows=[0, 1] * 9999), "are not 9,999 rows"),
+        (damaged(text, modules=["a"]), "numbers"),
+        (damaged(text, skipped=[STEPS]), "no row"),
+        (damaged(text, findings=[{}]), "damaged"),
+        (damaged(text, rows=[0]), "damaged"),
+        (damaged(text, kept=None), "damaged"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_document(given)

@@ -1,0 +1,93 @@
+/** A training loop as its page is given it: engine/training/document.py writes it. */
+
+/** Where a norm is not there. */
+export const ABSENT = -1;
+/** Where a loss or a learning rate is not there: float32's least number. */
+export const NO_SCALAR = -3.4028234663852886e38;
+
+export interface Finding {
+  kind: string;
+  step: number;
+  last_step: number | null;
+  sentence: string;
+  module: string | null;
+  certain: boolean;
+}
+
+export interface Loop {
+  title: string;
+  steps: number;
+  every: number;
+  sentences: string[];
+  findings: Finding[];
+  modules: string[];
+  optimizers: string[];
+  /** The first and the last step of each row, in turn. */
+  rows: number[];
+  samples: number[];
+  gradients: Float32Array;
+  weights: Float32Array;
+  updates: Float32Array;
+  losses: Float32Array;
+  learning_rates: Float32Array;
+  /** Rows in which a gradient scaler left a step out. */
+  skipped: Set<number>;
+  kept: Map<number, string>;
+  black_box: boolean;
+}
+
+/** float32 numbers, little-endian, out of base64. */
+export function floats(text: string): Float32Array {
+  const bytes = atob(text);
+  const found = new Uint8Array(bytes.length);
+  for (let at = 0; at < bytes.length; at++) found[at] = bytes.charCodeAt(at);
+  return new Float32Array(found.buffer);
+}
+
+/** What stands as JSON in a page. */
+export function readLoop(text: string, title: string): Loop {
+  const found = JSON.parse(text);
+  if (found.version !== 1) throw new Error(`this page shows version 1 of a training, not ${found.version}`);
+  return {
+    ...found,
+    title,
+    gradients: floats(found.gradients),
+    weights: floats(found.weights),
+    updates: floats(found.updates),
+    losses: floats(found.losses),
+    learning_rates: floats(found.learning_rates),
+    skipped: new Set(found.skipped),
+    kept: new Map(found.kept),
+  };
+}
+
+/** The row in which a step is, or the last one before it; -1 before the first. `spans`: firsts and lasts in turn. */
+export function rowAt(spans: readonly number[], step: number): number {
+  let [low, high] = [0, spans.length / 2];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (spans[2 * middle] <= step) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+/** Whether a norm is NaN or Inf. */
+export const isBad = (value: number): boolean => !Number.isFinite(value);
+
+/** The middle one of finite numbers that are there, NaN of none. */
+export function median(values: Iterable<number>): number {
+  const there = [...values].filter((value) => value >= 0 && Number.isFinite(value)).sort((one, other) => one - other);
+  return there.length ? there[there.length >> 1] : NaN;
+}
+
+/** As many digits as one reads: `NaN`, `Inf`, `none`, `3.2e−5`, `0.0512`. */
+export function said(value: number | undefined): string {
+  if (value === undefined || value === ABSENT || value === NO_SCALAR) return "none";
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  const text = size >= 1e4 || size < 1e-3 ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(3));
+  return text.replaceAll("-", "−");
+}

@@ -1,0 +1,281 @@
+/** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
+
+import { el } from "../dom.ts";
+import { readLoop, said } from "./data.ts";
+import style from "./loop.css";
+import { cellAt, draw, drawChosen, frameOf, type Frame } from "./picture.ts";
+import { findingsOf, showBackward, showCell } from "./side.ts";
+import { State } from "./state.ts";
+import { pooled, type Measure } from "./table.ts";
+
+const NUMBERS = new Intl.NumberFormat("en-US");
+const MEASURES: Measure[] = ["gradient norm", "update ratio"];
+const KEYS: [string, string][] = [
+  ["← →", "a column back, or on; with ⇧ ten"],
+  ["↑ ↓", "a module up, or down"],
+  ["Home End", "first step, last step"],
+  ["N P", "next finding, the one before"],
+  ["+ −", "fewer steps, more; 0 all of them. Also the wheel, ⇧ wheel moves"],
+  ["[ ]", "fold modules, unfold them"],
+  ["U", "gradient norm, or update ratio"],
+  ["↵", "to the backward of the chosen step"],
+  ["?", "these keys"],
+];
+
+/** Shows the loop that stands as JSON in `root`. */
+export function showLoop(root: HTMLElement): void {
+  const content = root.querySelector('script[type="application/json"]');
+  const loop = readLoop(content?.textContent ?? "", root.dataset.title ?? "Training loop");
+  const host = root.querySelector(".moving") as HTMLElement;
+  const shadow = host.attachShadow({ mode: "open" }); // a notebook's style sheet stays outside
+  followTheme(root);
+  root.dataset.ready = "";
+  shadow.append(el("style", {}, style), new Page(root, new State(loop)).root);
+}
+
+class Page {
+  readonly root: HTMLElement;
+  private readonly base = el("canvas", { "aria-hidden": "true" });
+  private readonly above = el("canvas", { "aria-hidden": "true" });
+  private readonly picture: HTMLElement;
+  private readonly where = el("span", { class: "where" });
+  private readonly tabs: HTMLElement[];
+  private readonly cell = el("section", { class: "cell" });
+  private readonly backward = el("section", { class: "backward" });
+  private readonly tip = el("div", { class: "tip", role: "presentation" });
+  private readonly aloud = el("div", { class: "aloud", "aria-live": "polite" });
+  private readonly help = el("section", { class: "help" }, el("h2", {}, "Keys"));
+  private readonly findings: { root: HTMLElement; mark: () => void };
+  private frame: Frame = frameOf(900, 600);
+  private asked = false;
+  private begun = false;
+
+  constructor(
+    private readonly outside: HTMLElement,
+    private readonly state: State,
+  ) {
+    const { loop } = state;
+    this.findings = findingsOf(state, (finding) => this.change(() => state.choose(finding)));
+    this.tabs = MEASURES.map((measure) => {
+      const made = el("button", { type: "button" }, measure);
+      made.addEventListener("click", () => this.change(() => state.show(measure)));
+      return made;
+    });
+    const size = `${NUMBERS.format(loop.modules.length)} modules, ${NUMBERS.format(loop.steps)} steps`;
+    const bar = el(
+      "header",
+      {},
+      el("b", { class: "title" }, loop.title),
+      this.where,
+      el("div", { class: "tabs", role: "group", "aria-label": "what the heat map shows" }, ...this.tabs),
+      el("span", { class: "size" }, size),
+      el("div", { class: "tools" }, ...this.tools()),
+    );
+    const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys choose a cell.";
+    this.picture = el(
+      "div",
+      { class: "picture", tabindex: "0", role: "application", "aria-label": label, "data-lm-suppress-shortcuts": "true" },
+      this.base,
+      this.above,
+      this.tip,
+    );
+    for (const [key, text] of KEYS) this.help.append(el("div", { class: "fact" }, el("kbd", {}, key), el("span", {}, text)));
+    this.help.hidden = true;
+    const side = el("aside", {}, this.help, this.findings.root, this.cell, this.backward);
+    this.root = el("div", { class: "frame" }, bar, this.picture, side, this.aloud);
+    this.listen();
+  }
+
+  private tools(): HTMLElement[] {
+    const { state } = this;
+    const tools: [string, string, () => void][] = [
+      ["▲", "Finding before (P)", () => state.chooseBy(-1)],
+      ["▼", "Next finding (N)", () => state.chooseBy(1)],
+      ["−", "More steps (−)", () => state.zoom(2, state.step)],
+      ["+", "Fewer steps (+)", () => state.zoom(0.5, state.step)],
+      ["⟷", "All steps (0)", () => state.view(0, state.end)],
+      ["[", "Fold modules ([)", () => state.foldBy(-1)],
+      ["]", "Unfold modules (])", () => state.foldBy(1)],
+      ["?", "Keys (?)", () => (this.help.hidden = !this.help.hidden)],
+    ];
+    return tools.map(([sign, title, act]) => {
+      const made = el("button", { type: "button", title, "aria-label": title }, sign);
+      made.addEventListener("click", () => this.change(act));
+      return made;
+    });
+  }
+
+  private listen(): void {
+    const { picture, state } = this;
+    picture.addEventListener("pointerdown", (event) => this.drag(event));
+    picture.addEventListener("pointermove", (event) => this.hover(event));
+    picture.addEventListener("pointerleave", () => this.tip.classList.remove("on"));
+    picture.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.root.addEventListener("keydown", (event) => this.key(event));
+    this.backward.addEventListener("click", (event) => {
+      const step = (event.target as HTMLElement).dataset.step;
+      if (step !== undefined) this.change(() => state.go(Number(step)));
+    });
+    new ResizeObserver(() => this.resize()).observe(picture);
+    const again = () => this.ask();
+    new MutationObserver(again).observe(this.outside, { attributeFilter: ["data-theme"] });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  }
+
+  private resize(): void {
+    const { clientWidth, clientHeight } = this.picture;
+    if (!clientWidth || !clientHeight) return;
+    this.frame = frameOf(clientWidth, clientHeight);
+    this.state.width = clientWidth - this.frame.left - this.frame.right;
+    this.state.height = this.frame.heatHeight;
+    if (!this.begun) {
+      this.begun = true;
+      this.state.begin();
+      if (!document.activeElement || document.activeElement === document.body) {
+        if (document.querySelectorAll(".th-loop").length === 1 && !document.body.dataset.jpThemeLight) {
+          this.picture.focus({ preventScroll: true });
+        }
+      }
+    } else this.state.reveal();
+    this.show();
+  }
+
+  /** Does something to the state, and shows what came of it. */
+  private change(act: () => void): void {
+    act();
+    this.ask();
+  }
+
+  private ask(): void {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => this.show());
+  }
+
+  private show(): void {
+    this.asked = false;
+    const { state, frame } = this;
+    draw(this.base, this.outside, state, frame);
+    drawChosen(this.above, this.outside, state, frame);
+    this.where.textContent = "";
+    this.where.append("step ", el("b", {}, NUMBERS.format(state.step)), ` of 0–${NUMBERS.format(state.end - 1)}`);
+    MEASURES.forEach((measure, at) => this.tabs[at].setAttribute("aria-pressed", String(measure === state.measure)));
+    this.findings.mark();
+    showCell(this.cell, state);
+    showBackward(this.backward, state, (text) => this.copy(text));
+    const line = state.lines[state.line];
+    const facts = [...this.cell.querySelectorAll(".fact")].slice(0, 2).map((fact) => fact.textContent);
+    if (line) this.aloud.textContent = `step ${state.step}, ${line.name || "the model itself"}: ${facts.join(", ")}`;
+  }
+
+  private hover(event: PointerEvent): void {
+    const { state, frame } = this;
+    const box = this.picture.getBoundingClientRect();
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    const found = cellAt(state, frame, px, py);
+    this.tip.classList.toggle("on", found !== null);
+    if (!found) return;
+    const { columns } = state;
+    const first = Math.max(0, columns.first + found.column * columns.size);
+    const last = Math.min(state.end, first + columns.size) - 1;
+    const steps = last > first ? `steps ${NUMBERS.format(first)}–${NUMBERS.format(last)}` : `step ${NUMBERS.format(first)}`;
+    const line = state.lines[found.line];
+    if (line) {
+      const one = { first, size: columns.size, count: 1 };
+      const [value] = pooled(state.numbers, [line], one);
+      this.tip.textContent = `${line.name || "the model itself"}, ${steps}: ${said(value)}`;
+    } else this.tip.textContent = steps;
+    const wide = this.tip.offsetWidth;
+    this.tip.style.left = `${Math.max(4, Math.min(box.width - wide - 4, px + 12))}px`;
+    this.tip.style.top = `${py > box.height - 50 ? py - 30 : py + 14}px`;
+  }
+
+  /** A click chooses a cell, and dragging those under the pointer. */
+  private drag(event: PointerEvent): void {
+    if (event.button !== 0) return;
+    const { state, frame, picture } = this;
+    this.root.classList.remove("keys");
+    picture.focus({ preventScroll: true });
+    const choose = (from: PointerEvent) => {
+      const box = picture.getBoundingClientRect();
+      const found = cellAt(state, frame, from.clientX - box.left, from.clientY - box.top);
+      if (found) this.change(() => state.goCell(found.column, found.line < 0 ? state.line : found.line));
+    };
+    choose(event);
+    picture.setPointerCapture(event.pointerId);
+    picture.addEventListener("pointermove", choose);
+    const over = () => picture.removeEventListener("pointermove", choose);
+    for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, over, { once: true });
+  }
+
+  private wheel(event: WheelEvent): void {
+    const { state, frame, picture } = this;
+    if (event.ctrlKey || event.metaKey) return; // the browser's own zoom
+    const box = picture.getBoundingClientRect();
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    const wide = state.to - state.from;
+    if (px < frame.left || px > box.width - frame.right) {
+      if (py < frame.heatTop || state.room >= state.lines.length) return; // the page scrolls
+      event.preventDefault();
+      return this.change(() => state.scroll(Math.sign(event.deltaY) * 3));
+    }
+    event.preventDefault();
+    const along = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
+    const about = state.from + ((px - frame.left) / state.width) * wide;
+    this.change(() => {
+      if (Math.abs(along) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) state.pan((along / state.width) * wide);
+      else state.zoom(1.0015 ** event.deltaY, about);
+    });
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    this.root.classList.add("keys");
+    const target = event.target as HTMLElement;
+    if (event.key === "Enter" && target.tagName === "BUTTON") return;
+    const { state } = this;
+    const by = event.shiftKey ? 10 : 1;
+    const keys: Record<string, () => void> = {
+      ArrowLeft: () => state.move(-by),
+      ArrowRight: () => state.move(by),
+      ArrowUp: () => state.goLine(state.line - by),
+      ArrowDown: () => state.goLine(state.line + by),
+      Home: () => state.go(0),
+      End: () => state.go(state.end - 1),
+      n: () => state.chooseBy(1),
+      p: () => state.chooseBy(-1),
+      "+": () => state.zoom(0.5, state.step + 0.5),
+      "=": () => state.zoom(0.5, state.step + 0.5),
+      "-": () => state.zoom(2, state.step + 0.5),
+      "0": () => state.view(0, state.end),
+      "[": () => state.foldBy(-1),
+      "]": () => state.foldBy(1),
+      u: () => state.show(MEASURES[1 - MEASURES.indexOf(state.measure)]),
+      "?": () => (this.help.hidden = !this.help.hidden),
+      Escape: () => (this.help.hidden = true),
+      Enter: () => this.backward.querySelector("button")?.focus(),
+    };
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.change(act);
+  }
+
+  private copy(text: string): void {
+    const done = () => (this.aloud.textContent = `Copied: ${text}`);
+    navigator.clipboard?.writeText(text).then(done, () => {}); // the text stands there to be selected, too
+  }
+}
+
+/** JupyterLab and VS Code say on their page what theme they have; elsewhere the style sheet asks the system. */
+function followTheme(root: HTMLElement): void {
+  const { body } = document;
+  const apply = () => {
+    const { jpThemeLight, vscodeThemeKind } = body.dataset;
+    if (jpThemeLight !== undefined) root.dataset.theme = jpThemeLight === "false" ? "dark" : "light";
+    else if (vscodeThemeKind !== undefined) root.dataset.theme = vscodeThemeKind.includes("light") ? "light" : "dark";
+  };
+  new MutationObserver(apply).observe(body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+  apply();
+}

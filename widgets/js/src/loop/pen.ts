@@ -1,0 +1,103 @@
+/** What is drawn on a canvas again and again: text, hatching, the ramp of greys. */
+
+export type Colours = Record<string, string>;
+
+const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work".split(" ");
+export const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+
+/** The page's colours as they are now. */
+export function coloursOf(host: Element): Colours {
+  const style = getComputedStyle(host);
+  return Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+/** A canvas of so many CSS pixels, cleared, and sharp on any screen. */
+export function penOf(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
+  const ratio = devicePixelRatio || 1;
+  const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== wide || canvas.height !== tall) [canvas.width, canvas.height] = [wide, tall];
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d")!;
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  pen.textBaseline = "middle";
+  return pen;
+}
+
+export function write(
+  pen: CanvasRenderingContext2D,
+  text: string,
+  x: number,
+  y: number,
+  colour: string,
+  { align = "left" as CanvasTextAlign, weight = 400, size = 11, most = Infinity } = {},
+): number {
+  pen.font = `${weight} ${size}px ${FONT}`;
+  pen.fillStyle = colour;
+  pen.textAlign = align;
+  let shown = text;
+  if (pen.measureText(text).width > most) {
+    // what tells modules apart stands at their end
+    let [low, high] = [0, text.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (pen.measureText(`…${text.slice(middle)}`).width > most) low = middle + 1;
+      else high = middle;
+    }
+    shown = `…${text.slice(low)}`;
+  }
+  pen.fillText(shown, x, y);
+  return pen.measureText(shown).width;
+}
+
+export function hatch(
+  pen: CanvasRenderingContext2D,
+  [x, y, width, height]: readonly [number, number, number, number],
+  colour: string,
+  gap: number,
+): void {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x, y, width, height);
+  pen.clip();
+  pen.strokeStyle = colour;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  for (let at = -height; at < width + height; at += gap) {
+    pen.moveTo(x + at, y + height);
+    pen.lineTo(x + at + height, y);
+  }
+  pen.stroke();
+  pen.restore();
+}
+
+/** NaN or Inf: never by colour alone. */
+export function badCell(pen: CanvasRenderingContext2D, x: number, y: number, wide: number, tall: number, c: Colours): void {
+  pen.fillStyle = c.bad;
+  pen.fillRect(x, y, wide, tall);
+  const arm = Math.min(wide, tall) / 2 - 2.2;
+  if (arm <= 1.6) return void (Math.min(wide, tall) >= 5 && hatch(pen, [x, y, wide, tall], c.panel, 4));
+  const [middle, centre] = [x + wide / 2, y + tall / 2];
+  pen.strokeStyle = c.panel;
+  pen.lineWidth = 1.2;
+  pen.beginPath();
+  for (const way of [1, -1]) {
+    pen.moveTo(middle - arm, centre - way * arm);
+    pen.lineTo(middle + arm, centre + way * arm);
+  }
+  pen.stroke();
+}
+
+const SHADES = 64;
+
+/** Greys from `sunk` to `ink`: grey is structure, colour is kept for what is wrong. */
+export function rampOf(c: Colours): (share: number) => string {
+  const [low, high] = [c.sunk, c.ink].map((colour) => parseInt(colour.slice(1), 16));
+  const shades = Array.from({ length: SHADES + 1 }, (_, at) => {
+    const share = 0.07 + 0.93 * (at / SHADES) ** 1.15; // the least is told from no cell at all
+    const part = (bits: number) => Math.round(((low >> bits) & 255) * (1 - share) + ((high >> bits) & 255) * share);
+    return `rgb(${part(16)},${part(8)},${part(0)})`;
+  });
+  return (share) => shades[Math.round(SHADES * Math.max(0, Math.min(1, share)))];
+}

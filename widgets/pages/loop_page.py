@@ -1,0 +1,77 @@
+"""A training loop as a page: losses, learning rates, norms by module and step, findings; with no kernel or network."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ...engine.training.document import document_of
+from ...engine.training.record import Training
+from ...inspector.graph.source import PACKAGE
+from .report_html import cells_html
+from .theme import DARK, FONT, LIGHT, variables
+
+CODE = PACKAGE / "widgets" / "static" / "loop.js"
+"""What draws it: widgets/js/src/loop, bundled into a script that stands in the page."""
+
+_MOST_NUMBERS = 2_000_000  # gradient norms of a page that is saved: 10,000 steps of 200 modules
+_MOST_IN_NOTEBOOK = 100_000  # the notebook's file has them in it
+_MOST_ROWS = 20_000
+
+_SIGNS = {
+    "light": "--accent-ink:#fff;--bad:#b0183c;--warn:#8a5a00",
+    "dark": "--accent-ink:#1d0d06;--bad:#ff8095;--warn:#e3bb62",
+}
+"""The deck's colours of what is wrong, which no figure has."""
+
+_LIGHT = f"color-scheme:light;{variables(LIGHT)};{_SIGNS['light']}"
+_DARK = f"color-scheme:dark;{variables(DARK)};{_SIGNS['dark']}"
+_STYLE = f"""
+.th-loop{{{_LIGHT};max-width:1720px;margin:0 auto}}
+@media (prefers-color-scheme:dark){{.th-loop:not([data-theme=light]){{{_DARK}}}}}
+.th-loop[data-theme=dark]{{{_DARK}}}
+.th-loop .still{{padding:12px 16px;color:var(--ink);background:var(--panel);font:400 12px/17px {FONT}}}
+.th-loop[data-ready] .still,.th-loop:not([data-ready]) .moving{{display:none}}
+"""
+_PAGE = f"""
+:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
+@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
+:root{{--loop-height:max(620px,100vh - 16px)}}
+body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:antialiased}}
+"""
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def page_html(training: Training, title: str) -> str:
+    """See `Training.save_html`."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)} · tapehead</title>
+<style>{_PAGE}</style>
+</head>
+<body>
+{_loop_html(training, title, _MOST_NUMBERS)}
+</body>
+</html>
+"""
+
+
+def training_html(training: Training) -> str:
+    """The loop for a notebook: of a long one several steps share a row. Where no script runs it is a table."""
+    return _loop_html(training, "Training loop", _MOST_IN_NOTEBOOK)
+
+
+def _loop_html(training: Training, title: str, most: int) -> str:
+    document = document_of(training, min(most, _MOST_ROWS * max(1, len(training.norms.modules))))
+    content = document.to_json().replace("<", "\\u003c")
+    still = cells_html(training.cells, training.sentences, training.right)
+    return (
+        f'<div class="th-loop" data-title="{escape(title)}"><style>{_STYLE}</style><div class="still">{still}</div>'
+        f'<div class="moving"></div><script type="application/json">{content}</script></div>'
+        f"<script>{CODE.read_text(encoding='utf-8')}</script>"
+    )
