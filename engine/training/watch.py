@@ -16,6 +16,7 @@ from ...inspector.torch_internals.engine import surround_backward
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive, watching_optimizers
 from ..steps.loop_watch import BackwardGiven, RunBackward
+from ..trace.out_of_memory import explain_out_of_memory
 from .part import LoopPart
 from .record import Training
 
@@ -102,6 +103,7 @@ class TrainingWatch:
         """Parts are told once of one that leaves a backward and then the block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
+            explain_out_of_memory(error)
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:

@@ -47,11 +47,17 @@ def policed(make_loss: Callable[[], Tensor]) -> None:
         make_loss().backward()
 
 
+def trained(make_loss: Callable[[], Tensor]) -> None:
+    with th.training():
+        make_loss().backward()
+
+
 VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
     "backward": lambda make_loss: th.backward(make_loss()),
     "direct": lambda make_loss: th.backward(make_loss(), engine="direct"),
     "traced": lambda make_loss: th.backward(make_loss(), trace="off"),
     "policy": policed,
+    "training": trained,
     "debug": lambda make_loss: th.debug(make_loss()).run(),
     "profile": lambda make_loss: th.profile(make_loss),
     "compare": lambda make_loss: th.compare(make_loss, ["heap"]),
@@ -106,7 +112,11 @@ def test_a_forward_that_fails_tells_gradients_and_state() -> None:
             failing()
 
     weights = sum(each.nbytes for each in model.parameters())
-    for call in (lambda: th.profile(failing), lambda: th.find_nan(failing), in_loop):
+    def in_training() -> None:
+        with th.training():
+            failing()
+
+    for call in (lambda: th.profile(failing), lambda: th.find_nan(failing), in_loop, in_training):
         holding, helping = notes(call)
         assert held(holding, "gradients") >= 0.99 * weights
         assert held(holding, "optimizer state") >= 0.99 * 2 * weights
