@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 from inspect import signature
 from types import UnionType
 
@@ -123,3 +124,9 @@ def a_kind(value: object) -> str:
     """What a value is, in the midst of a sentence: "an int", "a Tensor", "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`, did you mean 'heap'?` of the nearest known one, and `;` where none is near: to stand behind the word."""
+    near = get_close_matches(word, [*known], 1)
+    return f", did you mean {near[0]!r}?" if near else ";"

@@ -54,7 +54,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no_grad": (lambda: th.graph(without_a_graph()), "no_grad"),
     "inference_mode": (lambda: th.backward(in_inference_mode()), "inference_mode"),
     "a loss in place of a function": (lambda: th.profile(make_loss()), "expected a function"),  # type: ignore[arg-type]
-    "a policy that is none": (lambda: th.backward(make_loss(), policy="hepa"), "there is no policy 'hepa'"),
+    "a policy that is none": (
+        lambda: th.backward(make_loss(), policy="hepa"),
+        "'hepa', did you mean 'heap'[?] known are",
+    ),
+    "a workload that is none": (lambda: th.accumulation_study("fanout"), "'fanout', did you mean 'fan_out'[?] known: "),
     "a file that is not there": (lambda: th.load("nowhere.tape.json"), "nowhere.tape.json"),
 }
 

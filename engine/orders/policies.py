@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from ...inspector.arguments import expect_callable
+from ...inspector.arguments import did_you_mean, expect_callable
 from ..queue.policy import (
     BFS,
     DFS,
@@ -165,7 +165,8 @@ def _with_argument(text: str) -> Policy:
     """The policy that "name(argument)" means."""
     match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
     if match is None or match[1] not in POLICIES:
-        raise ValueError(f"there is no policy {text!r}; known are {', '.join(POLICIES)}, or pass a callable")
+        near = did_you_mean(text, POLICIES)
+        raise ValueError(f"there is no policy {text!r}{near} known are {', '.join(POLICIES)}, or pass a callable")
     name, argument = match[1], match[2].strip()
     if name not in _WITH_ARGUMENT:
         raise ValueError(f"policy {name} takes nothing in brackets; those which do are {', '.join(_WITH_ARGUMENT)}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...inspector.arguments import expect
+from ...inspector.arguments import did_you_mean, expect
 from ...inspector.graph.words import dtype_name
 from .programs_hips219 import Program, elementwise_program, fan_out_program, needless_program, rnn_program
 from .workload_models import (
@@ -219,7 +219,7 @@ def workload(name: str) -> Workload:
     """
     expect(name, str, "name", "that of a workload, such as resnet50")
     if name not in WORKLOADS:
-        raise ValueError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}")
+        raise ValueError(f"unknown workload {name!r}{did_you_mean(name, WORKLOADS)} known: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 

@@ -209,7 +209,7 @@ def test_an_interrupt_ends_the_study_with_what_has_been_measured() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workloads": ["resnet"]}, "unknown workload 'resnet'; known: resnet50"),
+        ({"workloads": ["resnet"]}, "unknown workload 'resnet', did you mean 'resnet50'[?] known: resnet50"),
         ({"workloads": []}, "there is no workload to study"),
         ({"workloads": [LINEAR, LINEAR]}, "a workload is named twice: linear50, linear50"),
         ({"policies": ["bfs", "zzz"]}, "there is no policy 'zzz'; known are bfs"),

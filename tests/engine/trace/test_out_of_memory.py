@@ -112,6 +112,7 @@ def test_a_forward_that_fails_tells_gradients_and_state() -> None:
             failing()
 
     weights = sum(each.nbytes for each in model.parameters())
+
     def in_training() -> None:
         with th.training():
             failing()

@@ -285,7 +285,10 @@ def test_steps_of_the_unrolled_cell_multiply_its_tasks() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown workload 'resnet'; known: resnet50, resnet152, gpt2, .*linear50"):
+    with pytest.raises(
+        ValueError,
+        match="unknown workload 'resnet', did you mean 'resnet50'[?] known: resnet50, resnet152, gpt2, .*linear50",
+    ):
         workload("resnet")
 
 
