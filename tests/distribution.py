@@ -10,6 +10,7 @@ TOGETHER = {
         "tests/e2e/test_deck_in_lab.py",
         "tests/e2e/test_debugging_in_lab.py",
         "tests/e2e/test_frontier_in_lab.py",
+        "tests/e2e/test_loop_in_lab.py",
         "tests/e2e/test_mirrored_in_lab.py",
         "tests/e2e/test_deck_benchmark.py",
     ),

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps"),
+    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps", "loop_page"),
 )
 
 
@@ -61,6 +61,14 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_the_page_of_a_loop_is_opened_and_zoomed_in_a_browser(benchmarks: ModuleType) -> None:
+    *written, opened, zoomed = benchmarks.BENCHMARKS["loop_page"](benchmarks.Effort(repetitions=1, tiny=True))
+    assert [row.unit for row in written] == ["ms", "kB", "kB"]
+    assert opened.goal == 1000 and zoomed.goal == 33 and min(opened.measured, zoomed.measured) > 0
 
 
 def test_a_mirror_plan_of_echos_size_is_made_without_its_memory(benchmarks: ModuleType) -> None:

@@ -15,6 +15,7 @@ import drawing
 import echo
 import fitting
 import kernels
+import loop_page
 import many
 import memory
 import memory_cuda
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "fitting": fitting.rows,
     "whole_steps": whole_steps.rows,
     "training_loops": training_loops.rows,
+    "loop_page": loop_page.rows,
     "kernels": kernels.rows,
     "orders": orders.rows,
     "two_devices": two_devices.rows,

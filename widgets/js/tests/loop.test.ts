@@ -63,6 +63,11 @@ test("a column shows the largest number of its steps, and NaN before all", () =>
   assert.equal(shownRow(state.numbers, state.lines[1], columns, 5), 51);
 });
 
+test("a line that is not in view counts for no other", () => {
+  const state = begun(loop(20, (gradients) => (gradients[0] = NaN)));
+  assert.deepEqual([...pooled(state.numbers, [state.lines[1]], columnsOf(0, 20, 2))], [2, 2]);
+});
+
 test("a row of several steps fills all columns that it covers", () => {
   const numbers = { spans: [0, 7, 8, 8, 9, 9], values: new Float32Array([3, 1, ABSENT]), width: 1 };
   const cells = pooled(numbers, [{ name: "a", modules: [0] }], columnsOf(0, 10, 10));
@@ -161,8 +166,9 @@ test("the update ratio is the update over the weight, where there was one", () =
   const state = begun(given);
   state.show("update ratio");
   assert.deepEqual([...state.numbers.values.slice(0, 4)], [0.25, ABSENT, ABSENT, 0.25]);
-  state.go(7);
-  assert.equal(state.row, -1, "it was not looked at");
+  assert.deepEqual(state.numbers.spans, [0, 9, 10, 19], "it holds until it is looked at again");
+  state.go(17);
+  assert.equal(state.row, 1);
 });
 
 test("a curve keeps the least and the highest of what one place holds, and what was not finite", () => {

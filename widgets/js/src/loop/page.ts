@@ -47,6 +47,7 @@ class Page {
   private readonly help = el("section", { class: "help" }, el("h2", {}, "Keys"));
   private readonly findings: { root: HTMLElement; mark: () => void };
   private frame: Frame = frameOf(900, 600);
+  private chosen = "";
   private asked = false;
   private begun = false;
 
@@ -161,9 +162,12 @@ class Page {
     this.where.append("step ", el("b", {}, NUMBERS.format(state.step)), ` of 0–${NUMBERS.format(state.end - 1)}`);
     MEASURES.forEach((measure, at) => this.tabs[at].setAttribute("aria-pressed", String(measure === state.measure)));
     this.findings.mark();
+    const line = state.lines[state.line];
+    const chosen = `${state.step} ${state.measure} ${state.depth} ${line?.name}`;
+    if (chosen === this.chosen) return; // zoomed, or moved
+    this.chosen = chosen;
     showCell(this.cell, state);
     showBackward(this.backward, state, (text) => this.copy(text));
-    const line = state.lines[state.line];
     const facts = [...this.cell.querySelectorAll(".fact")].slice(0, 2).map((fact) => fact.textContent);
     if (line) this.aloud.textContent = `step ${state.step}, ${line.name || "the model itself"}: ${facts.join(", ")}`;
   }

@@ -102,7 +102,7 @@ function updates(host: HTMLElement, { loop, step }: State, modules: readonly num
   const sample = rowAt(loop.samples, step);
   if (sample < 0) return;
   const width = loop.modules.length;
-  const at = loop.samples[2 * sample + 1] >= step ? "" : `, at step ${NUMBERS.format(loop.samples[2 * sample])}`;
+  const at = loop.samples[2 * sample + 1] >= step ? "" : `, step ${NUMBERS.format(loop.samples[2 * sample])}`;
   const read = (values: Float32Array) => worst({ spans: loop.samples, values, width }, sample, modules);
   const [weight, update] = [read(loop.weights), read(loop.updates)];
   row(host, `weight norm${at}`, said(weight), isBad(weight) ? "bad" : "");

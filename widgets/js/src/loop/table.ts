@@ -26,7 +26,9 @@ export function numbersOf(loop: Loop, measure: Measure): Numbers {
     const [weight, update] = [loop.weights[at], loop.updates[at]];
     if (weight !== ABSENT && weight !== 0 && update !== ABSENT) ratios[at] = update / weight;
   }
-  return { spans: loop.samples, values: ratios, width };
+  const { samples } = loop; // what was looked at holds until it is looked at again
+  const ends = (at: number) => (at + 2 < samples.length ? samples[at + 2] : Math.max(samples[at + 1] + 1, loop.steps)) - 1;
+  return { spans: samples.map((step, at) => (at % 2 ? ends(at - 1) : step)), values: ratios, width };
 }
 
 /** Modules in the order given, those with the same first `depth` parts of their paths as one line where they first stand. */
@@ -84,7 +86,7 @@ export function pooled(numbers: Numbers, lines: readonly Line[], columns: Column
   const { spans, values, width } = numbers;
   const { first, size, count } = columns;
   const found = new Float32Array(lines.length * count).fill(ABSENT);
-  const lineOf = new Int32Array(width);
+  const lineOf = new Int32Array(width).fill(-1);
   lines.forEach((line, number) => line.modules.forEach((module) => (lineOf[module] = number)));
   const end = first + size * count;
   for (let row = Math.max(0, rowAt(spans, first)); 2 * row < spans.length && spans[2 * row] < end; row++) {
@@ -92,9 +94,12 @@ export function pooled(numbers: Numbers, lines: readonly Line[], columns: Column
     const to = Math.min(count - 1, Math.floor((spans[2 * row + 1] - first) / size));
     for (let module = 0; module < width; module++) {
       const value = values[row * width + module];
-      if (value === ABSENT) continue;
-      const base = lineOf[module] * count;
-      for (let column = from; column <= to; column++) found[base + column] = worse(found[base + column], value);
+      const line = lineOf[module];
+      if (value === ABSENT || line < 0) continue;
+      const base = line * count;
+      for (let at = base + from; at <= base + to; at++) {
+        if (value > found[at] || value !== value) found[at] = value; // NaN is larger than all, and nothing than NaN
+      }
     }
   }
   return found;

@@ -1,0 +1,57 @@
+"""The page of a training loop in a notebook's output: its keys are its own, and it follows the theme."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from .lab import Notebook
+
+pytestmark = pytest.mark.e2e
+
+LOOP = """
+import torch, tapehead as th
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with th.training(model, optimizer) as training:
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def shown(notebook: Notebook) -> Locator:
+    notebook.kernel(LOOP)
+    notebook.run("training")
+    shown = notebook.page.locator(".jp-OutputArea .th-loop[data-ready]")
+    expect(shown.locator("h3")).to_be_visible()
+    return shown
+
+
+def test_the_arrow_keys_are_its_own(notebook: Notebook, shown: Locator) -> None:
+    cells = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    before = cells.count()
+    shown.locator(".picture").focus()
+    for key, wanted in (("Home", "step 0 · 2"), ("ArrowRight", "step 1 · 2"), ("ArrowDown", "step 1 · 0")):
+        notebook.page.keyboard.press(key)
+        expect(shown.locator("h3")).to_have_text(wanted)
+    expect(cells).to_have_count(before)
+
+
+def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator) -> None:
+    colours = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].join()"
+    canvas = shown.locator("canvas").first
+    light = canvas.evaluate(colours)
+    notebook.theme("JupyterLab Dark")
+    try:
+        expect(shown).to_have_attribute("data-theme", "dark")
+        expect(shown.locator(".frame")).to_have_css("background-color", "rgb(24, 25, 29)")
+        notebook.page.evaluate("() => new Promise(requestAnimationFrame)")
+        assert canvas.evaluate(colours) != light
+    finally:
+        notebook.theme("JupyterLab Light")
+    assert shown.evaluate("root => root.scrollWidth <= root.clientWidth")
