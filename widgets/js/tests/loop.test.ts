@@ -155,6 +155,10 @@ test("findings lead to their step and module, and without a module to the first 
   assert.deepEqual([found.finding, found.step, found.lines[found.line].name], [0, 40, "blocks.0.fc"]);
   found.chooseBy(1);
   assert.deepEqual([found.finding, found.step, found.lines[found.line].name], [1, 60, "blocks.1.qkv"]);
+  found.foldBy(-1);
+  assert.equal(found.lines[found.line].name, "blocks.1");
+  found.foldBy(1);
+  assert.equal(found.lines[found.line].name, "blocks.1.qkv", "the finding's module, not the line's first");
   found.chooseBy(1);
   assert.equal(found.finding, 0);
 });

@@ -79,6 +79,8 @@ export class State {
     this.depth = Math.max(1, Math.min(deepest(this.loop.modules), depth));
     this.lines = folded(this.loop.modules, this.depth);
     if (module !== undefined) this.line = this.lines.findIndex((line) => line.modules.includes(module));
+    const found = this.loop.findings[this.finding]; // whose module may be another one of the line
+    if (found && this.lineOf(found) >= 0) this.line = this.lineOf(found);
     this.reveal();
   }
 
