@@ -483,7 +483,7 @@ def test_the_trait_policy_switches_and_refuses_unknown_names(page: Page) -> None
     deck.policy = "bfs"
     settle(deck)
     assert deck.policy == "bfs" and deck._live.session.policy == "bfs"
-    with pytest.raises(ValueError, match="there is no policy 'bsf', did you mean 'bfs'? known are"):
+    with pytest.raises(ValueError, match=r"there is no policy 'bsf', did you mean 'bfs'\? known are"):
         deck.policy = "bsf"
     assert deck.policy == "bfs"
     deck.set_state({"policy": "dfs"})  # as a linked widget of the page does
