@@ -65,7 +65,8 @@ def loss_of(made: object) -> Tensor:
                 "th.debug, th.backward, th.profile, th.compare and th.find_nan take tapes"
             )
         article = "" if made is None else "an " if what[0] in "aeiou" else "a "
-        raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else")
+        step = "" if made is not None else ". A function that runs a whole step itself is measured by th.profile_step"
+        raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else{step}")
     if made.is_nested or made.numel() != 1:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
         raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")

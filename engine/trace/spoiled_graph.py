@@ -4,7 +4,7 @@ it to the earlier graph, and who saved what, as notes on PyTorch's error."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from threading import local
 
@@ -50,7 +50,11 @@ def backward_begins() -> int | None:
 
 
 def explain_spoiled_graph(
-    error: BaseException, graph: Graph, ran: Collection[int] | None, since: int | None = None
+    error: BaseException,
+    graph: Graph,
+    ran: Collection[int] | None,
+    since: int | None = None,
+    maker: Callable[[int], object] | None = None,
 ) -> None:
     """Notes on either error what led to it; on any other nothing. Nothing is run or unpacked for that.
 
@@ -59,6 +63,7 @@ def explain_spoiled_graph(
         graph: the graph, with its nodes.
         ran: the tasks which this backward has run before; None: nobody knows.
         since: where nobody does, the number from which on nodes are younger than the backward before this one.
+        maker: what made the node of a sequence number, in words, where nobody captured the forward; None: not known.
     """
     said = str(error)
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
@@ -66,7 +71,7 @@ def explain_spoiled_graph(
     if said.startswith(_FREED):
         notes = _of_freed(graph, ran, since)
     elif MODIFIED in said:
-        notes = _of_written(graph)
+        notes = _of_written(graph, maker)
     else:
         return
     for note in notes:
@@ -208,7 +213,7 @@ def _is_made_by(node: Node, number: int, tensor: Tensor) -> bool:
         return False
 
 
-def _of_written(graph: Graph) -> Iterator[str]:
+def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator[str]:
     found: list[tuple[int, WrittenSlot]] = []
     with unobserved():
         for task_id in reversed(range(len(graph))):
@@ -225,9 +230,12 @@ def _of_written(graph: Graph) -> Iterator[str]:
         name, is_leaf = _written_name(slot, leaves)
         of_leaf |= is_leaf
         called = f", {name}," if name else ""
+        task = graph.tasks[task_id]
+        made = None if maker is None or task.source is not None else maker(task.sequence_nr)
+        who = told_apart(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{told_apart(graph, task_id)} saved {slot.name}{called} at version {slot.version}; "
-            f"it has been written since{_by_whom(slot)} and is at version {slot.now}"
+            f"{who} saved {slot.name}{called} at version {slot.version}; it has been written since{_by_whom(slot)} "
+            f"and is at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
         yield f"so have {counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph been written"

@@ -87,7 +87,8 @@ class SecondBackward:
             for each in told:
                 error.add_note(f"tapehead: {each}")
         elif str(error).startswith(_FREED) or MODIFIED in str(error):
-            explain_spoiled_graph(error, graph(given[0]), None, self._before)
+            names = dict(self._training.watched.parameters())
+            explain_spoiled_graph(error, graph(given[0], names), None, self._before, self._forwards.forward_of)
 
 
 def _is_explained(error: BaseException) -> bool:

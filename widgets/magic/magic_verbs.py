@@ -16,6 +16,7 @@ from ...engine.ensembles.advice import Advice, advise
 from ...engine.exports.perfetto import ENDINGS
 from ...engine.orders.policies import POLICIES, TABS, find_policy
 from ...engine.queue.policy import AnyPolicy, Choice, Policy
+from ...inspector.arguments import did_you_mean
 from ...inspector.graph.graph import Task
 from ..deck.deck import Deck
 from ..deck.display import latest_deck
@@ -87,7 +88,8 @@ def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     if callable(found):
         choice: Choice = found
         return choice
-    raise UsageError(f"there is no policy {name!r}; known are {', '.join(POLICIES)}, and policies in variables")
+    near = did_you_mean(name, POLICIES)
+    raise UsageError(f"there is no policy {name!r}{near} known are {', '.join(POLICIES)}, and policies in variables")
 
 
 @contextmanager

@@ -420,6 +420,12 @@ def test_bad_arguments_are_sentences():
         _ = th.backward(loss).peak_bytes
 
 
+def test_a_whole_step_that_returns_nothing_is_told_what_measures_it():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(TypeError, match=r"returned None.* whole step itself is measured by th\.profile_step"):
+        th.profile(lambda: (x * x).sum().backward())
+
+
 def test_one_profiler_at_a_time():
     _, make_loss = steps()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]), ThreadPoolExecutor(1) as other:

@@ -111,6 +111,17 @@ def test_an_optimizers_write_is_named_in_pytorchs_own_error() -> None:
     )
 
 
+def test_who_saved_it_and_the_parameter_have_their_names() -> None:
+    made, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(judge.parameters(), foreach=True)
+    with th.training([made, judge]), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+        step(made, judge, optimizer)
+    assert re.search(
+        r"of the forward of Sequential at test_second_backward\.py:\d+ saved mat2, Sequential\.2\.weight, at version",
+        notes(raised.value),
+    )
+
+
 def spoil() -> Tensor:
     y = (torch.ones(3, requires_grad=True) * 2).exp()
     loss = y.sin().sum()

@@ -244,7 +244,8 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapehead --policy", "--policy needs a value"),
         (
             "%tapehead --policy bsf x",
-            f"there is no policy 'bsf'; known are {', '.join(th.POLICIES)}, and policies in variables",
+            f"there is no policy 'bsf', did you mean 'bfs'? known are {', '.join(th.POLICIES)}, and policies in "
+            "variables",
         ),
         ("%tapehead --batch all x", "there is no --batch all; known is auto"),
         ("%tapehead --queues two x", "there is no --queues two; known are one and per-device"),
