@@ -213,7 +213,8 @@ class BlackBox(LoopPart):
         new, self._findings = training.findings[self._findings :], len(training.findings)
         for finding in new:
             if finding.kind in training.black_box_on and finding.kind != "non-finite":
-                self._write(Reason(finding.kind, finding.sentence, gradients=gradients), self._keeper.unit, self._step)
+                reason = Reason(finding.kind, _ended(finding.sentence), gradients=gradients)
+                self._write(reason, self._keeper.unit, self._step)
                 return
 
     def failed(self, error: BaseException) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 from ...inspector.arguments import expect_choice
 from ..exports.frames import frame_of
+from ..norms.norms import Norms
 from .finding import Finding
-from .norms import Norms
 
 TrainingTable = Literal["norms", "steps", "findings"]
 

@@ -79,7 +79,7 @@ class HeldParameters(LoopPart):
                     f"{'them' if plural else 'it'}: {'they stay' if plural else 'it stays'} as made, and an "
                     "optimizer's zero_grad() does not clear what adds up there. What to do: hand over all of the "
                     "model's parameters once the model is whole (a part that was replaced afterwards is new), or "
-                    "freeze with requires_grad_(False)",
+                    "freeze with requires_grad_(False).",
                     tensor=found[0],
                 )
             )
@@ -97,9 +97,11 @@ class HeldParameters(LoopPart):
             Finding(
                 "without gradient",
                 self._step,
-                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and no step so far gave a gradient "
-                "there. What to do: th.find_unused(loss) says why; or freeze with requires_grad_(False)",
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
+                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
+                "th.find_unused(loss) says why; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
+                certain=False,
             )
         )
 

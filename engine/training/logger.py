@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...inspector.arguments import a_kind, expect_number
+from ..norms.norms import NO_SCALAR, Norms, norm_of
+from ..norms.step_table import ABSENT
 from .finding import Finding
 from .frames import numbered
-from .norms import NO_SCALAR, Norms, norm_of
-from .step_table import ABSENT
 
 _WANTED = (
     "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, or with "

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..norms.norms import NO_SCALAR, Norms
+from ..norms.step_table import ABSENT
 from ..words.phrases import counted
 from .columns import ModuleColumns
 from .finding import Finding
-from .norms import NO_SCALAR, Norms
 from .record import Training
-from .step_table import ABSENT
 
 _USUAL = 50  # steps that make what is usual
 _FEWEST = 20  # without that many nothing is usual

@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
+from ..norms.norm_sums import ColumnNorms, NormSums
+from ..norms.norms import NO_SCALAR, Norms
+from ..norms.step_table import ABSENT
 from ..steps.loop_watch import BackwardGiven
 from .columns import ModuleColumns, parameters_of
 from .norm_findings import NormJudge, OptimizerScalars
-from .norm_sums import ColumnNorms, NormSums
-from .norms import NO_SCALAR, Norms
 from .part import LoopPart
-from .step_table import ABSENT
 
 if TYPE_CHECKING:
     from .record import Training

@@ -14,13 +14,13 @@ from typing import Any, Protocol, Self
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.shown import saved_page, text_of
+from ..norms.norms import Norms
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
 from .frames import TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
-from .norms import Norms
 
 _MOST_FINDINGS = 1_000
 

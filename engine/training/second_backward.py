@@ -66,7 +66,8 @@ class SecondBackward:
                 "second backward",
                 step,
                 f"the backward{place} goes back into {which}, which an earlier backward has freed: "
-                + "; ".join(self._told),
+                + "; ".join(self._told)
+                + ".",
                 at=place.removeprefix(" at ") or None,
             )
         )

@@ -1,6 +1,6 @@
-"""Parameters that an optimizer writes unnoticed while a graph that saved them waits for its backward: it goes wrong.
+"""Tensors that are written unnoticed while a graph that saved them waits for its backward: it goes wrong.
 
-A fused step, or one that writes through `.data`, counts no version, so PyTorch raises no error.
+A fused step of an optimizer, or whoever writes through `.data`, counts no version, so PyTorch raises no error.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet, ref
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from ...inspector.graph.marks import operation_of
-from ...inspector.graph.source import Place, users_place
+from ...inspector.graph.source import users_place
 from ...inspector.graph.words import counted
 from ...inspector.graph.written import note_write
 from ...inspector.torch_internals.modes import unobserved
@@ -24,42 +23,15 @@ from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_
 from ...inspector.torch_internals.tensors import storage_of, version_of
 from ..steps.loop_watch import BackwardGiven
 from .columns import parameters_of
+from .data_writes import DataWrites
 from .finding import Finding
 from .forwards import Forwards, at, roots_of
 from .needed import needed_edges
 from .record import Training
+from .silent_step import SilentStep, SilentWords, WrittenBytes
 
 _MOST_STEPS = 16
 _MOST_COPIED = 2  # steps of which copies are kept: of a loop whose graphs never run
-
-
-@dataclass(slots=True)
-class _Written:
-    """A parameter that a step wrote. `copy`: what was there before; None: nobody kept it."""
-
-    parameter: ref[Tensor]
-    copy: Tensor | None
-
-    @property
-    def is_as_before(self) -> bool:
-        parameter = self.parameter()
-        return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
-
-
-@dataclass(slots=True)
-class _SilentStep:
-    """A step of an optimizer that no version tells of.
-
-    Attributes:
-        number: what the next node was to be numbered.
-        written: by the address of its bytes each parameter.
-    """
-
-    optimizer: str
-    place: Place | None
-    step: int
-    number: int
-    written: dict[int, _Written]
 
 
 @dataclass(slots=True)
@@ -69,8 +41,8 @@ class _Spoiled:
     node: Node
     number: int
     slot: SavedSlot
-    by: _SilentStep
-    written: _Written
+    by: SilentStep
+    written: WrittenBytes
 
 
 class SilentWrites:
@@ -80,19 +52,22 @@ class SilentWrites:
     parameters are copied only if that optimizer's steps count no versions. A backward is walked through only if a graph
     from before such a step is alive.
 
-    Known limitations. What other calls write through `.data` is seen by a function mode alone. A graph that was made in
-    another thread is not compared with steps of this one. Checkpoints and `save_on_cpu` save copies, or nothing.
+    Known limitations. What other calls write through `.data`, or somebody through NumPy, is seen where a function mode
+    is open (`data_writes`). A graph that was made in another thread is not compared with steps of this one. Checkpoints
+    and `save_on_cpu` save copies, or nothing.
     """
 
     def __init__(self, training: Training, forwards: Forwards) -> None:
         self._training = training
         self._forwards = forwards
         self._loud: WeakSet[Optimizer] = WeakSet()  # whose steps count versions
-        self._steps: list[_SilentStep] = []
+        self._steps: list[SilentStep] = []
         self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # of the step that is under way
+        self.by_others = DataWrites(forwards)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._before = None
+        self.by_others.pause()
         waiting, unseen = self._forwards.waiting(), self._forwards.unseen
         if not waiting and not unseen:
             return
@@ -105,21 +80,22 @@ class SilentWrites:
 
     def optimizer_ends(self, optimizer: Optimizer, step: int) -> None:
         before, self._before = self._before, None
+        self.by_others.go_on()
         if before is None:
             return
         title, place = step_title(optimizer), users_place()
-        written: dict[int, _Written] = {}
+        written: dict[int, WrittenBytes] = {}
         with unobserved():
             for parameter, version, copy in before:
                 now = version_of(parameter)
                 if now > version:
                     note_write(title, place, parameter, version, now)
                 elif (storage := storage_of(parameter)) is not None:
-                    written[storage.address] = _Written(ref(parameter), copy)
+                    written[storage.address] = WrittenBytes(copy, ref(parameter))
         if len(written) < len(before):
             self._loud.add(optimizer)
         if written:
-            self._steps.append(_SilentStep(title, place, step, sequence_nr(), written))
+            self._steps.append(SilentStep(title, place, step, sequence_nr(), written, _OF_A_STEP))
             self._forget_old()
 
     def _forget_old(self) -> None:
@@ -134,7 +110,8 @@ class SilentWrites:
 
     def backward_begins(self, given: BackwardGiven, step: int) -> None:
         self._forget_old()
-        if not self._steps:
+        self.by_others.forget_old()
+        if not self._steps and not self.by_others.writes:
             return
         with unobserved():
             found = self._spoiled(roots_of(given[0]), given)
@@ -146,10 +123,12 @@ class SilentWrites:
 
     def backward_ends(self) -> None:
         self._forget_old()
+        self.by_others.forget_old()
 
     def _spoiled(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Spoiled]:
         """What this backward takes from saved tensors that are no more what they were; the youngest first."""
-        newest = max(each.number for each in self._steps)
+        steps = [*sorted([*self._steps, *self.by_others.told], key=lambda each: each.number), *self.by_others.shared]
+        newest = max(each.number for each in steps)
         runs = needed_edges(roots, given[4] if len(given) > 4 else None)
         found: list[_Spoiled] = []
         for number, node in youngest_first(roots):
@@ -161,16 +140,17 @@ class SilentWrites:
                 storage = storage_of(slot.tensor)
                 if storage is None:
                     continue
-                by = next((s for s in self._steps if s.number > number and storage.address in s.written), None)
-                if by is not None and not (written := by.written[storage.address]).is_as_before:
-                    found.append(_Spoiled(node, number, slot, by, written))
+                since = ((by, by.written.get(storage.address)) for by in steps if by.number > number)
+                for by, written in since:
+                    if written is not None and not written.is_as_before(slot.tensor):
+                        found.append(_Spoiled(node, number, slot, by, written))
+                        break
         return found
 
     def _finding(self, spoiled: Sequence[_Spoiled], step: int) -> Finding:
         first = spoiled[0]
         by = first.by
-        parameter = first.written.parameter()
-        name = None if parameter is None else self._training.watched.name_of(parameter)
+        name = self._name_of(first)
         others = len({id(each.written) for each in spoiled}) - 1
         more = f" and {counted(others, 'other parameter')}" if others else ""
         when = "" if by.step == step else f" in step {by.step}"
@@ -183,18 +163,32 @@ class SilentWrites:
         return Finding(
             "silent write",
             step,
-            f"{by.optimizer}{at(by.place)} wrote {name or 'a parameter'}{more}{when} after "
-            f"{first.node.name()}{line}{of}{earlier} had saved it as {first.slot.name}; the backward"
-            f"{at(users_place())} takes the new values{_how_far(spoiled)}, so its gradients are not "
-            "those of the forward, and PyTorch doesn't notice: that step counts no versions. What to do: run "
-            "this backward before that step, or compute its loss again after it; with foreach=True "
-            "PyTorch raises an error instead",
+            f"{by.who}{at(by.place)} wrote {name or by.words.unnamed}{more}{when} after {first.node.name()}{line}{of}"
+            f"{earlier} had saved it as {first.slot.name}; the backward{at(users_place())} takes the new values"
+            f"{_how_far(spoiled)}, so its gradients are not those of the forward, and PyTorch doesn't notice: "
+            f"{by.words.why}. What to do: run this backward before that {by.words.noun}, or compute its loss again "
+            f"after it; {by.words.instead}.",
             module=None if name is None else name.rpartition(".")[0],
             tensor=name,
             at=at(by.place).removeprefix(" at ") or None,
             certain=all(each.written.copy is not None for each in spoiled),
         )
 
+    def _name_of(self, spoiled: _Spoiled) -> str | None:
+        """Of the parameter on the bytes that were written."""
+        watched = self._training.watched
+        if spoiled.written.parameter is not None:
+            parameter = spoiled.written.parameter()
+            return None if parameter is None else watched.name_of(parameter)
+        here = storage_of(spoiled.slot.tensor)
+        return next((name for name, each in watched.parameters() if storage_of(each) == here), None)
+
+
+_OF_A_STEP = SilentWords(
+    noun="step",
+    why="that step counts no versions",
+    instead="with foreach=True PyTorch raises an error instead",
+)
 
 _READ_FOR = {
     ("AddmmBackward0", "mat1"): 2,
@@ -218,11 +212,7 @@ def step_title(optimizer: Optimizer) -> str:
 
 
 def _how_far(spoiled: Sequence[_Spoiled]) -> str:
-    """By how much the parameters have changed, where what was there before is known."""
-    most = 0.0
-    for each in spoiled:
-        parameter, copy = each.written.parameter(), each.written.copy
-        if parameter is None or copy is None:
-            return ""
-        most = max(most, float((parameter.detach() - copy).abs().max()))
-    return f" (up to {most:.2g} off)"
+    """By how much what is read has changed, where what was there before is known."""
+    found = [each.written.off(each.slot.tensor) for each in spoiled]
+    known = [each for each in found if each is not None]
+    return f" (up to {max(known):.2g} off)" if len(known) == len(found) else ""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.capturing.writes import WritesSeen
+from ...inspector.capturing.writes import WritesSeen, watching_unnoticed_writes
 from ...inspector.torch_internals.compiled import watching_functions
 from ..steps.loop_watch import BackwardGiven
 from .forwards import Forwards, roots_of
@@ -30,11 +30,14 @@ class SpoiledBackwards(LoopPart):
     def begins(self, training: Training) -> None:
         self._silent = SilentWrites(training, self._forwards)
         self._second = SecondBackward(training, self._forwards)
+        self._writes.enter_context(watching_unnoticed_writes(self._silent.by_others))
         if training.writes:
             self._writes.enter_context(watching_functions(WritesSeen()))
 
     def step_begins(self, number: int) -> None:
         self._step = number
+        if self._silent is not None:
+            self._silent.by_others.step = number
         if self._second is not None:
             self._second.step_begins(number)
 
@@ -43,6 +46,8 @@ class SpoiledBackwards(LoopPart):
 
     def forward_ends(self, module: nn.Module, result: object) -> None:
         self._forwards.ends(module, result, self._step)
+        if self._silent is not None:
+            self._silent.by_others.forward_ends()
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if self._silent is not None:

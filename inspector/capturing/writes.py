@@ -5,11 +5,11 @@ A function mode alone: under a dispatch mode `_foreach_*_` bumps no version, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -20,17 +20,45 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph.kept_inputs import argument_names, marks_dirty, writes_first_argument
 from ..graph.marks import tensors_of
-from ..graph.source import users_place
+from ..graph.source import Place, users_place
 from ..graph.written import note_write
 from ..torch_internals.modes import function_mode_is_on, without_torch_function
 from ..torch_internals.operators import writes_arguments
 from ..torch_internals.tensors import base_of, version_of
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 _aliases: dict[int, ref[Tensor]] = {}  # what `.data` has given, by id: such a tensor counts its own versions
 
 Versions = Sequence[tuple[Tensor, int]]
 """The tensors that a call may write, with their versions before it."""
+
+
+class UnnoticedWrites(Protocol):
+    """Is told of writes of which the tensors on the same bytes count no version, in the thread that makes them."""
+
+    def begins(self, tensor: Tensor) -> None:
+        """The tensor, or its `.data`, is about to be written."""
+
+    def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
+        """It was; after `tensor.data = other` it has other bytes."""
+
+    def is_shared(self, array: Any) -> None:
+        """An array of NumPy's was made on a tensor's bytes: no call tells when it is written."""
+
+
+_watchers: list[UnnoticedWrites] = []
+
+
+@contextmanager
+def watching_unnoticed_writes(watcher: UnnoticedWrites) -> Iterator[None]:
+    """Tells of them what modes see that are open meanwhile: a capture's, and `WritesSeen`."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 class _Writes(Enum):
@@ -44,14 +72,18 @@ class _Writes(Enum):
     ANYTHING = auto()
     """Nobody knows, or several."""
     UNNOTICED = auto()
-    """Nothing, but it gives a tensor on the same bytes that counts its own versions: `.data`."""
+    """Nothing, but it gives a tensor or an array on the same bytes, of which these count no version: `.data`."""
+    REBOUND = auto()
+    """What it is given first gets other bytes, and counts no version: `tensor.data = other`."""
 
 
 @lru_cache(maxsize=4096)
 def _what(function: Callable[..., Any]) -> _Writes:
     name = str(getattr(function, "__name__", ""))
-    if function == _DATA:
+    if function == _DATA or function in _ARRAYS:
         return _Writes.UNNOTICED
+    if function == _SET_DATA:
+        return _Writes.REBOUND
     if writes_first_argument(name):
         return _Writes.ANYTHING if name.startswith("_") and name != "__setitem__" else _Writes.FIRST
     by_schema = writes_arguments(function)
@@ -81,10 +113,17 @@ def versions_before(
             return None
         what = _Writes.FIRST
     with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
-        if what is _Writes.FIRST and args and isinstance(args[0], Tensor):
-            return ((args[0], version_of(args[0])),)
-        given = (*args, *kwargs.values()) if kwargs else args
-        return [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
+        found: Versions
+        if what in (_Writes.FIRST, _Writes.REBOUND) and args and isinstance(args[0], Tensor):
+            found = ((args[0], version_of(args[0])),)
+        else:
+            given = (*args, *kwargs.values()) if kwargs else args
+            found = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
+        for watcher in _watchers:
+            for tensor, _ in found:
+                if what is _Writes.REBOUND or _is_alias(tensor):
+                    watcher.begins(tensor)
+        return found
 
 
 _NO_CONTEXT = nullcontext()
@@ -95,13 +134,22 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
     if not versions:
         if function == _DATA and isinstance(result, Tensor):
             _aliases[id(result)] = ref(result, _forget(id(result)))
+        elif result is not None and function in _ARRAYS:
+            for watcher in _watchers:
+                watcher.is_shared(result)
         return
     with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
+        if function == _SET_DATA:
+            for watcher in _watchers:
+                watcher.ends(".data =", users_place(), versions[0][0])
+            return
         for tensor, before in versions:
             after = version_of(tensor)
             if after > before and not _is_counter(tensor):
-                is_silent = bool(_aliases) and _is_alias(tensor)
-                note_write(str(function.__name__), users_place(), tensor, before, after, is_silent)
+                is_silent, name, place = _is_alias(tensor), str(function.__name__), users_place()
+                note_write(name, place, tensor, before, after, is_silent)
+                for watcher in _watchers if is_silent else ():
+                    watcher.ends(name, place, tensor)
 
 
 def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Versions:
@@ -126,6 +174,8 @@ def _forget(number: int) -> Callable[[ref[Tensor]], None]:
 
 
 def _is_alias(tensor: Tensor) -> bool:
+    if not _aliases:
+        return False
     base = base_of(tensor)
     whole = tensor if base is None else base
     found = _aliases.get(id(whole))

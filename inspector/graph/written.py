@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from threading import get_ident
 from typing import NamedTuple
 
 from torch import Tensor
 
-from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import FollowedStorage, local_of
 from .source import Place, source_at
 
@@ -23,8 +21,6 @@ class Write(NamedTuple):
         storage: which bytes. It keeps none.
         before, after: the versions which it found and left.
         is_silent: whether the versions are of another tensor on the bytes (`.data`), so that autograd doesn't notice.
-        number: what the next node of that thread was to be numbered.
-        thread: in which it was called.
     """
 
     what: str
@@ -33,8 +29,6 @@ class Write(NamedTuple):
     before: int
     after: int
     is_silent: bool
-    number: int
-    thread: int
 
     def __str__(self) -> str:
         """`add_ at train.py:45`."""
@@ -54,7 +48,7 @@ def note_write(
         storage = FollowedStorage(local_of(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # has none of its own: sparse, nested
         return
-    _log.append(Write(what, place, storage, before, after, is_silent, sequence_nr(), get_ident()))
+    _log.append(Write(what, place, storage, before, after, is_silent))
 
 
 def writes_between(address: int, version: int, now: int) -> list[Write]:
@@ -67,14 +61,3 @@ def writes_between(address: int, version: int, now: int) -> list[Write]:
             found.append(write)
     ends = [(version, version), *((write.before, write.after) for write in found), (now, now)]
     return found if all(one[1] == other[0] for one, other in pairwise(ends)) else []
-
-
-def silent_writes(address: int, since: int) -> list[Write]:
-    """Those of the bytes at this address, which live, that autograd did not notice, made in this thread after the node
-    of that number."""
-    here = get_ident()
-    return [
-        write
-        for write in tuple(_log)
-        if write.is_silent and write.storage.address == address and write.thread == here and write.number > since
-    ]

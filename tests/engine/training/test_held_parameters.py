@@ -35,7 +35,8 @@ def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_held_by_none()
     stray, idle = sorted(training.findings, key=lambda each: each.kind)
     assert stray.kind == "never stepped" and "1.weight and 1.bias get gradients" in str(stray)
     assert torch.equal(model[1].weight, before) and stray.tensor == "1.weight"
-    assert idle.kind == "without gradient" and "2 parameters of no module that was called" in str(idle)
+    assert idle.kind == "without gradient" and not idle.certain, "a later step may give one"
+    assert "2 parameters of no module that was called" in str(idle)
     assert not training.notes
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapehead as th
-from tapehead.engine.training.step_table import StepTable
+from tapehead.engine.norms.step_table import StepTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
 

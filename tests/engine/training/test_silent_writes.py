@@ -4,6 +4,7 @@ are not."""
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,6 +125,132 @@ def test_an_optimizer_that_writes_through_data_is_found_too() -> None:
         g_loss.backward()
     (found,) = silent(training)
     assert found.certain and "WritesData.step() at" in str(found)
+
+
+def data(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.data.mul_(2)
+
+
+def rows_of_data(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.data[0] = 3
+
+
+def many_at_once(model: nn.Module) -> None:
+    torch._foreach_mul_([each.data for each in model.parameters()], 2)
+
+
+WRITES = {"mul_": data, "__setitem__": rows_of_data, "_foreach_mul_": many_at_once}
+
+
+def between(write: Callable[[], object], keep: Any, **options: Any) -> tuple[th.Training, float]:
+    """Writes between forward and backward; also by how much the gradient is off then."""
+    made, judge = pair()
+    if keep is not None:
+        kept = [each.detach().numpy() for each in judge.parameters()]
+    x = torch.ones(8, 4)
+    (right,) = torch.autograd.grad(judge(made(x)).mean(), [made[2].weight])
+    with th.training(**options) as training:
+        if keep is not None:
+            kept = [each.detach().numpy() for each in judge.parameters()]
+        loss = judge(made(x)).mean()
+        write(judge) if keep is None else write(kept)
+        loss.backward()
+    return training, float((made[2].weight.grad - right).abs().max())
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_through_data_before_the_backward_is_found_where_writes_are_watched(name: str) -> None:
+    training, off = between(WRITES[name], None, writes=True)
+    assert off > 0
+    (found,) = silent(training)
+    assert found.certain and found.tensor == "Sequential_2.2.weight"
+    said = str(found)
+    assert re.match(rf"{re.escape(name)} at test_silent_writes.py:\d+ wrote Sequential_2.2.weight and 1 other", said)
+    assert "as mat2" in said and "off)" in said and said.endswith("PyTorch raises an error instead.")
+    assert not training.notes
+    assert silent(between(WRITES[name], None)[0]) == []
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_other_data_under_a_parameter_are_found_where_the_graph_takes_them() -> None:
+    for model, is_off in ((Scale(), True), (nn.Linear(4, 4), False)):  # whose graph has a view, with the old bytes
+        x = torch.ones(2, 4, requires_grad=True)
+        (right,) = torch.autograd.grad(model(x).sum(), x)
+        with th.training(writes=True) as training:
+            loss = model(x).sum()
+            for each in model.parameters():
+                each.data = each.data - 1
+            loss.backward()
+        assert torch.equal(x.grad, right) is not is_off
+        assert [str(each).partition(" at ")[0] for each in silent(training)] == [".data ="] * is_off
+
+
+def test_an_array_of_numpy_that_is_written_before_the_backward_is_found() -> None:
+    def write(kept: Any) -> None:
+        for each in kept:
+            each *= 2
+
+    training, off = between(write, True, writes=True)
+    assert off > 0
+    (found,) = silent(training)
+    assert found.certain and str(found).startswith("An array of NumPy's wrote Sequential_2.2.weight and 1 other")
+    training, off = between(lambda kept: None, True, writes=True)
+    assert off == 0 and silent(training) == []
+
+
+def test_a_write_under_a_capture_is_found_too() -> None:
+    made, judge = pair()
+    with th.training() as training:
+        with th.capture():
+            loss = judge(made(torch.ones(8, 4))).mean()
+            data(judge)
+        loss.backward()
+    assert len(silent(training)) == 1
+
+
+def test_weights_that_were_put_back_before_the_backward_are_no_finding() -> None:
+    """As a loop that evaluates with averaged weights does."""
+    made, judge = pair()
+    before = copy.deepcopy(judge.state_dict())
+    with th.training(writes=True) as training:
+        loss = judge(made(torch.ones(8, 4))).mean()
+        data(judge)
+        with torch.no_grad():
+            judge(torch.ones(8, 4))
+        for name, each in judge.named_parameters():
+            each.data.copy_(before[name])
+        loss.backward()
+    assert silent(training) == []
+
+
+def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
+    _, judge = pair()
+    with th.training(writes=True) as training:
+        kept = []
+        parts = watched_parts(training)
+        for _ in range(6):
+            kept.append(judge(torch.ones(8, 4)))
+            data(judge)
+        copied = [each for step in parts.writes for each in step.written.values()]
+        assert len(copied) == 2 * len(list(judge.parameters()))
+        kept.clear()
+        judge(torch.ones(8, 4)).mean().backward()
+        assert not parts.writes
+
+
+def watched_parts(training: th.Training) -> Any:
+    (part,) = [each for each in training._watcher._parts if type(each).__name__ == "SpoiledBackwards"]  # type: ignore[union-attr]
+    return part._silent.by_others  # type: ignore[union-attr]
 
 
 def test_a_step_that_wrote_nothing_new_is_none() -> None:
@@ -307,16 +434,17 @@ HEALTHY: list[Callable[[nn.Module, torch.optim.Optimizer], None]] = [
 ]
 
 
+@pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("loop", HEALTHY, ids=lambda loop: loop.__name__)
-def test_healthy_loops_are_left_alone_and_as_they_were(loop: Callable[..., None], fused: bool) -> None:
+def test_healthy_loops_are_left_alone_and_as_they_were(loop: Callable[..., None], fused: bool, writes: bool) -> None:
     def run() -> nn.Module:
         _, model = pair()
         loop(model, Adam(model.parameters(), 0.01, fused=fused))
         return model
 
     plain = run()
-    with th.training() as training:
+    with th.training(writes=writes) as training:
         watched = run()
     assert silent(training) == [] and not training.notes
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
