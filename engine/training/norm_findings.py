@@ -67,6 +67,7 @@ class NormJudge:
         self._norms = norms
         self._columns = columns
         self._add = training.add
+        self._advice = "" if training.black_box else "; th.training(black_box=...) keeps such a step"
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
         self._largest = 0.0  # of the totals that have left it, and all before the last `_EVERY`
         self._losses: dict[int, deque[float]] = {}
@@ -124,7 +125,7 @@ class NormJudge:
             "non-finite",
             step,
             f"The gradient of {first} is {kind}, the first in the backward; {spread}, and {begins}. "
-            f"th.find_nan(make_loss) names the operation; th.training(black_box=...) keeps such a step.",
+            f"th.find_nan(make_loss) names the operation{self._advice}.",
             module=first,
         )
         self._add(self._bad)
