@@ -68,6 +68,7 @@ class McpWorker:
             "peak": _peak,
             "diff": _diff,
             "findings": _findings,
+            "page_findings": _page_findings,
             "fits": _fits,
             "find_nan": _find_nan,
             "find_unused": _find_unused,
@@ -195,6 +196,16 @@ def _findings(folder: str) -> Answered:
     step = read_step(folder)
     raised = [] if step.error is None else [": ".join(step.error), *step.traceback.splitlines()]
     return {"step": step.step, "kind": step.kind, "untrusted": [step.sentence, *raised]}
+
+
+def _page_findings(page: str) -> Answered:
+    from ..engine.training.document import read_page
+
+    found = read_page(Path(page))
+    lines = [
+        f"steps {each.step}-{each.last_step or each.step}, {each.kind}: {each.sentence}" for each in found.findings
+    ]
+    return {"steps": found.steps, "findings": len(found.findings), "untrusted": [*found.sentences, *lines]}
 
 
 def _find_nan(target: str) -> Answered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,15 @@ def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[
 def test_without_leave_saved_files_alone_are_read(folder: Path) -> None:
     (folder / "broken.tape.json").write_text('{"format": ')
     (folder / "out.tape.json").symlink_to("/etc/passwd")
-    files, peak, why, same, broken, outside, none, run = talk(
+    (folder / "other.html").write_text("<html></html>")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with warnings.catch_warnings(), th.training(model, optimizer) as training:
+        warnings.simplefilter("ignore")
+        (model(torch.ones(1, 2)).sum() * float("nan")).backward()
+        optimizer.step()
+    training.save_html(folder / "loop.html")
+    files, peak, why, same, broken, outside, loop, other, none, run = talk(
         [str(folder)],
         ("files", {}),
         ("peak", {"run": "run.tape.json"}),
@@ -103,10 +112,14 @@ def test_without_leave_saved_files_alone_are_read(folder: Path) -> None:
         ("diff", {"first": "run.tape.json", "second": "run.tape.json"}),
         ("peak", {"run": "broken.tape.json"}),
         ("peak", {"run": "out.tape.json"}),
+        ("findings", {"name": "loop.html"}),
+        ("findings", {"name": "other.html"}),
         ("peak", {"run": "../x"}),
         ("open_session", {"target": "train.py:loss"}),
     )
-    assert files["untrusted"] == ["broken.tape.json", "run.tape.json"]
+    assert files["untrusted"] == ["broken.tape.json", "loop.html", "other.html", "run.tape.json"]
+    assert loop["findings"] == len(training.findings) == 1 and str(training.findings[0]) in loop["untrusted"][-1]
+    assert other["failed"] and "no page of a training loop" in other["untrusted"][0]
     assert peak["failed"] and "memory" in peak["untrusted"][0], "it was not measured"
     assert why["place"] == 1 and why["untrusted"]
     assert same["differs"] is False

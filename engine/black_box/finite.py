@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ class Finiteness:
     """One number of each device, NaN or infinite if one element of these tensors is.
 
     It is a sum of norms, so very large elements make it infinite, too: `is_finite` tells.
+
+    Args:
+        tensors: which.
+        norms: of others that are to be looked at, too.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._sums: list[LateTensor] = []
+    def __init__(self, tensors: Sequence[Tensor], norms: Iterable[LateTensor] = ()) -> None:
+        self._sums: list[LateTensor] = [*norms]
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         with unobserved():
             for each in tensors:
@@ -41,7 +45,7 @@ class Finiteness:
 
     def look(self) -> bool:
         """Whether all may be finite, waiting for it if need be."""
-        return all(bool(each.read().isfinite()) for each in self._sums)
+        return all(bool(each.read().isfinite().all()) for each in self._sums)
 
 
 def is_finite(tensor: Tensor) -> bool:

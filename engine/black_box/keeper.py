@@ -197,9 +197,9 @@ class StepKeeper:
         if self._fetching.waiting or self.stepping:
             self._random = RandomNumbers.now()
 
-    def optimizer_begins(self, optimizer: object) -> None:
-        """Its step."""
-        if self.lasting:
+    def optimizer_begins(self, optimizer: object, leaves_out: bool = False) -> None:
+        """Its step. `leaves_out`: it writes nothing where the step is bad."""
+        if self.lasting and not leaves_out:
             self._copy_parameters()
         self.stepping = True
         if self._has_closures:

@@ -181,7 +181,7 @@ def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
         _a(str, why.get("traceback", "")),
         tuple(_a(str, each) for each in _a(list, told["models"])),
         _of(str, told["machine"]),
-        _a(dict, told["flags"]),
+        {_a(str, name): _flag(value) for name, value in _a(dict, told["flags"]).items()},
         _of(bool, told["training"]),
         _of(bool, told["requires_grad"]),
         None if gradients is None else _a(str, gradients),
@@ -206,7 +206,16 @@ def _micro_batch(told: dict[str, Any]) -> RecordedMicroBatch:
 def _a(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError
-    return value
+    return shown(value) if isinstance(value, str) else value
+
+
+def shown(text: str) -> str:
+    """The same without characters by which a terminal would be told to do something."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _flag(value: Any) -> Any:
+    return _a(str, value) if isinstance(value, str) else value
 
 
 def _of(kind: type, told: Any) -> dict[str, Any]:
@@ -217,10 +226,7 @@ def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor
     nbytes = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
-        if (
-            "byteorder" in entries
-            and archive.read(entries["byteorder"])[:16].decode("ascii", "replace") != sys.byteorder
-        ):
+        if "byteorder" in entries and _word(archive, entries["byteorder"]) != sys.byteorder:
             raise ValueError("its numbers have their bytes in the other order")
         told = 0
         for number, (name, each) in enumerate(facts.items()):
@@ -239,6 +245,12 @@ def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor
             with archive.open(entries[f"data/{number}"]) as content:
                 found[name] = _tensor(content, each)
         return found
+
+
+def _word(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
+    """What a small entry says; of one that unpacks to more the beginning."""
+    with archive.open(entry) as content:
+        return content.read(16).decode("ascii", "replace")
 
 
 def _tensor(content: IO[bytes], facts: TensorFacts) -> Tensor:

@@ -27,7 +27,7 @@ from ..words.phrases import counted, joined
 from .batch import batch_of
 from .loaded_model import as_recorded, differences, home_of, modules_of, put_buffers, put_in, refuse_other
 from .models import named
-from .read import RecordedStep, read_step
+from .read import RecordedStep, read_step, shown
 from .surroundings import autocast_as, autocast_now, autocast_words, flags_as
 
 MakeModel = Callable[[], Any]
@@ -168,7 +168,7 @@ class StepReplay(ShownAsFindings):
         """Whether it is what was recorded: loss and gradients bit for bit, or what was raised."""
         recorded = self._player.step.error
         if self.error is not None or recorded is not None:
-            return recorded == (None if self.error is None else (type(self.error).__name__, str(self.error)))
+            return recorded == (None if self.error is None else (type(self.error).__name__, shown(str(self.error))))
         return self.same_loss is not False and self.same_gradients is not False
 
     @property

@@ -30,6 +30,18 @@ class ColumnNorms(NamedTuple):
     norms: LateTensor
 
 
+class TakenNorms(NamedTuple):
+    """Norms of the gradients that a backward left.
+
+    Attributes:
+        parameters: whose, by id.
+        norms: by column.
+    """
+
+    parameters: frozenset[int]
+    norms: list[ColumnNorms]
+
+
 class NormSums:
     """Takes norms by column. It keeps where which tensor's norm belongs, since that is the same in each step."""
 

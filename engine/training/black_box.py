@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...inspector.arguments import a_kind
@@ -25,6 +25,7 @@ from ..black_box.write import Reason, unit_as_written
 from ..steps.loop_watch import BackwardGiven
 from ..words.phrases import joined
 from .finding import Finding, FindingKind
+from .left_out_updates import LeftOutUpdates
 from .part import LoopPart
 from .record import Training
 
@@ -86,6 +87,8 @@ class BlackBox(LoopPart):
         self._looked_at: list[tuple[int, int]] = []  # gradients, by id and version
         self._late: list[_Late] = []
         self._findings = 0  # that were there already
+        self._left_out_updates = LeftOutUpdates()
+        self._is_told = False  # that an optimizer does not leave updates out
 
     def begins(self, training: Training) -> None:
         if training.black_box is None:
@@ -135,9 +138,22 @@ class BlackBox(LoopPart):
             self._look(None)
         self._judge_late()
         self._write_what_was_found(None if changed else _AFTER_BACKWARD)
-        self._keeper.optimizer_begins(optimizer)
+        self._keeper.optimizer_begins(optimizer, self._leaves_out(optimizer))
+
+    def _leaves_out(self, optimizer: Optimizer) -> bool:
+        """Whether the update is left out where the step is bad, so that parameters stay those that it had."""
+        training = self._training
+        assert training is not None
+        if not training.found_inf:
+            return False
+        found = self._left_out_updates.begins(optimizer)
+        if not found and not self._is_told:
+            self._is_told = True
+            training.note(f"{type(optimizer).__name__} is not fused, and leaves no update out: found_inf does nothing")
+        return found
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._left_out_updates.ends(optimizer)
         if self._training is not None:
             self._left_out = 0
             self._keeper.optimizer_ends(optimizer)
@@ -164,9 +180,8 @@ class BlackBox(LoopPart):
         assert training is not None
         if not keeper.unit.micro_batches or "non-finite" not in training.black_box_on:
             return
-        there = keeper.models.gradients
         loss = keeper.unit.micro_batches[-1].loss
-        finiteness = Finiteness([*there, *([] if loss is None else [loss])])
+        finiteness = self._finiteness([] if loss is None else [loss], gradients == _AFTER_BACKWARD)
         if finiteness.comes_later and not training.synchronize and not keeper.stepping:
             keeper.lasting = True
             self._late.append(_Late(finiteness, keeper.unit, self._step))
@@ -174,6 +189,18 @@ class BlackBox(LoopPart):
             self._was_bad = False
         elif said := self._what_is_bad(keeper.unit, keeper.models):
             self._write_first(Reason("non-finite", said, gradients=gradients), keeper.unit, self._step)
+
+    def _finiteness(self, losses: list[Tensor], as_the_backward_left_them: bool) -> Finiteness:
+        """Gradients are read once, as that takes as long as memory does: where their norms were just taken, no more."""
+        training, models = self._training, self._keeper.models
+        assert training is not None
+        taken, training.taken_norms = training.taken_norms, None
+        if taken is None or not as_the_backward_left_them:
+            return Finiteness([*models.gradients, *losses])
+        others = [
+            each.grad for _, each in models.parameters if each.grad is not None and id(each) not in taken.parameters
+        ]
+        return Finiteness([*others, *losses], [each.norms for each in taken.norms])
 
     def _judge_late(self, all_of_it: bool = False) -> None:
         """What was asked of the steps before."""

@@ -6,6 +6,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -164,8 +165,26 @@ def read_document(text: str) -> TrainingDocument:
         )
     try:
         return _read(found)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"this document of a training is damaged: {type(error).__name__}: {error}") from None
+
+
+def read_page(path: Path) -> TrainingDocument:
+    """What stands in a page that `Training.save_html` wrote. Nothing of the page is run.
+
+    Raises:
+        ValueError: it is no such page.
+        OSError: it can't be read.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    start = text.find(_BEGINS, text.find('class="th-loop"'))
+    end = text.find("</script>", start)
+    if 'class="th-loop"' not in text or start < 0 or end < 0:
+        raise ValueError(f"{path.name} is no page of a training loop, as training.save_html() writes one")
+    return read_document(text[start + len(_BEGINS) : end])
+
+
+_BEGINS = '<script type="application/json">'
 
 
 def _read(found: dict[str, Any]) -> TrainingDocument:

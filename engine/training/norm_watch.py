@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
-from ..norms.norm_sums import ColumnNorms, NormSums
+from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
 from ..steps.loop_watch import BackwardGiven
@@ -93,6 +93,7 @@ class NormWatch(LoopPart):
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._before = None  # of a step that raised
+        self._training.taken_norms = None
         tensors = [each for each in given[0] if isinstance(each, Tensor)]
         with unobserved():
             for each in tensors:
@@ -112,13 +113,14 @@ class NormWatch(LoopPart):
             return
         with unobserved():
             found = [
-                (gradient, column)
+                (id(each), gradient, column)
                 for known, column in self._columns.known
                 if (each := known()) is not None and (gradient := each.grad) is not None
             ]
-            columns = [column for _, column in found]
-            self._latest = self._sums.take([gradient for gradient, _ in found], columns, scale)
+            columns = [column for _, _, column in found]
+            self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
             self._measured = set(columns)
+            self._training.taken_norms = TakenNorms(frozenset(number for number, _, _ in found), self._latest)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)
@@ -142,8 +144,7 @@ class NormWatch(LoopPart):
         (parameters, before, columns), self._before = self._before, None
         with unobserved():
             self._step.weights += self._sums.take(before, columns)
-            for old, new in zip(before, parameters, strict=True):
-                old.sub_(new.detach())  # in place: of all parameters no third copy is made
+            torch._foreach_sub_(before, [each.detach() for each in parameters])  # in place: no third copy is made
             self._step.updates += self._sums.take(before, columns)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
@@ -162,7 +163,7 @@ class NormWatch(LoopPart):
             self._end_scales()
         self._read(0, wait=True)
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
-        self._before = None
+        self._before = self._training.taken_norms = None
         self._latest.clear()
 
     def _take_gradients(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.shown import saved_page, text_of
+from ..norms.norm_sums import TakenNorms
 from ..norms.norms import Norms
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
@@ -54,9 +55,12 @@ class Training(ShownAsFindings):
         black_box_on: on what.
         limit: how many bytes these may take.
         synchronize: whether the loop may be made to wait for an accelerator once a step.
+        found_inf: whether fused optimizers leave the updates of bad steps out.
         watched: the models, and what their parts are called.
         is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
+        taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
+            taken.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class Training(ShownAsFindings):
         self.synchronize = synchronize
         self.watched = WatchedModels()
         self.is_written = False
+        self.found_inf = False
         self.norms = Norms()
+        self.taken_norms: TakenNorms | None = None
         self._modules: list[str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0

@@ -76,6 +76,7 @@ def training(
     black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
+    found_inf: bool = False,
     writer: Any = None,
     depth: int = 1,
 ) -> Training:
@@ -97,6 +98,8 @@ def training(
             backward), or the kind of a finding, such as "norm".
         limit: how many bytes these may take, as a number or as "2GB" (10⁹) or "2GiB" (2³⁰).
         synchronize: whether the loop may wait for an accelerator once a step.
+        found_inf: whether a fused optimizer leaves the update of a bad step out, on its device and without waiting, as
+            with a gradient scaler. With the black box alone; it is the one thing that alters what the loop computes.
         writer: a logger of yours that is told of norms, losses, learning rates and findings once a step, a step late:
             with `add_scalar(tag, value, step)`, as TensorBoard's SummaryWriter, or with `log(values, commit=)`, as what
             `wandb.init()` gives.
@@ -115,6 +118,9 @@ def training(
         raise ValueError(f"every is {every}; expected a number of steps, 1 or more")
     expect_truth(writes, "writes")
     expect_truth(synchronize, "synchronize")
+    expect_truth(found_inf, "found_inf")
+    if found_inf and black_box is None:
+        raise ValueError("found_inf is the black box's: give black_box=, too")
     kinds = kinds_of(black_box_on)
     parts = [make() for make in PARTS]
     expect_depth(depth)
@@ -124,7 +130,7 @@ def training(
         expect(black_box, str | PathLike, "black_box", "the path of a folder")
     folder = None if black_box is None else fspath(black_box)
     made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize), kinds)
-    made.is_written = writer is not None
+    made.is_written, made.found_inf = writer is not None, bool(found_inf)
     for each in models:
         made.watched.add(each)
     made.watch_by(TrainingWatch(made, parts, models, optimizers))
@@ -141,6 +147,7 @@ def install_training(
     black_box_on: Collection[str] = USUAL,
     limit: str | int = "2GB",
     synchronize: bool = False,
+    found_inf: bool = False,
     writer: Any = None,
     depth: int = 1,
 ) -> Training:
@@ -155,6 +162,7 @@ def install_training(
         black_box_on=black_box_on,
         limit=limit,
         synchronize=synchronize,
+        found_inf=found_inf,
         writer=writer,
         depth=depth,
     )

@@ -133,3 +133,29 @@ def test_what_torchs_pickle_says_is_not_asked(folder: Path) -> None:
         for name, part in parts.items():
             archive.writestr(name, b"cos\nsystem\n(S'false'\ntR." if name.endswith("data.pkl") else part)
     assert replayed(folder).same
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_entry_that_unpacks_to_more_than_it_should_is_not_unpacked(folder: Path, monkeypatch: Any) -> None:
+    path = folder / "state.pt"
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in parts.items():
+            packed = name.endswith("/byteorder")
+            content = part + b" " * 2**24 if packed else part
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED)
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)  # which unpacks all of it
+    with pytest.raises(ValueError, match="in the other order"):
+        replayed(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_folder_says_can_t_steer_a_terminal(folder: Path) -> None:
+    told = json.loads((folder / "facts.json").read_text())
+    told["why"]["sentence"] = "\x1b]0;mine\x07 bad \u202e"
+    told["machine"]["torch"] = "\x1b[2J"
+    told["flags"]["default dtype"] = "\x1b[2J"
+    (folder / "facts.json").write_text(json.dumps(told))
+    said = str(replayed(folder))
+    assert " bad " in said and "2J" in said and all(each.isprintable() or each == "\n" for each in said)

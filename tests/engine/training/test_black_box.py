@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tapehead as th
+from tapehead.engine.black_box.keeper import StepKeeper
 
 SIZE = 8  # of a batch
 pytestmark = pytest.mark.filterwarnings("ignore:th.training")
@@ -584,3 +585,84 @@ def test_on_an_accelerator_a_bad_step_is_known_a_step_later_or_waited_for(
     assert again.same_loss and again.same_gradients is (True if synchronize else None)
     recorded = torch.load(tmp_path / "step_2" / "state.pt", weights_only=True)
     assert all(recorded[f"parameter/{name}"].isfinite().all() for name, _ in model.named_parameters())
+
+
+def test_gradients_are_read_once_where_norms_are_taken_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read them takes as long as memory does."""
+    seen: list[int] = []
+    real = torch._foreach_norm
+
+    def counted(tensors: Any, *given: Any) -> Any:
+        seen.append(sum(each.numel() for each in tensors))
+        return real(tensors, *given)
+
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    monkeypatch.setattr(torch, "_foreach_norm", counted)
+    with th.training(model, optimizer, black_box=tmp_path, every=1000):
+        for number in range(3):
+            if number == 1:
+                seen.clear()
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            if number == 2:
+                model.weight.grad.mul_(float("nan"))  # after the backward: they are read again
+            optimizer.step()
+    assert seen == [15, 1, 15, 1, 16]
+    assert steps_in(tmp_path) == ["step_2"]
+
+
+def bad_at_2(model: nn.Module, device: torch.device | str, make: Callable[[Any], Any]) -> list[list[Tensor]]:
+    """The parameters after each of four steps, of which the third is bad."""
+    optimizer = make(model.parameters())
+    after = []
+    for number in range(4):
+        optimizer.zero_grad()
+        x = torch.full((2, 4), 1.0 + number, device=device)
+        (model(x).pow(2).mean() * (float("nan") if number == 2 else 1)).backward()
+        optimizer.step()
+        assert not hasattr(optimizer, "found_inf"), "it is taken back"
+        after.append([each.detach().cpu().clone() for each in model.parameters()])
+    return after
+
+
+def small() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_optimizer_leaves_a_bad_update_out_where_that_is_asked_for(kind: type[Any], tmp_path: Path) -> None:
+    model = small()
+    with th.training(model, black_box=tmp_path, found_inf=True) as training:
+        after = bad_at_2(model, "cpu", lambda given: kind(given, 1e-2, fused=True))
+    assert all(map(torch.equal, after[1], after[2])) and not any(map(torch.equal, after[2], after[3]))
+    assert all(each.isfinite().all() for each in after[3])
+    assert steps_in(tmp_path) == ["step_2"] and not training.notes
+    with th.training(model := small(), black_box=tmp_path) as training:
+        after = bad_at_2(model, "cpu", lambda given: kind(given, 1e-2, fused=True))
+    assert all(each.isnan().any() for each in after[3]), "nobody asked"
+
+
+def test_what_is_not_fused_leaves_nothing_out_and_a_note_says_so(tmp_path: Path) -> None:
+    model = small()
+    with th.training(model, black_box=tmp_path, found_inf=True) as training:
+        after = bad_at_2(model, "cpu", lambda given: torch.optim.SGD(given, 1e-2))
+    assert all(each.isnan().any() for each in after[3])
+    assert training.notes == ["SGD is not fused, and leaves no update out: found_inf does nothing"]
+    with pytest.raises(ValueError, match="give black_box=, too"):
+        th.training(model, found_inf=True)
+
+
+def test_on_an_accelerator_a_bad_update_is_left_out_without_a_copy(accelerator: torch.device, tmp_path: Path) -> None:
+    model = small().to(accelerator)
+    copied: list[object] = []
+    real = StepKeeper._copy_parameters
+    with pytest.MonkeyPatch.context() as patch, th.training(model, black_box=tmp_path, found_inf=True):
+        patch.setattr(StepKeeper, "_copy_parameters", lambda self: (copied.append(self), real(self))[1])
+        after = bad_at_2(model, accelerator, lambda given: torch.optim.SGD(given, 1e-2, fused=True))
+    assert all(map(torch.equal, after[1], after[2])) and all(each.isfinite().all() for each in after[3])
+    assert copied == [] and steps_in(tmp_path) == ["step_2"]
+    recorded = torch.load(tmp_path / "step_2" / "state.pt", weights_only=True)
+    kept = [recorded[f"parameter/{name}"].cpu() for name, _ in model.named_parameters()]
+    assert all(map(torch.equal, kept, after[1]))
