@@ -11,8 +11,13 @@ import { hitAt, wiresNear } from "../src/graph/hit.ts";
 import { Motion } from "../src/graph/motion.ts";
 import { DOWNSTREAM, reachOf, UPSTREAM, wiresOf } from "../src/graph/reach.ts";
 import { stateInWords } from "../src/graph/says.ts";
+import { Scene } from "../src/graph/scene.ts";
 import { WireIndex } from "../src/graph/wire_index.ts";
+import { layOut } from "../src/layout/layout.ts";
 import type { Rect } from "../src/layout/placed.ts";
+import { makeTree } from "../src/layout/tree.ts";
+import { Store } from "../src/store.ts";
+import { chain, documentOf, unrolled } from "./graphs.ts";
 import { CARD, MM, OPEN_BOX, smallScene, SUM, WEIGHT } from "./small_scene.ts";
 
 const SCREEN = { width: 400, height: 300 };
@@ -211,6 +216,31 @@ test("what a step changes is inside of what is drawn anew", () => {
         const counts = (facts: typeof before) => JSON.stringify(facts.counts.at(0, facts.t, facts.ran));
         if (closed && counts(before) !== counts(after)) assert.ok(holds(CARD.x, CARD.y, CARD.width, CARD.height));
       }
+    }
+  }
+});
+
+test("of equal layers that are drawn once each wire is drawn anew that a step changes, from whatever layer it comes", () => {
+  const cells = unrolled(4, 3);
+  const count = cells.names.length + 1;
+  const store = new Store(documentOf({ ...cells, names: [...cells.names, "SumBackward0"], edges: chain(count).edges }), null);
+  const tree = makeTree(store.graph);
+  assert.ok(tree.layersOf.size, "they are drawn once");
+  const layout = layOut(tree, new Set(tree.boxes.keys()));
+  for (const { kind, points } of layout.wires) if (kind === "gradient") points[1] -= 100; // as if they came from afar
+  const scene = new Scene(store.graph, tree, layout);
+  const finder = new FactFinder(store);
+  for (let from = 0; from <= count; from++) {
+    for (let to = 0; to <= count; to++) {
+      store.go(from);
+      const before = finder.at(scene);
+      const was = scene.wires.map(({ edges }) => wireState(edges, store.graph, store.replay, from));
+      store.go(to);
+      const damage = damageBetween(before, finder.at(scene), 1);
+      scene.wires.forEach(({ edges, bounds }, index) => {
+        const isSame = wireState(edges, store.graph, store.replay, to) === was[index];
+        assert.ok(isSame || damage === "all" || covers(damage, bounds), `wire ${index} from ${from} to ${to}`);
+      });
     }
   }
 });

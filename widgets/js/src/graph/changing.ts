@@ -28,11 +28,13 @@ interface ChangingWire {
 }
 
 export class Changing {
+  /** By edge the wires that stand for it now: of one into the first layer that which comes from outside, and that which leads from layer to layer. */
+  readonly wiresOf = new Map<number, number[]>();
   private readonly spots: readonly ChangingSpot[];
   private readonly wires: readonly ChangingWire[];
 
   constructor(
-    private readonly scene: Pick<Scene, "spots" | "wires" | "wireOf" | "graph" | "tree" | "layout">,
+    private readonly scene: Pick<Scene, "spots" | "wires" | "graph" | "tree" | "layout">,
   ) {
     const { tree, layout } = scene;
     const open = new Set(layout.boxes.filter(({ closed }) => !closed).map(({ box }) => box.id));
@@ -71,7 +73,7 @@ export class Changing {
 
   /** Has spots and wires stand for the tasks and edges of the chosen layers. */
   show(choice: Choice): void {
-    const { tree, wireOf } = this.scene;
+    const { tree } = this.scene;
     const shown = (task: number) => inChosen(task, tree.layersOf.get(task)?.at(-1) ?? null, choice);
     for (const { spot, user, tasks } of this.spots) {
       if (user >= 0) spot.user = shown(user);
@@ -81,11 +83,11 @@ export class Changing {
       });
       [spot.task] = spot.tasks;
     }
+    this.wiresOf.clear();
     for (const each of this.wires) {
       const edges = this.edgesOf(each, choice, shown);
-      if (!edges.length) continue;
-      each.wire.edges = edges;
-      for (const edge of edges) wireOf[edge] = each.index;
+      if (edges.length) each.wire.edges = edges;
+      for (const edge of each.wire.edges) this.wiresOf.set(edge, [...(this.wiresOf.get(edge) ?? []), each.index]);
     }
   }
 

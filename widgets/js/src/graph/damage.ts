@@ -3,7 +3,6 @@
 import { HEADER } from "../layout/box_cells.ts";
 import { layersWidth } from "../layout/layers.ts";
 import type { Rect } from "../layout/placed.ts";
-import { wiresAt } from "./draw_wires.ts";
 import type { Facts } from "./facts.ts";
 import { grown } from "./grid.ts";
 
@@ -62,7 +61,7 @@ function buttonsOf({ scene }: Facts): Rect[] {
 }
 
 function wiresOf({ scene }: Facts, tasks: Iterable<number>): Rect[] {
-  return [...tasks].flatMap((task) => [...wiresAt(scene, task)].map((wire) => scene.wires[wire].bounds));
+  return [...tasks].flatMap((task) => [...scene.wiresAt(task)].map((wire) => scene.wires[wire].bounds));
 }
 
 function sameButTimeAndPointer(before: Facts, after: Facts): boolean {

@@ -156,16 +156,5 @@ function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): 
   if (facts.hovered === null) return;
   pen.alpha = view.shown;
   const paint = { stroke: colours.ink, width: Math.max(1.4, THINNEST / view.scale) };
-  for (const index of wiresAt(facts.scene, facts.hovered)) pen.outline(facts.scene.wires[index].outline, paint);
-}
-
-export function wiresAt(scene: Scene, task: number): Set<number> {
-  const found = new Set<number>();
-  for (const { starts, values } of [scene.graph.inEdges, scene.graph.outEdges]) {
-    for (let at = starts[task]; at < starts[task + 1]; at++) {
-      const wire = scene.wireOf[values[at]];
-      if (wire >= 0) found.add(wire);
-    }
-  }
-  return found;
+  for (const index of facts.scene.wiresAt(facts.hovered)) pen.outline(facts.scene.wires[index].outline, paint);
 }

@@ -52,8 +52,8 @@ export class Scene {
   readonly spotOf: Int32Array;
   /** By task the closed box that holds it, as an index in `layout.boxes`, or -1. */
   readonly cardOf: Int32Array;
-  /** By edge the wire that stands for it, or -1. */
-  readonly wireOf: Int32Array;
+  /** By edge the wire that stands for it, or -1: none of those that `changing` knows. */
+  private readonly wireOf: Int32Array;
   /** By task the row of chips that it is in, as an index in `layout.rows`, or -1. */
   readonly rowOf: Int32Array;
   /** How wide the label of each row may be: to the left edge of the box around it. */
@@ -119,6 +119,17 @@ export class Scene {
       if (this.choice.get(id) !== layer) return false;
     }
     return true;
+  }
+
+  /** The wires that stand for what leads to a task and from it. */
+  wiresAt(task: number): Set<number> {
+    const found = new Set<number>();
+    for (const { starts, values } of [this.graph.inEdges, this.graph.outEdges]) {
+      for (const edge of values.subarray(starts[task], starts[task + 1])) {
+        for (const wire of this.changing.wiresOf.get(edge) ?? [this.wireOf[edge]]) if (wire >= 0) found.add(wire);
+      }
+    }
+    return found;
   }
 
   /** The wires that come this near to a point. */
