@@ -416,3 +416,14 @@ def test_a_saved_page_stops_before_tasks_alone(browser: Browser, gpt: Graph, tmp
     deck.key("r")
     deck.expect(t=gpt.order.index(task), running=task)
     page.close()
+
+
+def test_the_clock_is_there_from_the_first_task_on_that_has_run(deck: PosedDeck, gpt: Graph) -> None:
+    deck.tell(position=0)
+    clock = deck.root.get_by_role("group", name="axis").get_by_role("button", name="clock")
+    expect(clock).to_be_disabled()
+    expect(deck.root.locator("[data-busy]")).to_have_count(0)
+    stand(deck, gpt, 1)
+    expect(deck.root.locator("[data-busy=cpu]")).to_have_text("busy 100 %")
+    clock.click()
+    expect(clock).to_have_attribute("aria-pressed", "true")

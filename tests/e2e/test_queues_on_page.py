@@ -119,15 +119,61 @@ def test_where_there_is_no_room_for_both_tabs_show_the_queues_or_the_task(page: 
 
 
 def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page, tmp_path: Path) -> None:
-    deck, graph = posed(page, tmp_path, "one", position=3)
+    deck, graph = posed(page, tmp_path, "one", position=0, live=False)
     order = schedule(graph, "heap")
     assert deck.root.locator(".queue [data-device]").count() == 0
+    while not (ready := deck.queue):
+        deck.key("ArrowRight")
+        deck.rests()
+    position = int(deck.data("t"))
     expect(deck.root.locator(".qh")).to_have_text("next, in this orderwaitsruns")
-    ready = deck.queue
     later = deck.root.locator(".queue [data-later]")
     assert later.count() == 7 - len(ready)
     shown = [int(each) for each in later.evaluate_all("all => all.map(row => row.dataset.later)")]
-    assert shown == [task for task in order[4:] if task not in ready][: len(shown)]
+    assert shown == [task for task in order[position + 1 :] if task not in ready][: len(shown)]
     expect(deck.root.locator(".then-head")).to_have_text("then, as predicted")
     later.first.click()
     expect(deck.inspector).to_contain_text(graph.tasks[shown[0]].short_name)
+
+
+WHOLE = """queue => {
+    const { bottom } = queue.getBoundingClientRect();
+    return [...queue.querySelectorAll('.then > *')].filter(each => each.getClientRects().length)
+        .every(each => each.getBoundingClientRect().bottom <= bottom);
+}"""
+
+
+def test_what_comes_then_is_shown_in_whole_rows_(page: Page, tmp_path: Path) -> None:
+    deck, graph = posed(page, tmp_path, "one", position=0)
+    queue, grip = deck.root.locator(".queue"), deck.root.get_by_role("separator")
+    later = queue.locator("[data-later]:visible")
+    expect(queue.locator(".qh")).to_have_text("then, as predictedwaitsruns")  # the only ready task runs
+    expect(later.first).to_contain_text(graph.tasks[schedule(graph, "heap")[1]].short_name)
+    shown = {later.count()}
+    for _ in range(8):
+        grip.focus()
+        page.keyboard.press("ArrowUp")
+        deck.rests()
+        shown.add(later.count())
+        assert queue.evaluate(WHOLE)
+    assert len(shown) > 2, "as many as there is room for"
+
+
+def test_of_three_devices_the_one_that_runs_is_brought_into_view(page: Page, tmp_path: Path) -> None:
+    document = document_of(on_two_devices(), "per device", 12)
+    names = document.content["devices"] = [*document.content["devices"], "cuda:1"]
+    device = document.content["tasks"]["device"]
+    last = document.content["schedules"][0]["order"][-1]
+    device[last] = names.index("cuda:1")
+    deck = PosedDeck(page, tmp_path / "posed.html", document.packed(), document.metas, is_live=False)
+    panel, far = deck.root.locator(".queue"), queue_of(deck, "cuda:1")
+    page.set_viewport_size({"width": 1000, "height": 700})
+    grip = deck.root.get_by_role("separator")
+    for _ in range(6):
+        grip.focus()
+        page.keyboard.press("ArrowUp")
+    deck.scrub(len(device) - 1)
+    expect(far.locator(".now:not(.still)")).to_be_in_viewport()
+    assert panel.evaluate("panel => panel.scrollTop > 0 && document.scrollingElement.scrollTop === 0")
+    expect(panel.locator(".head .sub")).to_have_text("0 ready")
+    expect(far).to_have_class("queue-of runs")

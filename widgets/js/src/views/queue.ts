@@ -17,6 +17,8 @@ import { SideTabs } from "./side_tabs.ts";
 
 /** From so many devices on each has one line, but for the one that is open. */
 const MANY = 4;
+/** The head has room for the lengths of so many queues. */
+const FEW = 2;
 
 /** What is below the head. */
 interface Queues {
@@ -27,6 +29,7 @@ interface Queues {
   readonly sum: string;
   /** How high it wants to be; 0 where that is not known, or it takes what there is. */
   readonly height: number;
+  dispose(): void;
 }
 
 export const makeQueue: MakeView = (stage, parent) => {
@@ -60,6 +63,7 @@ export const makeQueue: MakeView = (stage, parent) => {
       return slow.update(changed);
     },
     dispose() {
+      queues.dispose();
       height.dispose();
       tabs?.dispose();
       view.remove();
@@ -80,6 +84,7 @@ function one(stage: Stage): Queues {
     get height() {
       return section.height;
     },
+    dispose: () => section.dispose(),
   };
 }
 
@@ -98,6 +103,8 @@ function several(stage: Stage, devices: readonly number[]): Queues {
     return new OneOfSeveral(stage, device, deviceName(store.graph, device), open);
   });
   let sum = "";
+  /** The one whose task runs: it has been brought into view. */
+  let inView: OneOfSeveral | undefined;
   let known: { replay: Replay; revision: number; clocks: Map<number, LaneClock> } | null = null;
   const clocks = () => {
     const { document, replay, state } = store;
@@ -117,7 +124,10 @@ function several(stage: Stage, devices: readonly number[]): Queues {
       const open = devices.length < MANY || (opened ?? first) === section.device;
       section.show(queues[at], others, open, clocks().get(section.device) ?? null);
     });
-    sum = devices.length < MANY ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : readyWords(store);
+    const running = sections.find((_, at) => queues[at].running >= 0);
+    if (running && running !== inView) bringIntoView(running.element);
+    inView = running;
+    sum = devices.length <= FEW ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : readyWords(store);
   };
   return {
     elements: sections.map(({ element }) => element),
@@ -127,5 +137,13 @@ function several(stage: Stage, devices: readonly number[]): Queues {
       return sum;
     },
     height: 0,
+    dispose() {},
   };
+}
+
+/** Scrolls the panel, not the page; what a reader is at stays where it is. */
+function bringIntoView({ parentElement: panel, offsetTop: top, offsetHeight: height }: HTMLElement): void {
+  if (!panel || panel.matches(":hover, :focus-within")) return;
+  const lowest = top + height - panel.clientHeight;
+  if (panel.scrollTop < lowest || panel.scrollTop > top) panel.scrollTop = Math.min(top, lowest);
 }

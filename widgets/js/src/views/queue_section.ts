@@ -17,11 +17,17 @@ const MOST_EACH = 2;
 /** Where fewer wait, it is shown what comes then, up to so many rows in all. */
 const FEW = 4;
 const ROWS = 7;
+/** Of the words between the two, as in the style sheet, pixels. */
+const HEAD_HEIGHT = 24;
+
+/** What the rows are: the ready tasks, or what comes after them. */
+const NEXT = "next, in this order";
+const LATER = "then, as predicted";
 
 /** Its parts, with what one and each of several queues have in common. */
 class Parts {
   readonly now = el("button", { class: "now", title: "Look at the running task" });
-  readonly header = el("div", { class: "qh" }, ...["next, in this order", "waits", "runs"].map((title) => el("span", {}, title)));
+  readonly header = el("div", { class: "qh" }, ...["", "waits", "runs"].map((title) => el("span", {}, title)));
   readonly list: QueueList;
   private readonly reason = el("span");
   readonly why = el("div", { class: "why" }, icon("why", 14), this.reason);
@@ -29,10 +35,16 @@ class Parts {
   constructor(private readonly stage: Stage) {
     this.list = new QueueList(stage, this.now);
     this.now.addEventListener("click", () => stage.store.update({ selected: null }));
+    this.head(NEXT);
   }
 
   mark(): void {
     this.list.mark(this.stage.store.state.hoveredTask);
+  }
+
+  /** Above the rows: what they are. */
+  head(title: string): void {
+    this.header.firstElementChild!.textContent = title;
   }
 
   say(reason: string): void {
@@ -46,6 +58,9 @@ export class OneQueue {
   readonly element = el("div", { class: "queue-of" });
   private readonly parts: Parts;
   private readonly then = el("div", { class: "then" });
+  private readonly thenHead = el("div", { class: "then-head" }, LATER);
+  private rows: HTMLElement[] = [];
+  private readonly resize = new ResizeObserver(() => this.showWhole());
   private foreseen = "";
 
   constructor(private readonly stage: Stage) {
@@ -55,6 +70,11 @@ export class OneQueue {
       const row = (event.target as HTMLElement).closest<HTMLElement>("[data-later]");
       if (row) stage.store.select(Number(row.dataset.later));
     });
+    this.resize.observe(this.element);
+  }
+
+  dispose(): void {
+    this.resize.disconnect();
   }
 
   mark(): void {
@@ -64,35 +84,54 @@ export class OneQueue {
   /** The height of all of it, pixels: rows that are cut off, too. */
   get height(): number {
     const { header, list } = this.parts;
-    const rows = list.element.children.length + this.then.children.length;
+    const rows = (list.element.hidden ? 0 : list.element.children.length) + this.then.children.length;
     return header.offsetTop ? header.offsetTop + header.offsetHeight + rows * ROW_HEIGHT : 0;
   }
 
   show(): void {
     const { store } = this.stage;
     const { state, replay } = store;
+    const { now, list } = this.parts;
     const queue = replay.queue(state.t, MOST);
     const ready = Math.max(0, replay.queueLengths[state.t] - 1);
-    showRunning(this.parts.now, store, store.running);
+    showRunning(now, store, store.running);
     this.parts.say(replay.reason(state.t));
-    this.parts.list.show(queue.map((task, index): Ready => [task, index]), ready - queue.length);
-    this.foresee(ready < FEW ? ROWS - ready : 0);
+    list.show(queue.map((task, index): Ready => [task, index]), ready - queue.length);
+    const later = ready < FEW ? this.foreseeable(ROWS - ready) : [];
+    // That nothing else is ready has been said: why the running one was picked.
+    list.element.hidden = !ready && later.length > 0;
+    this.parts.head(list.element.hidden ? LATER : NEXT);
+    this.foresee(later, ready > 0);
+    this.showWhole();
   }
 
   /** The next tasks that are not ready yet. */
-  private foresee(count: number): void {
-    const { store } = this.stage;
-    const { state, replay } = store;
+  private foreseeable(count: number): number[] {
+    const { state, replay } = this.stage.store;
     const { order } = replay.schedule;
     const tasks: number[] = [];
     for (let place = state.t + 1; place < order.length && tasks.length < count; place++) {
       if (replay.readyAt[order[place]] > state.t) tasks.push(order[place]);
     }
-    const key = [state.tab, state.selected, ...tasks].join();
+    return tasks;
+  }
+
+  private foresee(tasks: readonly number[], hasHead: boolean): void {
+    const { store } = this.stage;
+    const key = [store.state.tab, store.state.selected, hasHead, ...tasks].join();
     if (key === this.foreseen) return;
     this.foreseen = key;
-    this.then.replaceChildren(...(tasks.length ? [el("div", { class: "then-head" }, "then, as predicted")] : []));
-    for (const task of tasks) this.then.append(laterRow(store, task));
+    this.rows = tasks.map((task) => laterRow(store, task));
+    this.then.replaceChildren(...(tasks.length && hasHead ? [this.thenHead] : []), ...this.rows);
+  }
+
+  /** Of what is foreseen the rows that there is room for: none is cut, and no heading stands alone. */
+  private showWhole(): void {
+    const { header, list } = this.parts;
+    const { offsetTop, offsetHeight } = list.element.hidden ? header : list.element;
+    const room = this.element.clientHeight - offsetTop - offsetHeight - (this.thenHead.isConnected ? HEAD_HEIGHT : 0);
+    this.rows.forEach((row, at) => (row.hidden = (at + 1) * ROW_HEIGHT > room));
+    this.thenHead.hidden = room < ROW_HEIGHT;
   }
 }
 
@@ -170,6 +209,7 @@ export class OneOfSeveral {
     const rests = queue.running < 0;
     this.says.textContent = this.says.title = this.share(queue);
     this.name.setAttribute("aria-expanded", String(open));
+    this.element.classList.toggle("runs", !rests);
     this.step.disabled = rests && !queue.count;
     now.hidden = rests || !open;
     this.still.hidden = !rests || !open;

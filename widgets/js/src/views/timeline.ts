@@ -24,13 +24,15 @@ import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
 import { makeLegend } from "./memory_legend.ts";
 import { makePredict } from "./predict.ts";
-import { TimelineLabels } from "./timeline_labels.ts";
+import { busyWords, TimelineLabels } from "./timeline_labels.ts";
 import { bindTimeline } from "./timeline_pointer.ts";
 
 /** What the picture is made of; it is drawn anew when one of these is another. */
 interface Subject {
   replay: Replay;
   times: Times | null;
+  /** How much of the time each device is at work, in words: known from the first task on that ran. */
+  busy: string;
   memories: unknown[];
   axis: Store["state"]["axis"];
   zoom: Store["state"]["zoom"];
@@ -121,7 +123,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
       return hasMoved(changed) || DRAWN_AFTER.some((name) => changed.has(name));
     },
     draw() {
-      const wanted = subjectOf(stage, size, clock().times, areOpen);
+      const wanted = subjectOf(stage, size, clock(), areOpen);
       if (!wanted.width || !wanted.height) return false;
       if (!isSame(subject, wanted)) {
         rebuild(wanted);
@@ -150,13 +152,14 @@ function positionWords(store: Store): string {
 function subjectOf(
   { store, colours }: Stage,
   size: { width: number; height: number },
-  times: Times | null,
+  { times, lanes }: { times: Times | null; lanes: Lane[] },
   areOpen: boolean | null,
 ): Subject {
   const { axis, zoom, ownScale } = store.state;
   return {
     replay: store.replay,
     times: axis === "clock" ? times : null,
+    busy: lanes.map(busyWords).join(),
     memories: [...store.schedules.map((each) => each.memory), store.replay.schedule.curves],
     axis,
     zoom,

@@ -119,9 +119,8 @@ export class TimelineLabels {
     const queue = bands.hasQueues ? [el("span", {}, `queue, longest ${grouped(lane.longest)}`)] : [];
     const name = lane.levels.length ? `${lane.name}, peak ${size(lane.peak)}` : lane.name;
     const made = [el("div", { class: "lane", "data-device": lane.name }, el("b", {}, name), ...queue)];
-    if (lane.busy !== null) {
-      made.push(el("div", { class: "busy", "data-busy": lane.name }, `busy ${Math.round(100 * lane.busy)} %`));
-    }
+    const busy = busyWords(lane);
+    if (busy) made.push(el("div", { class: "busy", "data-busy": lane.name }, busy));
     if (axis.kind === "clock" && times) {
       const { left, right } = axis.backward;
       const x = (ns: number) => left + ((right - left) * ns) / times.total;
@@ -191,6 +190,11 @@ export class TimelineLabels {
     const back = reach ? `the ${nth(reach + 1)} task` : "the start";
     this.held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
   }
+}
+
+/** `busy 54 %`; "" where no clock tells. */
+export function busyWords({ busy }: Lane): string {
+  return busy === null ? "" : `busy ${Math.round(100 * busy)} %`;
 }
 
 function at(element: HTMLElement, top: number): void {
