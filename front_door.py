@@ -1,4 +1,5 @@
-"""What users call as `th.<name>`: an error that is said on purpose ends at their own line, not inside of tapehead."""
+"""What users call as `th.<name>`, and a deck's verbs: an error that is said on purpose ends at their own line, not
+inside of tapehead."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dis import opmap
 from functools import wraps
 from inspect import isfunction
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 FULL = "TAPEHEAD_TRACEBACKS"
 """The environment variable that, set to "full", leaves all frames where they are."""
@@ -18,13 +19,35 @@ _OURS = __name__.partition(".")[0]
 _ON_THE_WAY = {_OURS, "torch", *sys.stdlib_module_names}
 _RAISE = opmap["RAISE_VARARGS"]
 
+Class = TypeVar("Class", bound=type)
+
 
 def through_the_door(name: str, found: object) -> Any:
     """What `th.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
     if not isfunction(found):
         return found
-    function: Callable[..., Any] = found
+    call = _ending_where_called(found)
+    if "torch" in sys.modules:
+        from .inspector.torch_internals.compiled import look_past
 
+        look_past(call)
+    call.__module__, call.__qualname__ = __package__ or "", name  # where pickle finds it
+    return call
+
+
+def verbs_end_where_called(kind: Class) -> Class:
+    """A decorator: the same for the methods and properties that a class has of its own, and that users call."""
+    for name, found in [*vars(kind).items()]:
+        if name.startswith("_"):
+            continue
+        if isfunction(found):
+            setattr(kind, name, _ending_where_called(found))
+        elif isinstance(found, property) and found.fget is not None:
+            setattr(kind, name, found.getter(_ending_where_called(found.fget)))
+    return kind
+
+
+def _ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -35,11 +58,6 @@ def through_the_door(name: str, found: object) -> Any:
                 error.__traceback__ = None
             raise  # without this frame: it is added when an error passes, not where one is caught
 
-    if "torch" in sys.modules:
-        from .inspector.torch_internals.compiled import look_past
-
-        look_past(call)
-    call.__module__, call.__qualname__ = __package__ or "", name  # where pickle finds it
     return call
 
 

@@ -68,8 +68,45 @@ def test_a_mistake_ends_where_it_was_made(mistake: str) -> None:
     make, sentence = MISTAKES[mistake]
     with pytest.raises(Exception, match=sentence) as caught:
         make()
-    files = {Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)}
-    assert files == {Path(__file__).name}
+    assert _files_of(caught.value) == {Path(__file__).name}
+
+
+def test_what_a_deck_refuses_ends_where_it_was_asked() -> None:
+    from tapehead.widgets.deck.deck import Deck
+
+    with Deck(th.debug(make_loss()), policy="heap") as deck:
+        asked: dict[str, Callable[[], object]] = {
+            "expected a task or its number": lambda: deck.run_to("0"),  # type: ignore[arg-type]
+            "step.. runs either": lambda: deck.step(0, device="cpu"),
+            "nothing in this graph is called": lambda: deck.break_at("nowhere"),
+            "no task of this backward runs on cuda:7": lambda: deck.step(device="cuda:7"),
+        }
+        for sentence, ask in asked.items():
+            with pytest.raises(Exception, match=sentence) as caught:
+                ask()
+            assert _files_of(caught.value) == {Path(__file__).name}
+    with pytest.raises(RuntimeError, match="this session is over") as caught:
+        deck.step()
+    assert _files_of(caught.value) == {Path(__file__).name}
+
+
+def test_an_error_in_a_hook_keeps_its_frames_through_a_deck() -> None:
+    from tapehead.widgets.deck.deck import Deck
+
+    def wrong(gradient: Tensor) -> None:
+        raise ValueError("in here")
+
+    handle = MODEL.weight.register_hook(wrong)
+    try:
+        with Deck(th.debug(make_loss()), policy="heap") as deck, pytest.raises(ValueError, match="in here") as caught:
+            deck.run()
+    finally:
+        handle.remove()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "wrong"
+
+
+def _files_of(error: BaseException) -> set[str]:
+    return {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
 
 
 def test_an_error_in_the_users_own_code_keeps_all_of_its_frames() -> None:

@@ -10,12 +10,14 @@ from torch import Tensor
 from ...engine.queue.ready_queue import AnyTask
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.stepper import Stepper
+from ...front_door import verbs_end_where_called
 from .deck_traits import DeckTraits
 
 if TYPE_CHECKING:
     from ...engine.checking.check_task import Check
 
 
+@verbs_end_where_called
 class Editing(DeckTraits):
     """The verbs that change what waits for a task, and the one that checks its backward."""
 

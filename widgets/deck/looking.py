@@ -14,6 +14,7 @@ from ...engine.stops.stopped import Stop
 from ...engine.tasks.history import History
 from ...engine.trace.batches import Batches
 from ...engine.trace.trace import Trace
+from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Task
 from .deck_traits import DeckTraits
 from .page import save_page
@@ -22,6 +23,7 @@ from .prediction import Prediction
 from .stop_tables import BranchesView
 
 
+@verbs_end_where_called
 class Looking(DeckTraits):
     """How the backward stands, what waits, and what is foreseen. Runs nothing; hooks and observers may look, too."""
 

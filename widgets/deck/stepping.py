@@ -10,10 +10,12 @@ from ...engine.queue.policy import AnyPolicy
 from ...engine.queue.ready_queue import AnyTask, ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
 from ...engine.trace.run import Run
+from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Task
 from .deck_traits import DeckTraits
 
 
+@verbs_end_where_called
 class Stepping(DeckTraits):
     """The verbs that run tasks, take them back, and say which policy picks. Each waits until it is done."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...engine.stops.breakpoints import Breakpoint, Predicate, Where
+from ...front_door import verbs_end_where_called
 from .deck_traits import DeckTraits
 from .stop_tables import StopsView
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ...engine.stops.watchpoints import Watchpoint
 
 
+@verbs_end_where_called
 class Stopping(DeckTraits):
     """Breakpoints and watchpoints, which can also be made while tasks run."""
 
