@@ -19,7 +19,7 @@ from .remedies import Remedy, remedies_for
 _LARGEST_TRIED = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit(ShownAsTable):
     """Whether a training step fits, and into what: what `th.fits` gives. In a notebook, and printed, it is a table.
 
@@ -79,6 +79,12 @@ class Fit(ShownAsTable):
     @property
     def cells(self) -> list[list[str]]:
         return cells_of(self.phases)
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        return (
+            f"<Fit: {size_text(self.peak_bytes)} in the {self.highest.phase}, of {both_units(self.memory)}: {verdict}>"
+        )
 
     words = ("",)
     html = "phases as HTML"

@@ -177,6 +177,7 @@ class LoopWatch:
             return run()
         self._backwards += 1
         self._enter(BACKWARD)
+        self.moments[-1].walked.update(self._holders.new_parameters())
         try:
             return self._listener.backward(run, given)
         finally:

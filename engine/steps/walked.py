@@ -31,6 +31,7 @@ class Holders:
     def __init__(self) -> None:
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._optimizers: list[ref[Optimizer]] = []
+        self._have_new = False
         self.nbytes: dict[Place, int] = {}
 
     def add_module(self, module: nn.Module) -> None:
@@ -47,10 +48,12 @@ class Holders:
                         f"{name} of {type(module).__name__} is on {each.device}: {error}"
                     ) from None
         self._modules.add(module)
+        self._have_new = True
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         if all(each() is not optimizer for each in self._optimizers):
             self._optimizers.append(ref(optimizer))
+            self._have_new = True
 
     @property
     def devices(self) -> set[torch.device]:
@@ -76,6 +79,13 @@ class Holders:
         with unseen():
             buffers = (each for module in self._modules for each in module.buffers())
             return {PARAMETERS: [*self._places(self._parameters())], BUFFERS: [*self._places(buffers)]}
+
+    def new_parameters(self) -> Walked:
+        """The same if something was added since this was asked for last: it may be gone in the end. Else nothing."""
+        if not self._have_new:
+            return {}
+        self._have_new = False
+        return self.parameters()
 
     def _parameters(self) -> Iterable[Tensor]:
         found: dict[int, Tensor] = {}

@@ -12,7 +12,7 @@ import torch
 
 from ..measuring.allocator import AllocatorEvent, AllocatorRecording
 from .loop_watch import PhaseStart
-from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, FORWARD, GRADIENTS, STATE, TEMPORARIES
+from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, BUFFERS, FORWARD, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from .step_timeline import Phase, StepTimeline
 from .walked import Place, Walked
 
@@ -192,6 +192,8 @@ class _Naming:
                 addresses = self._here(moment.walked[kind])
                 self._let_go(kind, addresses, row)
                 self._name(kind, addresses)
+        for kind in (PARAMETERS, BUFFERS):
+            self._name(kind, self._here(moment.walked.get(kind, ())))
         if moment.phase == BACKWARD:
             for number in self._live.values():
                 if blocks[number].kind is None and blocks[number].phase == FORWARD:

@@ -271,6 +271,20 @@ def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
     assert "first step" not in str(second)
 
 
+def test_a_model_that_is_gone_in_the_end_had_parameters_all_the_same() -> None:
+    def train() -> tuple[int, int]:
+        made = model()
+        loop = adam()(made)
+        next(loop), next(loop)
+        return tuple(sum(each.nbytes for each in of()) for of in (made.parameters, made.buffers))
+
+    with th.record_steps(steps=2) as steps:
+        parameters, buffers = train()
+    parts = steps[1].timeline.parts_at(0)
+    assert (parts["parameters"], parts["buffers"]) == (parameters, buffers)
+    assert parts.get("batch", 0) < parameters / 2
+
+
 def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
     def taken(**options: Any) -> tuple[int, int]:
         made = model()
