@@ -1,4 +1,4 @@
-"""Memory over a forward, by category."""
+"""Memory over a forward, and over what comes after a backward, by category."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
     count = timeline.starts[0]
     if timeline.before or not count:
         return {}
+    return _levels(timeline, 0, count, -1)
+
+
+def later_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
+    """The same of what comes after the last task: the optimizer, where a whole step was recorded."""
+    return _levels(timeline, timeline.starts[-1], len(timeline.events), len(timeline.order))
+
+
+def _levels(timeline: Timeline, first: int, last: int, place: int) -> dict[Category, array[int]]:
+    """By category its bytes before each of these events and before the one that follows, at this place."""
     changes = [
         (event, place, number, category)
         for number, changed in timeline.changes_of.items()
@@ -23,8 +33,8 @@ def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
     ]
     walk = CategoryWalk(timeline.events, timeline.nbytes, timeline.born_as, timeline.before, changes)
     columns = {category: array("q") for category in Category}
-    for event in range(count + 1):
-        walk.go_to(event, -1)
+    for event in range(first, last + 1):
+        walk.go_to(event, place)
         for category, column in columns.items():
             column.append(walk.nbytes_of.get(category, 0))
     return {category: column for category, column in columns.items() if any(column)}

@@ -33,4 +33,4 @@ class StepRecording(Played):
         """As it ended."""
         run = self._step.run
         timelines = {} if run.timeline is None else {run.policy: run.timeline}
-        return Moment(run.policy, len(run.order), self._planned, timelines)
+        return Moment(run.policy, len(run.order), self._planned, timelines, begins=self._step.timeline.before)

@@ -80,6 +80,7 @@ class Moment:
         timelines: memory by policy, this one's first. Empty: it is not known.
         order: the ids of all that run, first of those which have. Of one that is under way the graph shows how far.
         current: the id of the one that runs next.
+        begins: of a whole step the event with which it begins, see `memory_elements`.
     """
 
     policy: str
@@ -88,6 +89,7 @@ class Moment:
     timelines: Mapping[str, Timeline]
     order: Sequence[int] = field(default=(), compare=False)
     current: int | None = field(default=None, compare=False)
+    begins: int | None = None
 
     def states(self, graph: Graph) -> Sequence[State]:
         """By task how far it is; nothing before the first has run and when all have."""
@@ -258,7 +260,7 @@ def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
         '<text y="6"><tspan class="th-bold">Memory</tspan>'
         f'<tspan class="th-soft" dx="8">{escaped(subtitle)}</tspan></text>'
     )
-    chart = still_memory.memory_elements(moment.timelines, peak_words(shown), _INSIDE)
+    chart = still_memory.memory_elements(moment.timelines, peak_words(shown), _INSIDE, moment.begins)
     return [heading, '<g transform="translate(0 22)">', *chart, "</g>"], still_memory.HEIGHT + 22
 
 

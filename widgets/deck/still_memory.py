@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from ...engine.memory.forward_levels import forward_category_levels
-from ...engine.memory.timeline import Timeline
+from ...engine.memory.forward_levels import forward_category_levels, later_category_levels
+from ...engine.memory.timeline import Category, Timeline
 from ...engine.words.phrases import nth
 from ...engine.words.sizes import size_text
 from ...inspector.drawing.svg_text import escaped
@@ -24,26 +25,35 @@ _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
 _FORWARD_SHARE = 0.2  # of the plot, where the forward was recorded: as in the live chart
 _FORWARD_COLUMNS = 100
+_OPTIMIZER_SHARE = 0.12  # of the plot, where a whole step was: wide enough for its name
+_STANDING = (Category.PARAMETER, Category.STATE)  # lowest in the stack
 _MOST_POLICIES = 6  # peaks that are named
 _HEADROOM = 1.02  # as in the live chart
 _DASHES = {"heap": "", "bfs": "6 3", "dfs": "1.5 2.5"}  # as in the live chart
 _OTHER_DASH = "9 3 2 3"
 
 
-def memory_elements(timelines: Mapping[str, Timeline], sentence: str, width: float) -> Iterator[str]:
+def memory_elements(
+    timelines: Mapping[str, Timeline], sentence: str, width: float, begins: int | None = None
+) -> Iterator[str]:
     """The chart, `width` × `HEIGHT` from (0, 0). The first of `timelines`, by policy, is stacked.
 
-    `sentence` says what the peak is made of.
+    Args:
+        timelines: memory by policy.
+        sentence: says what the peak is made of.
+        width: in pixels.
+        begins: of a whole step the event with which it begins; those before made what was there. None: of a backward.
     """
     shown = next(iter(timelines.values()))
-    plot = _Plot(timelines, width)
+    plot = _Plot(timelines, width, begins)
     yield from _scale(plot)
     yield from _stack(plot, shown)
-    yield from _forward(plot)
+    yield from _phases(plot)
     for policy, timeline in list(timelines.items())[1:]:
         path = _steps(plot.levels(timeline.task_peaks, timeline))
         yield f'<path class="th-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
     line = plot.forward_levels(shown.levels) + plot.levels(shown.task_peaks, shown)
+    line += plot.later_levels(shown.levels[shown.starts[-1] :])
     yield f'<path class="th-level" d="{_steps(line)}"/>'
     yield from _task_numbers(plot)
     yield from _peak(plot, shown, sentence)
@@ -52,20 +62,23 @@ def memory_elements(timelines: Mapping[str, Timeline], sentence: str, width: flo
 
 
 class _Plot:
-    """Where the forward's events, tasks and bytes are in the picture. The forward is that of the first policy."""
+    """Where events, tasks and bytes are in the picture. Forward and optimizer are those of the first policy."""
 
-    def __init__(self, timelines: Mapping[str, Timeline], width: float) -> None:
+    def __init__(self, timelines: Mapping[str, Timeline], width: float, begins: int | None) -> None:
         self.right = width - _RIGHT
         shown = next(iter(timelines.values()))
-        self.forward_events = 0 if shown.before else shown.starts[0]
+        self.begins = begins or 0
+        self.forward_events = 0 if shown.before else shown.starts[0] - self.begins
+        self.later_events = 0 if begins is None else len(shown.events) - shown.starts[-1]
         self.start = _LEFT + (_FORWARD_SHARE * (self.right - _LEFT) if self.forward_events else 0.0)
+        self.stop = self.right - (_OPTIMIZER_SHARE * (self.right - _LEFT) if self.later_events else 0.0)
         peaks = [timeline.peak_bytes for timeline in timelines.values()]
         self.most = max([*peaks, (shown.forward_peak_bytes or 0) if self.forward_events else 0])
         self.tasks = max(len(timeline.order) for timeline in timelines.values())
 
     def x(self, place: float) -> float:
         """Where the task at a place starts."""
-        return self.start + (self.right - self.start) * place / max(self.tasks, 1)
+        return self.start + (self.stop - self.start) * place / max(self.tasks, 1)
 
     def y(self, nbytes: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * nbytes / (max(self.most, 1) * _HEADROOM)
@@ -80,13 +93,20 @@ class _Plot:
 
         `column` has bytes before each of its events, and at its end.
         """
-        count = self.forward_events + 1
-        if count == 1:
+        own = column[self.begins : self.begins + self.forward_events + 1]
+        return self._levels(own, _LEFT, self.start) if self.forward_events else []
+
+    def later_levels(self, column: Sequence[int]) -> list[tuple[float, float]]:
+        """The same after the last task, and where it ends; none where no step was recorded."""
+        if not self.later_events:
             return []
-        together = -(-count // _FORWARD_COLUMNS)
-        width = (self.start - _LEFT) / count
-        firsts = range(0, count, together)
-        return [(_LEFT + width * first, self.y(max(column[first : min(first + together, count)]))) for first in firsts]
+        return [*self._levels(column, self.stop, self.right), (self.right, self.y(column[-1]))]
+
+    def _levels(self, column: Sequence[int], left: float, right: float) -> list[tuple[float, float]]:
+        together = -(-len(column) // _FORWARD_COLUMNS)
+        width = (right - left) / len(column)
+        firsts = range(0, len(column), together)
+        return [(left + width * first, self.y(max(column[first : first + together]))) for first in firsts]
 
 
 def _columns(timeline: Timeline) -> Iterator[tuple[int, int]]:
@@ -113,28 +133,50 @@ def _scale(plot: _Plot) -> Iterator[str]:
 def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
     """By category what is between the levels of those below and its own."""
     before, columns = forward_category_levels(timeline), timeline.category_levels
-    below, below_before = [0] * len(timeline.order), [0] * (plot.forward_events + 1)
-    for category in sorted({*before, *columns}):
-        above = _added(below, columns.get(category))
-        above_before = _added(below_before, before.get(category))
-        upper = plot.forward_levels(above_before) + plot.levels(above, timeline)
-        lower = plot.forward_levels(below_before) + plot.levels(below, timeline)
-        path = f"{_steps(upper)}L{_steps_back(lower)}Z"
+    later = later_category_levels(timeline) if plot.later_events else {}
+    below = _Below(
+        [0] * (plot.begins + plot.forward_events + 1), [0] * len(timeline.order), [0] * (plot.later_events + 1)
+    )
+    for category in sorted({*before, *columns, *later}, key=lambda each: (each not in _STANDING, each)):
+        above = _Below(
+            _added(below.before, before.get(category)),
+            _added(below.tasks, columns.get(category)),
+            _added(below.later, later.get(category)),
+        )
+        path = f"{_steps(above.points(plot, timeline))}L{_steps_back(below.points(plot, timeline))}Z"
         yield f'<path style="fill:var(--{CATEGORY_COLOURS[category]})" d="{path}"/>'
-        below, below_before = above, above_before
+        below = above
+
+
+class _Below(NamedTuple):
+    """Bytes of all categories up to one: by event of the forward, by task, by event after the last task."""
+
+    before: list[int]
+    tasks: list[int]
+    later: list[int]
+
+    def points(self, plot: _Plot, timeline: Timeline) -> list[tuple[float, float]]:
+        return [
+            *plot.forward_levels(self.before),
+            *plot.levels(self.tasks, timeline),
+            *plot.later_levels(self.later),
+        ]
 
 
 def _added(below: list[int], column: array[int] | None) -> list[int]:
     return below if column is None else [one + other for one, other in zip(below, column, strict=True)]
 
 
-def _forward(plot: _Plot) -> Iterator[str]:
-    """Its name, and where it ends."""
-    if not plot.forward_events:
-        return
-    yield f'<path class="th-grid" d="M{_number(plot.start)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
-    middle = (_LEFT + plot.start) / 2
-    yield f'<text class="th-soft th-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">forward</text>'
+def _phases(plot: _Plot) -> Iterator[str]:
+    """The names of forward and optimizer, and where the backward begins and ends."""
+    phases = (
+        (plot.forward_events, "forward", plot.start, (_LEFT + plot.start) / 2),
+        (plot.later_events, "optimizer", plot.stop, (plot.stop + plot.right) / 2),
+    )
+    for events, name, edge, middle in phases:
+        if events:
+            yield f'<path class="th-grid" d="M{_number(edge)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
+            yield f'<text class="th-soft th-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">{name}</text>'
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:

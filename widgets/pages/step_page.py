@@ -64,7 +64,8 @@ def step_drawing(step: TrainingStep, colours: Colours) -> Drawing:
     layout["margin"] = {"l": 64, "r": 24, "t": 64, "b": 46}
     axis = {"gridcolor": colours["line"], "linecolor": colours["line2"], "zeroline": False}
     layout["xaxis"] = axis | {"title": {"text": "milliseconds since the step began"}, "range": [0, times[-1]]}
-    layout["yaxis"] = axis | {"ticksuffix": f" {unit_name(scale)}", "rangemode": "tozero"}
+    highest = 1.05 * timeline.peak_bytes / 1024**scale
+    layout["yaxis"] = axis | {"ticksuffix": f" {unit_name(scale)}", "range": [0, highest]}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
     layout["shapes"], layout["annotations"] = _phases(step, colours)
     return {"data": traces, "layout": layout}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -13,8 +15,12 @@ from torch import nn
 from torch.optim import Adam
 
 import tapehead as th
+from tapehead.engine.memory.forward_levels import later_category_levels
 from tapehead.engine.memory.timeline import Category
+from tapehead.widgets.deck import still_memory
 from tapehead.widgets.deck.step_document import step_document
+from tapehead.widgets.deck.step_recording import StepRecording
+from tapehead.widgets.deck.still import Still
 
 
 def recorded(accumulate: int = 1) -> th.record_steps:
@@ -102,3 +108,23 @@ def test_the_figure_has_categories_and_phases() -> None:
     assert max(map(sum, zip(*(trace.y for trace in figure.data), strict=True))) == pytest.approx(
         step.peak_bytes / scale
     )
+
+
+def test_the_still_of_a_step_begins_with_what_was_there_and_ends_with_the_optimizer() -> None:
+    step = recorded()[1]
+    moment = StepRecording(step).moment()
+    timeline = step.run.timeline
+    assert timeline is not None
+    later = later_category_levels(timeline)
+    assert list(map(sum, zip(*later.values(), strict=True))) == list(timeline.levels[timeline.starts[-1] :])
+
+    root = ElementTree.fromstring(Still("1f", "a step", step.run.graph).svg(moment))
+    svg = "{http://www.w3.org/2000/svg}"
+    said = ["".join(text.itertext()) for text in root.iter(f"{svg}text")]
+    assert {"forward", "optimizer"} <= set(said)
+    (line,) = (each.get("d", "") for each in root.iter(f"{svg}path") if each.get("class") == "th-level")
+    first = float(line[1:].split("H")[0].split()[1])
+    heights = [float(each) for each in re.findall(r"V([0-9.]+)", line)]
+    bottom = still_memory._BOTTOM
+    share = step.timeline.levels[0] / timeline.peak_bytes
+    assert (bottom - first) / (bottom - min(heights)) == pytest.approx(share, abs=0.01)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -56,10 +57,23 @@ def gpt() -> th.Run:
     return th.profile(WORKLOADS["gpt2"].build(layers=2)[1])
 
 
+def step() -> go.Figure:
+    model, make_loss = WORKLOADS["mlp_norm"].build(layers=3, width=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        make_loss().backward()
+        optimizer.step()
+
+    return th.profile_step(train).figure()
+
+
 FIGURES: dict[str, Callable[[], go.Figure]] = {
     "devices over time": gantt,
     "the peak": lambda: gpt().peak().figure(),
     "categories": lambda: category_figure(gpt().timeline, "auto"),
+    "a training step": step,
     "orders": lambda: order_study(["linear50"], ["bfs", "dfs"], repetitions=2).figure(),
     "accumulation": lambda: accumulation_study("rnn", repetitions=1, steps=20, width=8).figure(),
     "mirroring": lambda: mirror_study(
