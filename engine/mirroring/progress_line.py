@@ -17,11 +17,15 @@ _AFTER_S = 0.5  # what takes no longer needs no line
 
 @contextmanager
 def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
-    """Whom to tell: who was asked for, or a line on stderr; None: only on a terminal or in a notebook."""
+    """Whom to tell: who was asked for, or a line on stderr; None: only on a terminal or in a notebook.
+
+    A notebook shows what comes on stderr as if something were wrong, so there the line is on stdout.
+    """
+    stream = sys.stdout if _is_of_a_notebook(sys.stderr) else sys.stderr
     if callable(asked):
         yield asked
-    elif asked or (asked is None and _is_watched(sys.stderr)):
-        line = _Line(sys.stderr)
+    elif asked or (asked is None and _is_watched(stream)):
+        line = _Line(stream)
         try:
             yield line
         finally:
@@ -32,7 +36,11 @@ def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
 
 def _is_watched(stream: TextIO | None) -> bool:
     """Whether somebody sees what is written as it is written: a terminal, or a notebook's kernel."""
-    return stream is not None and (stream.isatty() or type(stream).__module__.startswith("ipykernel."))
+    return stream is not None and (stream.isatty() or _is_of_a_notebook(stream))
+
+
+def _is_of_a_notebook(stream: TextIO | None) -> bool:
+    return type(stream).__module__.startswith("ipykernel.")
 
 
 class _Line:

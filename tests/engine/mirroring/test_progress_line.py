@@ -35,6 +35,17 @@ def test_on_a_terminal_a_line_says_what_was_found_and_goes_in_the_end(monkeypatc
     assert stream.getvalue().rpartition("s")[2].strip() == ""
 
 
+def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    told_of, wrong = kernel(), kernel()
+    monkeypatch.setattr("sys.stdout", told_of)
+    monkeypatch.setattr("sys.stderr", wrong)
+    with progress_shown(None) as told:
+        assert told is not None
+        told(FOUND)
+    assert "1,234 choices" in told_of.getvalue() and wrong.getvalue() == ""
+
+
 @pytest.mark.parametrize("asked", [None, False])
 def test_in_a_file_nothing_is_written(asked: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO() if asked is None else Terminal()
