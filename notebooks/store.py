@@ -23,6 +23,21 @@ def code_hash(notebook: NotebookNode) -> str:
     return sha256(cells.encode()).hexdigest()[:16]
 
 
+def as_left(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """A cell's outputs as its page has them in the end: of a line that was written over, what came last."""
+    found: list[NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "stream" and found and output.get("name") == found[-1].get("name"):
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    for output in found:
+        if output.output_type == "stream":
+            lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in output.text.split("\n"))
+            output.text = "\n".join(lines)
+    return [output for output in found if output.output_type != "stream" or output.text.strip()]
+
+
 def store(path: Path) -> None:
     """Runs a tour from top to bottom, in a kernel of its own. Where a cell raises, what was stored stays."""
     notebook = nbformat.read(path, as_version=4)
@@ -31,6 +46,9 @@ def store(path: Path) -> None:
         notebook, kernel_name="python3", store_widget_state=False, resources={"metadata": {"path": str(path.parent)}}
     )
     client.execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = as_left(cell.outputs)
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when each began and ended, which is never the same twice
