@@ -7,7 +7,7 @@ import { count, grouped } from "../text.ts";
 import type { Colours } from "../view.ts";
 import type { BoxCount } from "./box_counts.ts";
 import { drawCardsBehind, fitted } from "./draw_box.ts";
-import { drawRing, farPaint, LABEL, labelInk, paintOf, SMALLEST_TEXT } from "./draw_spot.ts";
+import { captionInk, drawRing, farPaint, LABEL, labelInk, paintOf, SMALLEST_TEXT } from "./draw_spot.ts";
 import { cardOpacity, countOf, type Facts } from "./facts.ts";
 import { drawBreakpoint, drawGlyph } from "./glyphs.ts";
 import type { Pen, Span } from "./pen.ts";
@@ -75,7 +75,7 @@ function rowLabel(
     if (name) return [{ text: runningView(name, box.children.length), fill: ink, size: LABEL, weight: 500 }];
     return [{ text: title, fill: colours.ink3, size: LABEL, weight: 400 }];
   }
-  const faint = look === "running" ? ink : colours.ink3;
+  const faint = captionInk(colours, look);
   const first: Span = { text: title, fill: ink, size: LABEL, weight: isLoud ? 600 : 500 };
   const second = name || subtitle;
   return second ? [first, { text: second, fill: faint, size: LABEL, weight: 400, gap: 5 }] : [first];

@@ -81,12 +81,16 @@ export function labelInk(colours: Colours, state: ShownState): string {
   return inks[state];
 }
 
+/** Of what stands behind the label: quieter, where the ground lets it be. */
+export function captionInk(colours: Colours, state: ShownState): string {
+  return state === "running" || state === "done" ? labelInk(colours, state) : colours.ink3;
+}
+
 function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
   const weight = state === "ready" || state === "running" ? 500 : 400;
   const spans: Span[] = [{ text: spot.label, fill: labelInk(colours, state), size: LABEL, weight }];
   if (spot.caption) {
-    const fill = state === "running" ? colours["accent-ink"] : colours.ink3;
-    spans.push({ text: spot.caption, fill, size: LABEL, weight: 400, gap: 7 });
+    spans.push({ text: spot.caption, fill: captionInk(colours, state), size: LABEL, weight: 400, gap: 7 });
   }
   return spans;
 }
