@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser: a server with a home of its own, and a notebook that is open in a page."""
+"""JupyterLab, or Notebook, in a real browser: a server with a home of its own, and a notebook open in a page."""
 
 from __future__ import annotations
 
@@ -76,8 +76,11 @@ class Lab:
 
 
 @contextmanager
-def lab_server(folder: Path) -> Iterator[Lab]:
-    """JupyterLab with its settings, kernels and notebooks below `folder`. Raises if a process of its outlives it."""
+def lab_server(folder: Path, application: str = "jupyterlab") -> Iterator[Lab]:
+    """JupyterLab with its settings, kernels and notebooks below `folder`. Raises if a process of its outlives it.
+
+    `application` is the module to run: `notebook` is Notebook 7.
+    """
     home, root = folder / "home", folder / "notebooks"
     root.mkdir(parents=True)
     for name, content in SETTINGS.items():
@@ -87,7 +90,9 @@ def lab_server(folder: Path) -> Iterator[Lab]:
     port = _free_port()
     log = folder / "lab.log"
     with log.open("w") as stream:
-        server = subprocess.Popen(_command(port, root), env=_environment(home), cwd=root, stdout=stream, stderr=stream)
+        server = subprocess.Popen(
+            _command(port, root, application), env=_environment(home), cwd=root, stdout=stream, stderr=stream
+        )
     try:
         _wait_for(f"http://{HERE}:{port}/api/status", server, log)
         yield Lab(f"http://{HERE}:{port}", root)
@@ -95,7 +100,7 @@ def lab_server(folder: Path) -> Iterator[Lab]:
         _stop(server)
 
 
-def _command(port: int, root: Path) -> list[str]:
+def _command(port: int, root: Path, application: str) -> list[str]:
     options = {
         "ServerApp.port": port,
         "ServerApp.port_retries": 0,
@@ -110,7 +115,9 @@ def _command(port: int, root: Path) -> list[str]:
         "LabApp.news_url": "",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    if application == "notebook":
+        options["JupyterNotebookApp.expose_app_in_browser"] = True
+    command = [sys.executable, "-m", application, "--no-browser", "--allow-root"]
     return [*command, *(f"--{name}={value}" for name, value in options.items())]
 
 
@@ -166,7 +173,7 @@ def _plain(traceback: str) -> str:
 class Notebook:
     """A notebook that is open in a page of JupyterLab, with a kernel of its own."""
 
-    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+    def __init__(self, page: Page, lab: Lab, name: str, at: str = "lab/tree/{}?reset") -> None:
         self.page = page
         self.trouble = trouble_of(page)
         self.sockets: list[WebSocket] = []
@@ -175,7 +182,7 @@ class Notebook:
         empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell()])
         empty.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(empty, lab.folder / f"{name}.ipynb")
-        page.goto(f"{lab.url}/lab/tree/{name}.ipynb?reset", wait_until="domcontentloaded")
+        page.goto(f"{lab.url}/{at.format(name + '.ipynb')}", wait_until="domcontentloaded")
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,6 +27,10 @@ pytestmark = [
 ]
 
 NOTEBOOK = """
+# /// script
+# [tool.marimo.display]
+# theme = "{theme}"
+# ///
 import marimo
 
 app = marimo.App(width="full")
@@ -44,11 +49,16 @@ def _():
 """
 
 
+@pytest.fixture(params=["light", "dark"])
+def theme(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address(tmp_path: Path, theme: str) -> Iterator[str]:
     """Where marimo serves the notebook."""
     path = tmp_path / "notebook.py"
-    path.write_text(NOTEBOOK)
+    path.write_text(NOTEBOOK.format(theme=theme).lstrip())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -67,7 +77,7 @@ def address(tmp_path: Path) -> Iterator[str]:
             server.terminate()
 
 
-def test_a_cell_that_ends_with_a_session_shows_a_deck_that_steps(browser: Browser, address: str) -> None:
+def test_a_cell_that_ends_with_a_session_shows_a_deck_that_steps(browser: Browser, address: str, theme: str) -> None:
     page = browser.new_page()
     trouble = trouble_of(page)
     page.goto(address)
@@ -75,6 +85,10 @@ def test_a_cell_that_ends_with_a_session_shows_a_deck_that_steps(browser: Browse
     deck.expect(t=0, status="stopped")
     deck.press("step")
     deck.expect(t=1, status="stopped")
+    deck.key("ArrowRight")
+    deck.expect(t=2)
+    background = deck.evaluate("root => getComputedStyle(root).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", background)[:3])) < 100) == (theme == "dark")
     deck.press("end")
     deck.expect(status="finished")
     page.close()

@@ -467,6 +467,18 @@ def test_the_theme_is_the_readers_and_can_be_chosen(gpt: ShownDeck) -> None:
     gpt.expect(theme="light")
 
 
+@pytest.mark.parametrize(
+    "where", ["document.body.dataset.theme = ", "document.documentElement.attributes.theme.value = "]
+)
+def test_the_theme_of_marimo_and_of_colab_is_the_decks_too(gpt: ShownDeck, where: str) -> None:
+    gpt.root.page.emulate_media(color_scheme="light")
+    gpt.evaluate("() => document.documentElement.setAttribute('theme', '')")
+    for theme in ("dark", "light"):
+        gpt.evaluate(f"() => {{ {where}'{theme}'; }}")
+        gpt.expect(theme=theme)
+    gpt.evaluate("() => { delete document.body.dataset.theme; document.documentElement.removeAttribute('theme'); }")
+
+
 @pytest.mark.parametrize("media", [{"reduced_motion": "reduce"}, {"forced_colors": "active"}], ids=str)
 def test_with_less_motion_or_forced_colours_it_works_as_well(gpt: ShownDeck, media: dict[str, str]) -> None:
     gpt.root.page.emulate_media(**media)

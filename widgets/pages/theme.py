@@ -106,8 +106,8 @@ _FOLLOW = (
     *("param", "state"),
 )
 _PAGES = (
-    ('body:is([data-jp-theme-light="true"],.vscode-light)', LIGHT),
-    ('body:is([data-jp-theme-light="false"],.vscode-dark)', DARK),
+    ('body:is([data-jp-theme-light="true"],.vscode-light,[data-theme="light"])', LIGHT),
+    ('body:is([data-jp-theme-light="false"],.vscode-dark,[data-theme="dark"])', DARK),
 )
 
 

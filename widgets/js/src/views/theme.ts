@@ -79,7 +79,7 @@ export function followTheme(stage: Stage, changed: () => void): () => void {
   };
   const observer = new MutationObserver(apply);
   for (const element of [document.documentElement, document.body]) {
-    observer.observe(element, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind", "class"] });
+    observer.observe(element, { attributeFilter: ["data-jp-theme-light", "data-theme", "theme", "class"] });
   }
   const repaint = () => {
     apply();
@@ -99,14 +99,15 @@ export function followTheme(stage: Stage, changed: () => void): () => void {
   };
 }
 
-/** JupyterLab says it on its body, and so does VS Code; elsewhere the system's preference is asked. */
+/** JupyterLab, VS Code and marimo say it on their body, Colab on its root; elsewhere the system's preference is asked. */
 function themeAround(prefersDark: boolean): Theme {
-  const { jpThemeLight } = document.body.dataset;
+  const { jpThemeLight, theme = document.documentElement.getAttribute("theme") } = document.body.dataset;
   if (jpThemeLight) return jpThemeLight === "false" ? "dark" : "light";
   const { classList } = document.body;
   if (classList.contains("vscode-dark") || classList.contains("vscode-high-contrast")) {
     return classList.contains("vscode-high-contrast-light") ? "light" : "dark";
   }
   if (classList.contains("vscode-light")) return "light";
+  if (theme === "dark" || theme === "light") return theme;
   return prefersDark ? "dark" : "light";
 }
