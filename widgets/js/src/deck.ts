@@ -46,10 +46,11 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const redrawAll = () => views.forEach(redraw);
   const frame = (now: number) => {
     handle = 0;
+    const isShown = root.clientWidth > 0; // asked before anything is written: after it the page would be laid out for that
     player.frame(now);
     // JupyterLab hides everything while it changes its theme: what is drawn without a size would stay blank. To observe
     // anew tells of the next size, even if it is the one before.
-    if (!root.clientWidth) {
+    if (!isShown) {
       resize.disconnect();
       resize.observe(root);
       if (store.state.playing) request();

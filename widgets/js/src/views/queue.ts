@@ -27,8 +27,8 @@ interface Queues {
   mark(): void;
   /** The words in the head. */
   readonly sum: string;
-  /** How high it wants to be; 0 where that is not known, or it takes what there is. */
-  readonly height: number;
+  /** Shows as much as there is room for. Returns how high it wants to be; 0 where that is not known, or it takes what there is. */
+  fit(): number;
   dispose(): void;
 }
 
@@ -54,7 +54,7 @@ export const makeQueue: MakeView = (stage, parent) => {
     view.classList.toggle("steerable", canSteer(store));
     queues.show();
     sub.textContent = sub.title = queues.sum;
-    height.fit(queues.height, changed.has("tab"));
+    height.fit(queues.fit(), changed.has("tab"));
   });
   return {
     ...slow,
@@ -81,9 +81,7 @@ function one(stage: Stage): Queues {
     get sum() {
       return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} wait`;
     },
-    get height() {
-      return section.height;
-    },
+    fit: () => section.fit(),
     dispose: () => section.dispose(),
   };
 }
@@ -136,7 +134,7 @@ function several(stage: Stage, devices: readonly number[]): Queues {
     get sum() {
       return sum;
     },
-    height: 0,
+    fit: () => 0,
     dispose() {},
   };
 }

@@ -60,7 +60,7 @@ export class OneQueue {
   private readonly then = el("div", { class: "then" });
   private readonly thenHead = el("div", { class: "then-head" }, LATER);
   private rows: HTMLElement[] = [];
-  private readonly resize = new ResizeObserver(() => this.showWhole());
+  private readonly resize = new ResizeObserver(() => this.fit());
   private foreseen = "";
 
   constructor(private readonly stage: Stage) {
@@ -81,13 +81,6 @@ export class OneQueue {
     this.parts.mark();
   }
 
-  /** The height of all of it, pixels: rows that are cut off, too. */
-  get height(): number {
-    const { header, list } = this.parts;
-    const rows = (list.element.hidden ? 0 : list.element.children.length) + this.then.children.length;
-    return header.offsetTop ? header.offsetTop + header.offsetHeight + rows * ROW_HEIGHT : 0;
-  }
-
   show(): void {
     const { store } = this.stage;
     const { state, replay } = store;
@@ -102,7 +95,6 @@ export class OneQueue {
     list.element.hidden = !ready && later.length > 0;
     this.parts.head(list.element.hidden ? LATER : NEXT);
     this.foresee(later, ready > 0);
-    this.showWhole();
   }
 
   /** The next tasks that are not ready yet. */
@@ -125,13 +117,20 @@ export class OneQueue {
     this.then.replaceChildren(...(tasks.length && hasHead ? [this.thenHead] : []), ...this.rows);
   }
 
-  /** Of what is foreseen the rows that there is room for: none is cut, and no heading stands alone. */
-  private showWhole(): void {
+  /**
+   * Shows of what is foreseen the rows that there is room for: none is cut, and no heading stands alone. Returns the
+   * height of all of it, pixels; 0 where it is not seen.
+   */
+  fit(): number {
     const { header, list } = this.parts;
-    const { offsetTop, offsetHeight } = list.element.hidden ? header : list.element;
-    const room = this.element.clientHeight - offsetTop - offsetHeight - (this.thenHead.isConnected ? HEAD_HEIGHT : 0);
+    const isListed = !list.element.hidden;
+    const rows = (isListed ? list.element.children.length : 0) + this.then.children.length;
+    const below = header.offsetTop && header.offsetTop + header.offsetHeight;
+    const top = isListed ? list.element.offsetTop + list.element.offsetHeight : below;
+    const room = this.element.clientHeight - top - (this.thenHead.isConnected ? HEAD_HEIGHT : 0);
     this.rows.forEach((row, at) => (row.hidden = (at + 1) * ROW_HEIGHT > room));
     this.thenHead.hidden = room < ROW_HEIGHT;
+    return below && below + rows * ROW_HEIGHT;
   }
 }
 
