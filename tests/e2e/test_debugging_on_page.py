@@ -427,3 +427,24 @@ def test_the_clock_is_there_from_the_first_task_on_that_has_run(deck: PosedDeck,
     expect(deck.root.locator("[data-busy=cpu]")).to_have_text("busy 100 %")
     clock.click()
     expect(clock).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_button_has_the_memory_of_a_large_graph_predicted(
+    browser: Browser, gpt: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 5,000 tasks it is not done unasked; here the kernel says so of a small one."""
+    page = browser.new_page(viewport={"width": 1360, "height": 1000})
+    own, *others = gpt.document.content["schedules"]
+    unknown = {**own, "memory": None, "predict_s": 3.2}
+    monkeypatch.setitem(gpt.document.content, "schedules", [unknown, *others])
+    deck = PosedDeck(page, tmp_path / "posed.html", gpt.document.packed(), gpt.document.metas)
+    button = deck.root.get_by_role("button", name=re.compile("^predict"))
+    expect(button).to_have_text("predict memory (some 3 s)")
+    button.click()
+    assert deck.asked() == [{"kind": "predict"}]
+    expect(button).to_have_text("predicting…")
+    expect(button).to_be_disabled()
+    deck.tell(live=own)
+    expect(button).to_be_hidden()
+    expect(deck.root.locator(".peak")).to_contain_text(re.compile(r"^peak [\d.]+ [KM]iB"))
+    page.close()

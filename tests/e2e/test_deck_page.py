@@ -383,6 +383,15 @@ def test_a_thousand_tasks_a_second_are_played_or_the_speed_says_how_many(
     t = int(shown.root.get_attribute("data-t"))
     speed = shown.root.get_by_label(re.compile("^speed"))
     assert t > 1800 or speed.evaluate("each => each.selectedOptions[0].text").endswith("of 1,000 / s"), t
+    assert speed.evaluate(HAS_ROOM, "888 of 1,000 / s")
+
+
+HAS_ROOM = """(select, text) => {
+    const { font, paddingLeft, paddingRight } = getComputedStyle(select);
+    const context = document.createElement('canvas').getContext('2d');
+    context.font = font;
+    return context.measureText(text).width + parseFloat(paddingLeft) + parseFloat(paddingRight) <= select.clientWidth;
+}"""
 
 
 def test_the_source_of_a_task_is_shown_with_its_code(gpt: ShownDeck, saved: Saved) -> None:

@@ -245,7 +245,7 @@ def test_a_large_graph_opens_with_its_own_schedule_and_gets_the_others_later(pag
     assert [each["policy"] for each in page.document["schedules"]] == ["heap", "bfs", "dfs"]
     assert page.document["schedules"][0]["memory"] is None
     assert page.document["schedules"][0]["memory_note"] == (
-        "Predicting the memory of 5,002 tasks takes some 1 s, in which no task can run. "
+        "Predicting the memory of 5,002 tasks takes less than a second, in which no task can run. "
         "deck.predict_memory() or %tapehead predict does it."
     )
     with pytest.raises(ValueError, match="Predicting the memory of 5,002 tasks"):

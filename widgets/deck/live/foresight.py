@@ -23,7 +23,7 @@ from .trouble import in_words, why
 
 _MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
 _LARGE = (
-    "Predicting the memory of {count:,} tasks takes some {seconds:.0f} s, in which no task can run. "
+    "Predicting the memory of {count:,} tasks takes {time}, in which no task can run. "
     "deck.predict_memory() or %tapehead predict does it."
 )
 _DRY_RUN_S = 120e-6  # a task
@@ -219,4 +219,5 @@ class Foresight:
 
 
 def _large(count: int) -> str:
-    return _LARGE.format(count=count, seconds=count * _DRY_RUN_S)
+    seconds = count * _DRY_RUN_S
+    return _LARGE.format(count=count, time="less than a second" if seconds < 1 else f"some {seconds:.0f} s")
