@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from math import nan, sqrt
 from typing import Any
 
@@ -152,8 +151,11 @@ def _of_memory(timeline: Timeline, order: Sequence[int]) -> Columns:
     return {name: [None if at is None else column[at] for at in places] for name, column in found.items()}
 
 
-def _changes(timeline: Timeline, sign: int) -> Iterator[Iterator[int]]:
+def _changes(timeline: Timeline, sign: int) -> list[list[int]]:
     """By place the sizes of what was born in it (1), or freed (-1)."""
-    deltas = list(timeline.deltas)
-    for start, end in pairwise(timeline.starts):
-        yield (sign * each for each in deltas[start:end] if sign * each > 0)
+    found: list[list[int]] = [[] for _ in timeline.order]
+    for event, delta in enumerate(timeline.deltas):
+        place = timeline.place_of(event)
+        if 0 <= place < len(found) and sign * delta > 0:
+            found[place].append(sign * delta)
+    return found

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -19,11 +19,23 @@ MARK_BYTES = 12_347
 
 
 class AllocatorEvent(NamedTuple):
-    """One event of an allocator: `nbytes` is negative for a block that was freed. Nanoseconds since 1970."""
+    """One event of an allocator: `nbytes` is negative for a block that was freed. Nanoseconds since 1970.
+
+    Threads are numbers; where one alone is recorded, 0 will do.
+    """
 
     ns: int
     address: int
     nbytes: int
+    thread: int = 0
+
+
+class Instant(NamedTuple):
+    """When something happened in a thread: before the row of this index, and at these nanoseconds."""
+
+    row: int
+    ns: int
+    thread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +44,38 @@ class AllocatorRecording:
 
     Attributes:
         rows: the events, in order, without the marks' own.
-        marks: for each mark, in order, the index of the first row after it, and its nanoseconds.
-        tasks: the same of each task which the engine began; empty unless asked for.
+        marks: each mark, in order.
+        tasks: when each task began, by the engine; empty unless asked for.
     """
 
     rows: list[AllocatorEvent]
-    marks: list[tuple[int, int]]
-    tasks: list[tuple[int, int]]
+    marks: list[Instant]
+    tasks: list[Instant]
 
     def with_rows(self, added: Mapping[int, Sequence[AllocatorEvent]]) -> AllocatorRecording:
         """The same with more rows: those that stand right after the mark of each number."""
         rows: list[AllocatorEvent] = []
-        marks: list[tuple[int, int]] = []
-        tasks = []
+        marks: list[Instant] = []
+        tasks: list[Instant] = []
         begun = deque(self.tasks)
         done = 0
-        for number, (row, ns) in enumerate(self.marks):
-            while begun and begun[0] <= (row, ns):
-                tasks.append((len(rows) + begun[0][0] - done, begun[0][1]))
-                begun.popleft()
-            rows.extend(self.rows[done:row])
-            done = row
-            marks.append((len(rows), ns))
+        for number, mark in enumerate(self.marks):
+            while begun and begun[0][:2] <= mark[:2]:
+                first = begun.popleft()
+                tasks.append(first._replace(row=len(rows) + first.row - done))
+            rows.extend(self.rows[done : mark.row])
+            done = mark.row
+            marks.append(mark._replace(row=len(rows)))
             rows.extend(added.get(number, ()))
-        tasks.extend((len(rows) + row - done, ns) for row, ns in begun)
+        tasks.extend(each._replace(row=len(rows) + each.row - done) for each in begun)
         return AllocatorRecording(rows + self.rows[done:], marks, tasks)
 
     def without(self, spans: Sequence[tuple[int, int]]) -> AllocatorRecording:
-        """The same without the blocks born between these pairs of marks, by number."""
+        """The same without the blocks born between these pairs of marks, by number, in the marks' thread."""
         if not spans:
             return self
-        kept, new_row = self._kept([(self.marks[first][0], self.marks[last][0]) for first, last in spans])
-        marks = [(new_row[row], ns) for row, ns in self.marks]
-        return replace(self, rows=kept, marks=marks, tasks=[(new_row[row], ns) for row, ns in self.tasks])
+        kept, new_row = self._kept(spans)
+        return self._moved(kept, new_row)
 
     def without_blocks(self, addresses: Sequence[int]) -> AllocatorRecording:
         """The same without one block at each of these addresses in turn, all of which were freed at once."""
@@ -81,17 +92,26 @@ class AllocatorRecording:
             else:
                 kept.append(row)
         new_row.append(len(kept))
-        marks = [(new_row[row], ns) for row, ns in self.marks]
-        return replace(self, rows=kept, marks=marks, tasks=[(new_row[row], ns) for row, ns in self.tasks])
+        return self._moved(kept, new_row)
+
+    def _moved(self, rows: list[AllocatorEvent], new_row: Sequence[int]) -> Self:
+        """The same with these rows; of each there was, and of the end, its new number is given."""
+        marks, tasks = ([each._replace(row=new_row[each.row]) for each in all_] for all_ in (self.marks, self.tasks))
+        return replace(self, rows=rows, marks=marks, tasks=tasks)
 
     def _kept(self, spans: Sequence[tuple[int, int]]) -> tuple[list[AllocatorEvent], list[int]]:
-        """The rows but for blocks born between these pairs of rows; and for each row, and the end, its new number."""
+        """The rows but for blocks born between these pairs of marks; and for each row, and the end, its new number."""
         kept: list[AllocatorEvent] = []
         new_row: list[int] = []
         others: set[int] = set()  # addresses
-        left = deque(spans)
+        of_thread: dict[int, deque[tuple[int, int]]] = {}
+        for first, last in spans:
+            begin, end = self.marks[first], self.marks[last]
+            of_thread.setdefault(begin.thread, deque()).append((begin.row, end.row))
+        none = deque[tuple[int, int]]()
         for number, row in enumerate(self.rows):
             new_row.append(len(kept))
+            left = of_thread.get(row.thread, none)
             while left and left[0][1] <= number:
                 left.popleft()
             if row.nbytes > 0 and left and left[0][0] <= number:
@@ -104,11 +124,11 @@ class AllocatorRecording:
 
     def split(self, number: int) -> tuple[AllocatorRecording, AllocatorRecording]:
         """What came before the mark of this number, and what came after; the mark is in neither."""
-        row, ns = self.marks[number]
-        begun = bisect_left(self.tasks, (row, ns))
+        row = self.marks[number].row
+        begun = bisect_left(self.tasks, self.marks[number])
         first = AllocatorRecording(self.rows[:row], self.marks[:number], self.tasks[:begun])
-        marks = [(each - row, when) for each, when in self.marks[number + 1 :]]
-        tasks = [(each - row, when) for each, when in self.tasks[begun:]]
+        marks = [each._replace(row=each.row - row) for each in self.marks[number + 1 :]]
+        tasks = [each._replace(row=each.row - row) for each in self.tasks[begun:]]
         return first, AllocatorRecording(self.rows[row:], marks, tasks)
 
 
@@ -123,7 +143,7 @@ class ProfiledAllocators:
 
     For one thread and the tasks which the engine runs for it. A mark is a block of an odd size on the CPU that is
     allocated and freed at once: it stands among the events where it was made, which no clock could tell as surely. One
-    takes about 1.5 microseconds.
+    takes about 1.5 microseconds. Where several threads make marks they do so one after the other.
 
     Known limitations: what other threads allocate is not seen, nor memory that does not come from torch's allocators
     (scratch memory of oneDNN and MKL). A block of the CPU that was there before the recording is not seen to be freed.
@@ -131,7 +151,7 @@ class ProfiledAllocators:
 
     Args:
         tasks: note, too, when the engine begins each task, hooks of tensors included. This times each operation, and
-            costs several times as much.
+            costs several times as much. What accelerators do in the engine's own threads is told with it alone.
     """
 
     def __init__(self, tasks: bool = False) -> None:
@@ -151,7 +171,7 @@ class ProfiledAllocators:
         Of the CPU, of these devices, and of those of which an event was told.
         """
         events = stop_allocation_events()
-        told = {device for _, device, _, _ in events.rows}
+        told = {device for _, device, *_ in events.rows}
         found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *told}}
         recordings = list(found.values())
         expected = iter(self._addresses)
@@ -159,19 +179,19 @@ class ProfiledAllocators:
         freed = None
         starts = iter([*events.tasks, None])
         start = next(starts)
-        for ns, device, where, nbytes in events.rows:
-            while start is not None and ns >= start:
+        for ns, device, where, nbytes, thread in events.rows:
+            while start is not None and ns >= start[0]:
                 for each in recordings:
-                    each.tasks.append((len(each.rows), start))
+                    each.tasks.append(Instant(len(each.rows), *start))
                 start = next(starts)
             if where == address and nbytes == MARK_BYTES and device == CPU:
                 for each in recordings:
-                    each.marks.append((len(each.rows), ns))
+                    each.marks.append(Instant(len(each.rows), ns, thread))
                 freed, address = address, next(expected, None)
             elif where == freed and nbytes == -MARK_BYTES and device == CPU:
                 freed = None
             else:
-                found[device].rows.append(AllocatorEvent(ns, where, nbytes))
+                found[device].rows.append(AllocatorEvent(ns, where, nbytes, thread))
         if address is not None:
             raise RuntimeError(
                 f"only {len(recordings[0].marks)} of {len(self._addresses)} marks are among the allocator's events: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from .allocator import AllocatorEvent, AllocatorRecording
 from .cuda_allocator import blocks_of
 from .memory_watch import Seen, TaskMoment, Visit
 from .saved_blocks import REGION, SavedBlocks, Slots
+from .turns import Turn, Turns
 
 RECOMPUTED = "recomputed"
 """The slot of what a checkpointed region has made again, for the node that needs it."""
@@ -65,29 +66,6 @@ class Measured:
     trees: Sequence[Sequence[int]] = ()
 
 
-@dataclass(slots=True)
-class Turn:
-    """The part of the events which belongs to one task, as indices of rows of the backward.
-
-    [begin, summed): the gradients in its lists are summed. [summed, start): hooks of its tensors and its node; empty
-    where the recording does not tell when tasks begin, and these are the previous task's. [start, ended): the task and
-    the hooks after it. [ended, end): what it saved is freed, its outputs go to the next tasks. The rest are numbers of
-    storages, -1 for unknown ones, and when `start` and `ended` were.
-    """
-
-    visit: Visit
-    begin: int
-    summed: int
-    start: int
-    start_ns: int
-    ended: int = 0
-    ended_ns: int = 0
-    end: int = 0
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    grad: int = -1
-
-
 @dataclass(frozen=True, slots=True)
 class Lives:
     """The storages of a measurement, numbered in order of birth, and the tasks' turns.
@@ -96,6 +74,8 @@ class Lives:
         births, deaths: by storage the index of its row, forward and backward counted through; a death of None: alive
             at the end.
         first: the index of the first row of the backward.
+        numbers: by row its storage, -1 for what was there before.
+        places: see `Turns`.
     """
 
     turns: list[Turn]
@@ -103,22 +83,40 @@ class Lives:
     first: int
     births: list[int]
     deaths: list[int | None]
-    numbers: list[int]  # by row its storage, -1 for what was there before
+    numbers: list[int]
+    places: list[int] | None = None
 
     def place_of(self, row: int) -> int:
         """The place of the task to which a row belongs; -1 before, `len(turns)` after the last one's end."""
+        if self.places is not None:
+            return -1 if row < self.first else self.places[row - self.first]
         if row < self.first + (self.turns[0].begin if self.turns else 0):
             return -1
         if not self.turns or row >= self.first + self.turns[-1].end:
             return len(self.turns)
         return bisect_right(self.turns, row - self.first, key=lambda turn: turn.begin) - 1
 
+    @property
+    def start(self) -> int:
+        """The row with which the first task begins."""
+        return self.first + min((turn.begin for turn in self.turns), default=0)
+
+    @property
+    def bounds(self) -> list[int]:
+        """By place the row of the backward at which the task begins, and the one at which the last one ends.
+
+        Of tasks beside each other it is where they start, for they need not begin in that order.
+        """
+        begins = [turn.begin if self.places is None else turn.start for turn in self.turns]
+        return [self.start - self.first, *begins[1:], max((turn.end for turn in self.turns), default=0)]
+
 
 def lives_of(measured: Measured) -> Lives:
     """Follows each block from its birth to its death, and finds the blocks of the tensors that were looked at."""
     rows = [*measured.forward.rows, *measured.backward.rows]
     first = len(measured.forward.rows)
-    turns = _turns(measured)
+    found = Turns.of(measured.backward, measured.marks, measured.visits)
+    turns = found.turns
     stops = sorted(
         [(turn.start, False, place) for place, turn in enumerate(turns)]
         + [(turn.ended, True, place) for place, turn in enumerate(turns)]
@@ -158,49 +156,7 @@ def lives_of(measured: Measured) -> Lives:
             if number >= 0:
                 deaths[number] = index
     resolve(len(rows) - first)
-    return Lives(turns, rows, first, births, deaths, numbers)
-
-
-def _turns(measured: Measured) -> list[Turn]:
-    """The turns with their bounds, in the order in which they started."""
-    recording = measured.backward
-    visits = {visit.task: visit for visit in measured.visits}
-    turns: list[Turn] = []
-    running: dict[int, Turn] = {}
-    ends: list[int] = []  # nanoseconds
-    begins: dict[TaskMoment, int] = {}  # of the task that was picked last
-    over = None
-    for (row, ns), (task, moment) in zip(recording.marks, measured.marks, strict=True):
-        if moment is TaskMoment.ENDED:
-            turn = running.pop(task)
-            turn.ended, turn.ended_ns = row, ns
-            ends.append(ns)
-        elif moment is TaskMoment.OVER:
-            over = row
-        elif moment is TaskMoment.BEGUN or moment is TaskMoment.SUMMED:
-            begins[moment] = row
-        elif moment is TaskMoment.STARTED and task in visits:
-            begin = begins.pop(TaskMoment.BEGUN, row)
-            turns.append(Turn(visits[task], begin, begins.pop(TaskMoment.SUMMED, begin), row, ns))
-            running[task] = turns[-1]
-    for place, turn in enumerate(turns):
-        begun = bisect_left(recording.tasks, ends[place - 1] if place else 0, key=itemgetter(1))
-        if begun < len(recording.tasks):
-            turn.begin = turn.summed = min(turn.start, recording.tasks[begun][0])
-        if place:
-            turns[place - 1].end = turn.begin
-    if turns:
-        turns[-1].end = _end_of_last(turns, recording.rows) if over is None else over
-    return turns
-
-
-def _end_of_last(turns: Sequence[Turn], rows: Sequence[AllocatorEvent]) -> int:
-    """Where the last task's part ends: at the end backward() lets go of the roots' gradients, made before the first."""
-    given = {row.address for row in rows[: turns[0].begin] if row.nbytes > 0}
-    end = len(rows)
-    while end > turns[-1].ended and rows[end - 1].nbytes < 0 and rows[end - 1].address in given:
-        end -= 1
-    return end
+    return Lives(turns, rows, first, births, deaths, numbers, found.places)
 
 
 def between_tasks(measured: Measured, lives: Lives) -> int:
@@ -238,21 +194,22 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
     graph, turns = measured.graph, lives.turns
     shown = _shown(measured, lives)
     renumbered = {number: new for new, number in enumerate(shown)}
-    events, event_ns, event_of_row = array("q"), array("q"), array("q")
-    base_ns = measured.backward.marks[0][1] if measured.backward.marks else 0
+    events, event_ns, event_of_row, event_places = array("q"), array("q"), array("q"), array("q")
+    base_ns = measured.backward.marks[0].ns if measured.backward.marks else 0
     for index, number in enumerate(lives.numbers):
         event_of_row.append(len(events))
         if number in renumbered and (measured.recorded or index >= lives.first):
             born = lives.births[number] == index
             events.append(renumbered[number] if born else ~renumbered[number])
             event_ns.append(lives.rows[index].ns - base_ns)
+            if lives.places is not None:
+                event_places.append(lives.place_of(index))
     event_of_row.append(len(events))
 
     def event(row: int) -> int:
         return event_of_row[lives.first + row]
 
-    start = lives.first + (turns[0].begin if turns else 0)
-    forward = [number for number in shown if lives.births[number] < start]
+    forward = [number for number in shown if lives.births[number] < lives.start]
     changes = sorted(
         (event_of_row[row], renumbered[number], category)
         for row, number, category in kinds.changes
@@ -270,7 +227,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         measured.device,
         "measured",
         events,
-        array("q", [event(turn.begin) for turn in turns] + [event(turns[-1].end if turns else 0)]),
+        array("q", map(event, lives.bounds)),
         array("q", (lives.rows[lives.births[number]].nbytes for number in shown)),
         array("b", (kinds.born_as[number] for number in shown)),
         changes,
@@ -285,6 +242,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         blocks=blocks_of(measured.backward, measured.marks),
         accumulation=measured.accumulation,
         listed=tuple(listed),
+        event_places=array("q", event_places),
         began_ns=_began(measured, base_ns),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
@@ -293,9 +251,9 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
 def _began(measured: Measured, base_ns: int) -> int | None:
     """What `time.perf_counter_ns` said at `base_ns` of the allocator's clock: an operation's end is known on both."""
     if measured.recorded:
-        for maker, (_, ns) in zip(reversed(measured.makers), reversed(measured.forward.marks), strict=False):
+        for maker, mark in zip(reversed(measured.makers), reversed(measured.forward.marks), strict=False):
             if isinstance(maker.operation, Operation):
-                return base_ns - ns + maker.operation.created_ns
+                return base_ns - mark.ns + maker.operation.created_ns
     return None
 
 
@@ -313,7 +271,7 @@ def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
 
 def _shown(measured: Measured, lives: Lives) -> list[int]:
     """All storages but those which tapehead itself made and freed between forward and backward."""
-    end = measured.forward.marks[-1][0] if measured.recorded else lives.first
+    end = measured.forward.marks[-1].row if measured.recorded else lives.first
     return [
         number
         for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True))
@@ -363,8 +321,8 @@ class Kinds:
 
     def _sort_forward(self) -> None:
         lives, measured = self._lives, self._measured
-        start = lives.first + (lives.turns[0].begin if lives.turns else 0)
-        marks = [row for row, _ in measured.forward.marks]
+        start = lives.start
+        marks = [mark.row for mark in measured.forward.marks]
         for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True)):
             if birth >= start:
                 return
@@ -418,11 +376,11 @@ class Kinds:
         measured, birth = self._measured, self._lives.births[number]
         marks = measured.forward.marks
         found = measured.returned.get(self._lives.rows[birth].address, ())
-        return not measured.recorded or any(marks[mark][0] > birth for mark in found)
+        return not measured.recorded or any(marks[mark].row > birth for mark in found)
 
     def _sort_backward(self) -> None:
         lives = self._lives
-        start = lives.first + (lives.turns[0].begin if lives.turns else 0)
+        start = lives.start
         for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True)):
             if birth < start:
                 if number in self._taken:  # a hook or a custom Function gave something of the forward as gradient

@@ -11,8 +11,9 @@ from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartSt
 from ..memory.timeline import ON_CTX, Category, Timeline
 from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks
-from .attribution import HIDDEN, Kinds, Lives, Measured, Turn, forward_maker
+from .attribution import HIDDEN, Kinds, Lives, Measured, forward_maker
 from .memory_watch import Seen
+from .turns import Turn
 
 
 def footprints_of(

@@ -12,7 +12,7 @@ import torch
 
 from ...inspector.torch_internals.allocators import start_cuda_history, stop_cuda_history
 from ..memory.timeline import BlockLevels
-from .allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording
+from .allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording, Instant
 from .memory_watch import TaskMoment
 
 _MOST = 20_000_000  # entries of the history, of some 200 bytes each
@@ -74,7 +74,7 @@ class CudaRecording(AllocatorRecording):
         """See `AllocatorRecording.without`. What the allocator reserved for these blocks it goes on holding."""
         if not spans:
             return self
-        _, new_row = self._kept([(self.marks[first][0], self.marks[last][0]) for first, last in spans])
+        _, new_row = self._kept(spans)
         found = AllocatorRecording.without(self, spans)
         assert isinstance(found, CudaRecording)
         reserved = [each._replace(row=new_row[each.row]) for each in self.reserved]
@@ -84,7 +84,7 @@ class CudaRecording(AllocatorRecording):
     def split(self, number: int) -> tuple[CudaRecording, CudaRecording]:
         """See `AllocatorRecording.split`. What the mark noted, as how it was until then, is in the first part."""
         first, second = AllocatorRecording.split(self, number)
-        row, ns = self.marks[number]
+        row, ns, _ = self.marks[number]
         held = [each for each in self.reserved if each.ns <= ns]
         failed = bisect_right(self.failures, ns, key=lambda failure: failure.ns)
         noted = max(0, len(self.levels) - len(second.marks) - 1)
@@ -228,7 +228,7 @@ def read_history(
         RuntimeError: not all of the marks are in the history.
     """
     rows: list[AllocatorEvent] = []
-    found: list[tuple[int, int]] = []
+    found: list[Instant] = []
     reserved: list[Reserved] = []
     failures: list[Failure] = []
     expected = iter(marks)
@@ -241,7 +241,7 @@ def read_history(
             reserved.append(Reserved(0, ns, held))
         if action == "alloc":
             if entry["addr"] == address and nbytes == MARK_BYTES:
-                found.append((len(rows), ns))
+                found.append(Instant(len(rows), ns))
                 freed, address = address, next(expected, None)
             else:
                 rows.append(AllocatorEvent(ns, entry["addr"], nbytes))

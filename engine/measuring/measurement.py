@@ -41,6 +41,9 @@ class Measurement:
     In CUDA's history one recording serves both, and a mark parts them. When the engine begins a task is not known
     there: what hooks of tensors allocate and free counts to the task before the one which they precede.
 
+    Where devices have queues of their own, a task has what its thread does, and what is measured is of this one run: it
+    depends on which of two gradients that meet comes second, and tells nothing about other orders.
+
     Args:
         device: whose memory. None: of all devices on which the backward runs.
     """
@@ -54,6 +57,7 @@ class Measurement:
         self._returned: dict[int, list[int]] = {}
         self._hooked = False
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
+        self._threads = False
 
     def __enter__(self) -> Measurement:
         if not one_recording.acquire(blocking=False):
@@ -98,19 +102,24 @@ class Measurement:
         if self._recorder is not None:
             self._recorder.mark()
 
-    def settle(self, graph: Graph) -> None:
+    def settle(self, graph: Graph, threads: bool = False) -> None:
         """Decides which devices are measured, now that the graph is known. Others are no longer recorded.
+
+        Args:
+            graph: the graph.
+            threads: whether each device runs its tasks in a thread of its own. CUDA's history does not tell of threads.
 
         Raises:
             ValueError: memory is not measured on one of them; or there is no memory below the graph's tensors.
         """
         _refuse_without_bytes(graph)
+        self._threads = threads
         self._devices = [self._device] if self._device else list(map(measurable, devices_of(graph)))
         if self._recorder is None:
-            history = _history_of(self._devices)
+            history = None if threads else _history_of(self._devices)
             self._recorder = RecordedAllocators(history, profiled=history is None or len(self._devices) > 1)
         else:
-            self._recorder.keep(self._devices)
+            self._recorder.keep(self._devices, threads)
 
     def begin(
         self,
@@ -161,7 +170,7 @@ class Measurement:
         if recorder.history is not None:
             recorder.history.note_levels()
         recorder.mark()  # the forward's part ends
-        if self._recorded and not tells and (self._hooked or _may_be_hooked(self._graph)):
+        if self._recorded and not tells and (self._threads or self._hooked or _may_be_hooked(self._graph)):
             ended = recorder.begin_tasks(self._devices)  # nothing may be freed between the two recordings
             self._forward = {device: each.split(len(self._made))[0] for device, each in ended.items()}
 
@@ -201,16 +210,17 @@ class Measurement:
                     "th.simulate(th.graph(loss)) predicts it"
                 )
 
-    def results(self, trees: Sequence[Sequence[int]] = ()) -> list[tuple[Timeline, Footprints]]:
+    def results(self, trees: Sequence[Sequence[int]] = ()) -> list[tuple[Timeline, Footprints | None]]:
         """By device the timeline, and what it teaches about other orders, the one that is meant first.
 
-        That is the accelerator's; of several, the one with the highest peak. `trees` as in `Measured`.
+        That is the accelerator's; of several, the one with the highest peak. `trees` as in `Measured`. Tasks that ran
+        beside each other teach nothing.
         """
         with collector_paused():
             found = [self._result(device, trees) for device in self._devices]
         return sorted(found, key=lambda each: (each[0].device == str(CPU), -each[0].peak_bytes))
 
-    def _result(self, device: torch.device, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints]:
+    def _result(self, device: torch.device, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints | None]:
         forward, backward, found = self._forward.get(device), self._backward[device], self._found[device]
         makers = [_maker(made) for made in self._made]
         if forward is None:
@@ -219,14 +229,17 @@ class Measurement:
             )
             makers = [maker for _, maker in found]
         if self.watch.freed and device == CPU:  # of others it is told
-            ns = [ns for _, ns in backward.marks]
+            marks = backward.marks
             backward = backward.with_rows(
                 {
-                    mark: [AllocatorEvent(ns[mark], followed.address, -followed.nbytes) for followed in freed]
+                    mark: [
+                        AllocatorEvent(marks[mark].ns, each.address, -each.nbytes, marks[ended].thread)
+                        for each, ended in freed
+                    ]
                     for mark, freed in self.watch.freed.items()
                 }
             )
-        backward = backward.without(self.watch.spans_apart())
+        backward = backward.without(self.watch.spans_apart)
         measured = Measured(
             self._graph,
             str(device),
@@ -246,6 +259,8 @@ class Measurement:
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
         timeline = timeline_of(measured, lives, kinds)
+        if lives.places is not None:
+            return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from threading import Lock
+from threading import RLock, get_ident
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -125,7 +125,7 @@ class Visit(NamedTuple):
 class MemoryWatch:
     """Notes what each task gets and gives, and marks these moments among the allocator's events.
 
-    PyTorch's engine tells of two of them, `start` and `end`; the direct one of all.
+    PyTorch's engine tells of two of them, `start` and `end`, perhaps in several threads; the direct one of all.
 
     Args:
         graph: the graph.
@@ -135,7 +135,9 @@ class MemoryWatch:
     Attributes:
         visits: in the order in which the tasks ended.
         marks: for each mark of the allocator, in order, the task and what moment this was in its turn.
-        freed: by mark the followed storages that were gone when the next task started, after that mark.
+        spans_apart: the marks, by number, around what is not the backward's.
+        freed: by mark the followed storages that were gone before the next one, each with the mark of the end of a task
+            that kept it.
     """
 
     def __init__(
@@ -147,17 +149,18 @@ class MemoryWatch:
         self._graph = graph
         self._allocator = allocator
         self._inputs: dict[int, tuple[tuple[Seen | None, ...], bool]] = {}
-        self._lock = Lock()
+        self._lock = RLock()
         self._kept = kept
-        self._ended: list[tuple[int, int]] = []  # tasks that ended since the last look, with their marks
-        self.freed: dict[int, list[Followed]] = {}
+        self._ended: list[tuple[int, int, int]] = []  # tasks that may not have let go, their marks and threads
+        self.freed: dict[int, list[tuple[Followed, int]]] = {}
         self.visits: list[Visit] = []
         self.marks: list[tuple[int, TaskMoment]] = []
+        self.spans_apart: list[tuple[int, int]] = []
 
     def begin(self, task_id: int) -> None:
         """The task was picked; from here on all is its own."""
-        self.look_for_freed()
         self._mark(task_id, TaskMoment.BEGUN)
+        self._has_let_go()
 
     def summed(self, task_id: int) -> None:
         """What was in its lists is summed; its hooks are next."""
@@ -165,9 +168,9 @@ class MemoryWatch:
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         """The task is about to run on these, after the user's hooks."""
-        self.look_for_freed()
         self._inputs[task_id] = self._look(gradients)
         self._mark(task_id, TaskMoment.STARTED)
+        self._has_let_go()
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
         """The task gave these, after the user's hooks and PyTorch's checks; it has not yet let go of what it saved."""
@@ -176,38 +179,36 @@ class MemoryWatch:
         grad = None
         if self._graph.tasks[task_id].is_leaf:
             (grad,), _ = self._look([leaf_of(self._graph.nodes[task_id]).grad])
-        self._ended.append((task_id, len(self.marks)))
-        self._mark(task_id, TaskMoment.ENDED)
-        self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
+        with self._lock:
+            self._ended.append((task_id, self._mark(task_id, TaskMoment.ENDED), get_ident()))
+            self.visits.append(Visit(task_id, inputs, seen, grad, opaque or also_opaque))
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """What is allocated meanwhile is not the backward's."""
-        self._mark(-1, TaskMoment.APART)
+        first = self._mark(-1, TaskMoment.APART)
         try:
             yield
         finally:
-            self._mark(-1, TaskMoment.BACK)
-
-    def spans_apart(self) -> list[tuple[int, int]]:
-        """The marks, by number, around what is not the backward's."""
-        moments = [moment for _, moment in self.marks]
-        starts = (number for number, moment in enumerate(moments) if moment is TaskMoment.APART)
-        return [(number, moments.index(TaskMoment.BACK, number)) for number in starts]
+            self.spans_apart.append((first, self._mark(-1, TaskMoment.BACK)))
 
     def over(self) -> None:
         """The last task's turn is over."""
-        self.look_for_freed()
         self._mark(-1, TaskMoment.OVER)
 
     def look_for_freed(self) -> None:
-        """Notes which of the followed storages are gone since the last task's end."""
-        for task_id, mark in self._ended:
+        """Notes which of the followed storages are gone since the last mark."""
+        for task_id, mark, _ in self._ended:
             for followed in self._kept.get(task_id, ()):
                 if not followed.gone and not followed.reference.alive:
                     followed.gone = True
-                    self.freed.setdefault(mark, []).append(followed)
-        self._ended.clear()
+                    self.freed.setdefault(len(self.marks) - 1, []).append((followed, mark))
+
+    def _has_let_go(self) -> None:
+        """A task lets go after its end, and has when its thread begins another one."""
+        thread = get_ident()
+        with self._lock:
+            self._ended = [each for each in self._ended if each[2] != thread]
 
     def _look(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Seen | None, ...], bool]:
         with unseen():
@@ -215,10 +216,12 @@ class MemoryWatch:
         opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
         return seen, opaque
 
-    def _mark(self, task_id: int, moment: TaskMoment) -> None:
+    def _mark(self, task_id: int, moment: TaskMoment) -> int:
         with self._lock:
+            self.look_for_freed()
             self.marks.append((task_id, moment))
             self._allocator.mark()
+            return len(self.marks) - 1
 
 
 def unseen() -> AbstractContextManager[None]:

@@ -46,11 +46,11 @@ class RecordedAllocators:
                 each.start()
                 self._started.append(each)
 
-    def keep(self, devices: Collection[torch.device]) -> None:
-        """From now on these alone count."""
-        if self.history is not None and [each for each in devices if each.type == self.history.device.type] != [
-            self.history.device
-        ]:
+    def keep(self, devices: Collection[torch.device], threads: bool = False) -> None:
+        """From now on these alone count. `threads`: whether it has to be told in which thread something happens."""
+        if self.history is not None and (
+            threads or [each for each in devices if each.type == self.history.device.type] != [self.history.device]
+        ):
             self._stop(self.history)
             self._dropped, self.history = self.history, None
         if self._profiled is not None and self.history is not None and set(devices) == {self.history.device}:

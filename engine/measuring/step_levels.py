@@ -107,11 +107,11 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
             alive[row.address] = row.nbytes
         freed = 0 if row.nbytes > 0 else alive.pop(row.address, 0)  # 0: it was there before
         levels.append(levels[-1] + max(row.nbytes, 0) - freed)
-    *marks, end = (row for row, _ in recording.marks)
+    *marks, end = (each.row for each in recording.marks)
     _assert_told(marks)
     peaks = array("q", (max(levels[start : until + 1]) for start, until in pairwise(marks)))
     forward = levels[1 : marks[0] + 1]
-    clock = [row.ns for row in recording.rows[: marks[0]]] + [ns for _, ns in recording.marks[1:-1]]
+    clock = [row.ns for row in recording.rows[: marks[0]]] + [each.ns for each in recording.marks[1:-1]]
     ns = array("q", (each - clock[0] for each in clock))
     return result, StepLevels(levels[marks[0]], peaks, levels[end], max(levels[: marks[0] + 1]), forward, ns)
 

@@ -221,6 +221,9 @@ class Timeline:
         began_ns: what `time.perf_counter_ns` said at the start of the backward; None: not known, as of one from a file.
         is_of_step: whether it is of a whole training step: what is there as the step begins and what the optimizer
             makes are in it, too.
+        event_places: by event the place of the task in whose thread it happened, where each device had a queue of its
+            own: tasks overlap then, and `starts` and `task_peaks` go from a task's start to that of the next one on any
+            device. Empty: one came after the other.
     """
 
     graph: Graph
@@ -247,6 +250,7 @@ class Timeline:
     task_ns: array[int] = field(default_factory=lambda: array("q"))
     is_of_step: bool = False
     began_ns: int | None = None
+    event_places: array[int] = field(default_factory=lambda: array("q"))
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
@@ -333,6 +337,8 @@ class Timeline:
 
     def place_of(self, event: int) -> int:
         """The place of the task during which an event happened; -1: before; `len(order)`: after the last one."""
+        if self.event_places and 0 <= event < len(self.events):
+            return self.event_places[event]
         return bisect_right(self.starts, event) - 1
 
     @cached_property

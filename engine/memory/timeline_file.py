@@ -34,6 +34,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     - `task_ns`: as there; missing where it was not recorded.
     - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
     - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
+    - `event_places`: as there; missing where tasks came one after the other.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
     writer.value("device", timeline.device)
@@ -64,6 +65,8 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     write_accumulation(writer, timeline.accumulation)
     if timeline.task_ns:
         writer.column("task_ns", timeline.task_ns)
+    if timeline.event_places:
+        writer.column("event_places", timeline.event_places)
     if timeline.listed:
         for number, name in enumerate(_LISTED):
             writer.column(name, (each[number] for each in timeline.listed))
@@ -169,11 +172,16 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         read_accumulation(section),
         _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
         task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
+        event_places=_read_event_places(section, len(order), len(events)) if "event_places" in section else array("q"),
     )
 
 
 def _read_task_ns(section: Section, tasks: int) -> array[int]:
     return section.integers("task_ns", _MOST, low=-_MOST, length=2 * tasks, code="q")
+
+
+def _read_event_places(section: Section, tasks: int, events: int) -> array[int]:
+    return section.integers("event_places", tasks + 1, low=-1, length=events, code="q")
 
 
 def _read_listed(section: Section, graph: Graph, order: Sequence[int], count: int) -> tuple[Listed, ...]:

@@ -224,7 +224,7 @@ def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: 
             outputs.append(LaidOut(tuple(each.shape), each.stride(), storage.nbytes))
     level = highest = 0
     alive: dict[int, int] = {}
-    for _, _, address, nbytes in rows:
+    for _, _, address, nbytes, _ in rows:
         if nbytes > 0:
             alive[address] = nbytes
         elif alive.pop(address, 0) != -nbytes:

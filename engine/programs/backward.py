@@ -63,8 +63,8 @@ def backward(
             each device's own tasks; with engine="direct" one task at a time, in the order in which the devices would
             start them, see `Stepper`.
         memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`, on each device on which it
-            runs: `Run.timelines`. With one queue alone. Of the forward it finds what the nodes keep; `th.profile` sees
-            the forward, too, and so all there is.
+            runs: `Run.timelines`. Of the forward it finds what the nodes keep; `th.profile` sees the forward, too, and
+            so all there is. With queues="per device" it is of this run, see there.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
         batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a
@@ -96,12 +96,10 @@ def backward(
                 call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch, queues=queues
             ) as stepper:
                 return stepper.run()
-        if queues == "per device":
-            raise ValueError("memory is measured in one order of all tasks: use one queue for all devices")
         if isinstance(tensors, HipsTape):
             return run_tape(call, tensors, chosen, trace, accumulation, batch)
         with Measurement() as measurement:
-            return run_measured(call, chosen, trace, accumulation, measurement, batch)
+            return run_measured(call, chosen, trace, accumulation, measurement, batch, queues)
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()

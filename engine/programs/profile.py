@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import nn
 
+from ...inspector.arguments import expect_choice
 from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
@@ -14,6 +17,7 @@ from ..hips.followed import FollowedTapes
 from ..measuring.measurement import Measurement
 from ..memory.accumulation import Accumulate, Accumulation, Release
 from ..orders.policies import find_policy
+from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy
 from ..sessions.native import Plan, run_native
 from ..sessions.stepper import run_measured
@@ -39,6 +43,7 @@ def profile(
     release: Release = "eager",
     batch: AnyBatch = None,
     model: nn.Module | None = None,
+    queues: Queues = "one",
 ) -> Run:
     """Runs a forward and its backward, and follows each block of memory from its birth.
 
@@ -58,6 +63,9 @@ def profile(
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
+        queues: as in `th.backward`. With "per device" on PyTorch's engine tasks overlap: each has what its own thread
+            does, and the peaks are of this run, as they depend on which of two gradients that meet comes second and on
+            how the devices stand; there are no `footprints`. For predictions measure with "one".
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
@@ -87,6 +95,7 @@ def profile(
     expect_flags(retain_graph, create_graph)
     check_choices(engine, trace)
     check_batch(batch, engine)
+    expect_choice(queues, get_args(Queues), "queues")
     accumulation = Accumulation(accumulate, release)
     if engine == "native":
         accumulation.check_native()
@@ -103,8 +112,8 @@ def profile(
         call = BackwardCall(made, None, retain_graph, create_graph)
         if not isinstance(made, HipsTape):
             if engine == "direct":
-                return run_measured(call, chosen, trace, accumulation, measurement, batch)
-            return run_native(call, Plan.of(call, chosen), trace, measurement=measurement)
+                return run_measured(call, chosen, trace, accumulation, measurement, batch, queues)
+            return run_native(call, Plan.of(call, chosen), trace, queues, measurement)
     return run_tape(call, made, chosen, trace, accumulation, batch, followed.watch)
 
 

@@ -112,7 +112,8 @@ def run_native(
     """Runs `call` as planned.
 
     Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
-    without looking: under a dynamic policy, and with one queue per device.
+    without looking: under a dynamic policy, and with one queue per device. Where devices' tasks overlap and memory is
+    measured, their order is that in which they started.
     """
     since = backward_begins()
     plan = plan.agreed()
@@ -122,9 +123,7 @@ def run_native(
     if several and dynamic:
         raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
     if measurement is not None:
-        if several:
-            raise ValueError("memory is measured task by task, so they must not overlap: use one queue for all devices")
-        measurement.settle(graph)
+        measurement.settle(graph, threads=queues == "per device" and plan.devices != {"cpu"})
     watch = pin = None
     if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
@@ -241,6 +240,7 @@ class Watch:
         self._graph_task: int | None = None
         self._inside: dict[int, int] = {}  # by thread: the task that runs in it
         self._lock = Lock()
+        self._starting = Lock()  # so that trace and memory have tasks in one order
         self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # by task: before and after it
         self._handles_seen = 0
         self.follow(plan.policy, plan.order)
@@ -360,12 +360,13 @@ class Watch:
             self.taken = None
             del self.ready[task_id]
             self._inside[get_ident()] = task_id
-        if self.recorder is not None:
-            self.recorder.start(task_id, gradients)
-            if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
-                self._note_before(task_id, self._tensor_hooks)
-        if self.memory is not None:
-            self.memory.start(task_id, gradients)
+        with self._starting:
+            if self.recorder is not None:
+                self.recorder.start(task_id, gradients)
+                if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
+                    self._note_before(task_id, self._tensor_hooks)
+            if self.memory is not None:
+                self.memory.start(task_id, gradients)
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:

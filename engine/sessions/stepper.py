@@ -318,6 +318,7 @@ def run_measured(
     accumulation: Accumulation,
     measurement: Measurement,
     batch: AnyBatch = None,
+    queues: Queues = "one",
 ) -> Run:
     """A whole backward whose memory is measured.
 
@@ -325,7 +326,7 @@ def run_measured(
     """
     measuring = partial(measurement.begin_stepped, accumulation)
     with Stepper(
-        call, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch, queues="one"
+        call, policy=policy, trace=trace, accumulation=accumulation, measuring=measuring, batch=batch, queues=queues
     ) as stepper:
         run = stepper.run()
         measurement.end()

@@ -12,7 +12,7 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.engine import is_redirected
-from ..measuring.allocator import AllocatorRecording
+from ..measuring.allocator import AllocatorRecording, Instant
 from ..measuring.attribution import Kinds, Measured, lives_of, timeline_of
 from ..measuring.memory_watch import MemoryWatch, TaskMoment, Visit, look, unseen
 from ..measuring.saved_blocks import SavedBlocks, kept_by
@@ -180,9 +180,9 @@ def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimel
     for number, each in enumerate(made):
         for address in each.returned:
             returned.setdefault(address, []).append(number)
-    forward = AllocatorRecording(whole[:begin], [(place(mark), recording.marks[mark][1]) for mark in marks], [])
+    forward = AllocatorRecording(whole[:begin], [Instant(place(mark), recording.marks[mark].ns) for mark in marks], [])
     backward = AllocatorRecording(
-        whole[begin:], [(place(mark) - begin, recording.marks[mark][1]) for mark in followed.marks], []
+        whole[begin:], [Instant(place(mark) - begin, recording.marks[mark].ns) for mark in followed.marks], []
     )
     measured = Measured(
         followed.graph,

@@ -298,6 +298,7 @@ def _answer(
 ) -> Iterator[str]:
     count, place = len(timeline.order), timeline.peak_place
     of = f" of {timeline.device}" if elsewhere else ""
+    of += " in this run" if timeline.event_places else ""
     peak = size_text(timeline.peak_bytes)
     if timeline.peak_task is not None:
         where = timeline.graph.describe(timeline.peak_task)

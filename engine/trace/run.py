@@ -163,10 +163,11 @@ class Run:
         elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)
         return peak_report(timeline, before=before, trace=self.trace, elsewhere=elsewhere)
 
-    def with_memory(self, found: Sequence[tuple[Timeline, Footprints]], predicts: bool = True) -> Self:
+    def with_memory(self, found: Sequence[tuple[Timeline, Footprints | None]], predicts: bool = True) -> Self:
         """The same run, of which this was measured. `predicts`: whether that says what other orders take."""
         (timeline, footprints), *others = [(timeline, each if predicts else None) for timeline, each in found]
-        return replace(self, timeline=timeline, footprints=footprints, elsewhere=tuple(others))
+        order = timeline.order if any(each.event_places for each, _ in found) else self.order
+        return replace(self, order=order, timeline=timeline, footprints=footprints, elsewhere=tuple(others))
 
     def _measured(self) -> Timeline:
         if self.timeline is None:
@@ -188,7 +189,8 @@ class Run:
         The columns are those of `Trace.to_pandas`, of which those that were not recorded are left out: without a trace
         and without memory there is no clock. Where memory was measured there are also `bytes_before`, `bytes_after`
         and `peak_bytes`, the level as the task starts, as the next one does, and at its highest between, and
-        `allocated_bytes` and `freed_bytes`, of which the difference is made.
+        `allocated_bytes` and `freed_bytes`, of which the difference is made; where devices' tasks overlap these two are
+        the task's own, and the level changes by others', too.
 
         Args:
             device: whose memory. None: that of `timeline`.

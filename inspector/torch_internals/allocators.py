@@ -21,17 +21,18 @@ one_recording = Lock()
 
 
 class AllocationEvents(NamedTuple):
-    """What the allocators of the CPU and of accelerators did in one thread.
+    """What the allocators of the CPU and of accelerators did in one thread, and in those of the engine's devices.
 
     Attributes:
-        rows: (nanoseconds since 1970, device, address, bytes) in order of time; bytes are negative for a block that was
-            freed. A caching allocator's are of the block, which may be larger than what was asked for.
+        rows: (nanoseconds since 1970, device, address, bytes, thread) in order of time; bytes are negative for a block
+            that was freed. A caching allocator's are of the block, which may be larger than what was asked for. Threads
+            are numbers of the profiler's own.
         tasks: nanoseconds at which the engine began each task that is not nested in another one, its tensor hooks
-            included. Empty where tasks were not asked for.
+            included, and the thread. Empty where tasks were not asked for.
     """
 
-    rows: list[tuple[int, torch.device, int, int]]
-    tasks: list[int]
+    rows: list[tuple[int, torch.device, int, int, int]]
+    tasks: list[tuple[int, int]]
 
 
 def profiler_is_on() -> bool:
@@ -43,7 +44,8 @@ def start_allocation_events(tasks: bool = False) -> None:
     """Lets torch's profiler note what allocators do in this thread, and in what it starts on the engine.
 
     The CPU's does not tell of the end of blocks that were there before; accelerators' do. Without `tasks` no operation
-    is timed, which leaves the cost at about one microsecond for each block.
+    is timed, which leaves the cost at about one microsecond for each block; then nothing is told of what accelerators
+    do in the engine's own threads.
 
     Raises:
         RuntimeError: a profiler is at work already, in any thread; there can be one alone.
@@ -120,13 +122,13 @@ def stop_allocation_events() -> AllocationEvents:
     _log_errors_alone(False)
     with unobserved():
         torch.ops.profiler._record_function_exit._RecordFunction(_open_scope.pop())
-    rows: list[tuple[int, torch.device, int, int]] = []
-    tasks: list[int] = []
+    rows: list[tuple[int, torch.device, int, int, int]] = []
+    tasks: list[tuple[int, int]] = []
     todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
     while todo:
         events, nested = todo.pop()
         rows += [
-            (event.start_time_ns, (fields := event.extra_fields).device, fields.ptr, fields.alloc_size)
+            (event.start_time_ns, (fields := event.extra_fields).device, fields.ptr, fields.alloc_size, event.start_tid)
             for event in events
             if event.name == _ALLOCATION
         ]
@@ -135,7 +137,7 @@ def stop_allocation_events() -> AllocationEvents:
             if name != _ALLOCATION:
                 task = name.startswith(_EVALUATE)
                 if task and not nested:
-                    tasks.append(event.start_time_ns)
+                    tasks.append((event.start_time_ns, event.start_tid))
                 todo.append((event.children, nested or task))
     rows.sort(key=itemgetter(0))  # stable: what has one time keeps its order
     tasks.sort()

@@ -333,6 +333,7 @@ def memory_content(timeline: Timeline) -> Json:
         "peak": peak_words(timeline),
         "forward_ns": list(timeline.forward_ns),
         "rows": lifetime_rows(timeline),
+        **({"event_places": list(timeline.event_places)} if timeline.event_places else {}),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapehead.engine.measuring.allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording
+from tapehead.engine.measuring.allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording, Instant
 from tapehead.engine.measuring.cuda_allocator import (
     CudaAllocator,
     CudaRecording,
@@ -84,7 +84,7 @@ def test_blocks_live_from_alloc_until_their_free_is_requested() -> None:
         AllocatorEvent(ns(2), 0x1000, -400),
         AllocatorEvent(ns(7), 0x9000, -8),
     ]
-    assert recording.marks == [(3, ns(3))] and recording.tasks == []
+    assert recording.marks == [Instant(3, ns(3))] and recording.tasks == []
 
 
 def test_a_block_as_large_as_a_mark_is_no_mark() -> None:
@@ -101,7 +101,7 @@ def test_a_block_as_large_as_a_mark_is_no_mark() -> None:
         (0x2000, MARK_BYTES),
         (0x2000, -MARK_BYTES),
     ]
-    assert [row for row, _ in recording.marks] == [1]
+    assert [mark.row for mark in recording.marks] == [1]
 
 
 def test_what_is_reserved_changes_with_segments() -> None:
@@ -171,7 +171,7 @@ def test_a_recording_is_split_at_a_mark() -> None:
     assert [(row.address, row.nbytes) for row in before.rows] == [(0x1000, 400), (0x2000, 100)]
     assert [(row.address, row.nbytes) for row in after.rows] == [(0x1000, -400), (0x1000, 50)]
     assert before.rows + after.rows == whole.rows
-    assert (before.marks, after.marks) == ([(1, ns(2))], [(1, ns(12))])
+    assert (before.marks, after.marks) == ([Instant(1, ns(2))], [Instant(1, ns(12))])
     assert [each.nbytes for each in before.reserved] == [0, SEGMENT]
     assert after.reserved == [Reserved(0, ns(7), SEGMENT), Reserved(1, ns(16), 2 * SEGMENT)]
     assert (before.failures, after.failures) == ([Failure(2, ns(6), 7, 3)], [Failure(1, ns(15), 8, 3)])
@@ -235,10 +235,10 @@ def test_levels_at_marks_are_those_of_a_slow_account(steps: list[str], data: st.
             case "other":
                 history.says("snapshot", 0, 0)
     recording = history.read()
-    assert [sum(row.nbytes for row in recording.rows[:index]) for index, _ in recording.marks] == levels
+    assert [sum(row.nbytes for row in recording.rows[: mark.row]) for mark in recording.marks] == levels
     assert sum(row.nbytes for row in recording.rows) == sum(alive.values())
     assert (recording.reserved[-1].nbytes if recording.reserved else 0) == reserved
-    assert [when for _, when in recording.marks] == sorted(when for _, when in recording.marks)
+    assert [mark.ns for mark in recording.marks] == sorted(mark.ns for mark in recording.marks)
 
 
 def test_torch_still_takes_what_it_is_told() -> None:
@@ -284,7 +284,7 @@ def test_cuda_tells_each_block_as_it_was_asked_for() -> None:
         (address, -12_345),
         (old_address, -1000),
     ]
-    assert [row for row, _ in recording.marks] == [1, 4]
+    assert [mark.row for mark in recording.marks] == [1, 4]
     assert sum(row.nbytes for row in recording.rows) == after - before
     assert recording.reserved[-1].nbytes == torch.cuda.memory_reserved()
     del large
@@ -329,7 +329,7 @@ def test_a_backward_on_the_engines_own_thread_is_between_its_marks() -> None:
     allocator.mark()
     after = requested()
     recording = allocator.stop()
-    rows = [row for row, _ in recording.marks]
+    rows = [mark.row for mark in recording.marks]
     assert len(rows) == 3 and rows == sorted(rows) and rows[-1] == len(recording.rows)
     assert sum(row.nbytes for row in recording.rows) == after - before
     gradients = sum(parameter.grad.nbytes for parameter in model.parameters())

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,12 +19,10 @@ from tapehead.engine.measuring import measurement
 from tapehead.engine.measuring.allocator import MARK_BYTES
 from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
 from tapehead.engine.measuring.measurement import Measurement
+from tapehead.engine.measuring.recorded_allocators import RecordedAllocators
 from tapehead.engine.memory.measured_device import device_of
 from tapehead.engine.memory.timeline import BlockLevels, Timeline
-from tapehead.engine.orders.policies import find_policy
 from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.sessions.native import Plan, run_native
-from tapehead.engine.tasks.backward_call import BackwardCall
 from tapehead.engine.trace.peak import peak_report
 from tapehead.engine.workloads.workloads import WORKLOADS
 from tapehead.inspector.graph.graph import Root, Task, TensorMeta
@@ -67,14 +66,14 @@ class CpuInCudasWords(CudaAllocator):
     def stop(self) -> CudaRecording:
         entries = []
         alive: dict[int, int] = {}  # of what is older the CPU's allocator tells sizes that an earlier recording knew
-        for ns, _, address, nbytes in stop_allocation_events().rows:
+        for ns, _, address, nbytes, _ in stop_allocation_events().rows:
             size = alive.pop(address, 0) if nbytes < 0 else alive.setdefault(address, nbytes)
             if size:
                 action = "alloc" if nbytes > 0 else "free_requested"
                 entries.append({"action": action, "addr": address, "size": size, "time_us": ns // 1000})
         recording = read_history(entries, self.marks)
         sums = list(accumulate((row.nbytes for row in recording.rows), initial=OLDER))
-        stops = [row for row, _ in recording.marks[self._first_noted :]] + [len(recording.rows)]
+        stops = [mark.row for mark in recording.marks[self._first_noted :]] + [len(recording.rows)]
         peaks = [sums[stops[0]], *(max(sums[begin : end + 1]) for begin, end in pairwise(stops))]
         levels = [Level(peak, peak, peak) for peak in peaks]
         return dataclasses.replace(recording, levels=levels).split(0)[1]
@@ -251,11 +250,17 @@ def test_the_peak_tells_what_the_allocator_took_for_it() -> None:
     assert "rounding" not in str(run.peak())
 
 
-def test_tasks_that_may_overlap_are_not_measured() -> None:
-    call = BackwardCall(torch.ones(2, requires_grad=True).sum())
-    plan = dataclasses.replace(Plan.of(call, find_policy("heap")), devices=frozenset({"cpu", "cuda:0"}))
-    with pytest.raises(ValueError, match="memory is measured task by task, .*: use one queue for all devices"):
-        run_native(call, plan, queues="per device", measurement=Measurement())
+def test_where_tasks_may_overlap_the_history_which_tells_no_threads_is_not_asked() -> None:
+    cuda = torch.device("cuda:0")
+    for threads in (False, True):
+        history = Mock(spec=CudaAllocator, device=cuda, marks=[])
+        recorder = RecordedAllocators(history, profiled=True)
+        recorder.start()
+        try:
+            recorder.keep([cuda], threads)
+            assert (recorder.history is None) == history.stop.called == threads
+        finally:
+            recorder.close()
 
 
 def on_cuda(name: str) -> tuple[nn.Module, Callable[[], Tensor]]:

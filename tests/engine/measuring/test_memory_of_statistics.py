@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
-from tapehead.engine.measuring.allocator import AllocatorEvent, AllocatorRecording
+from tapehead.engine.measuring.allocator import AllocatorEvent, AllocatorRecording, Instant
 from tapehead.engine.measuring.cuda_allocator import CudaRecording, Failure, Level, Reserved, blocks_of
 from tapehead.engine.measuring.memory_watch import TaskMoment
 from tapehead.engine.trace.statistics import Level as Statistics
@@ -75,17 +75,17 @@ def test_blocks_that_outlive_the_statistics_are_left_out_too() -> None:
         AllocatorEvent(7, 2, -50),
         AllocatorEvent(8, 2, 10),
     ]
-    recording = AllocatorRecording(rows, [(1, 1), (4, 5), (6, 8)], [(4, 5)])
+    recording = AllocatorRecording(rows, [Instant(1, 1), Instant(4, 5), Instant(6, 8)], [Instant(4, 5)])
     found = recording.without([(0, 1)])
     assert [(row.address, row.nbytes) for row in found.rows] == [(1, 100), (1, -100), (2, 10)]
-    assert (found.marks, found.tasks) == ([(1, 1), (1, 5), (2, 8)], [(1, 5)])
+    assert (found.marks, found.tasks) == ([Instant(1, 1), Instant(1, 5), Instant(2, 8)], [Instant(1, 5)])
 
 
 def test_an_accelerators_levels_meanwhile_count_for_no_task() -> None:
     rows = [AllocatorEvent(1, 1, 512), AllocatorEvent(3, 2, 1024), AllocatorEvent(4, 2, -1024)]
     moments = [TaskMoment.APART, TaskMoment.BACK, TaskMoment.STARTED, TaskMoment.ENDED]
     noted = [Level(each, each, 4096) for each in (512, 1536, 512, 600, 512)]
-    marks = [(1, 2), (3, 5), (3, 6), (3, 7)]
+    marks = [Instant(1, 2), Instant(3, 5), Instant(3, 6), Instant(3, 7)]
     recording = CudaRecording(rows, marks, [], [Reserved(2, 3, 4096)], [Failure(3, 9, 1, 0)], noted, 0)
     found = recording.without([(0, 1)])
     assert isinstance(found, CudaRecording) and len(found.rows) == 1

@@ -136,12 +136,12 @@ def measured(make_model: Any, make_batch: Any, make_optimizer: Any, loss_of: Any
         recording = allocator.stop()
     levels = [0]
     alive: dict[int, int] = {}
-    for _, address, nbytes in recording.rows:
+    for _, address, nbytes, _ in recording.rows:
         known = nbytes if nbytes > 0 else -alive.pop(address, 0)
         if nbytes > 0:
             alive[address] = nbytes
         levels.append(levels[-1] + known)
-    starts = [row for row, _ in recording.marks[3:]]
+    starts = [mark.row for mark in recording.marks[3:]]
     ends = [*starts[1:], len(recording.rows)]
     phases = zip(("forward", "backward", "optimizer"), starts, ends, strict=True)
     return {phase: max(levels[start : end + 1]) for phase, start, end in phases}

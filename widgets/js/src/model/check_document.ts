@@ -161,7 +161,7 @@ function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): 
 }
 
 function checkMemory(memory: Memory, counts: Counts): void {
-  const { nbytes, events, starts, born_as, changes, forward_ns, rows } = memory;
+  const { nbytes, events, starts, born_as, changes, forward_ns, rows, event_places } = memory;
   const storages = { ...counts, number: nbytes.length };
   const categories = { ...counts, number: CATEGORIES.length };
   if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
@@ -175,6 +175,7 @@ function checkMemory(memory: Memory, counts: Counts): void {
   checkIndices(born_as, "number", categories);
   checkIndices(starts, "number", { ...counts, number: events.length + 1 });
   if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("its memory has no order");
+  if (event_places && event_places.length !== events.length) throw damaged("its memory has no places");
 }
 
 function checkRecords({ records }: DeckDocument, counts: Counts): void {

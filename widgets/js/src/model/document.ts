@@ -193,6 +193,8 @@ export interface Memory {
   events: number[];
   /** The index of the first event of each place, and the end of the last. */
   starts: number[];
+  /** By event the place of the task that did it, where devices' tasks overlap. */
+  event_places?: number[];
   born_as: number[];
   /**
    * Event before which it happened, place of its task, storage, category from then on; event, ... Sorted by event and

@@ -80,7 +80,8 @@ export class MemoryLevels {
 
   /** The place of the task during which an event happened; -1: before; `places`: after the last one. */
   placeOf(event: number): number {
-    const { starts } = this.memory;
+    const { starts, event_places } = this.memory;
+    if (event_places) return event_places[event];
     let low = 0;
     let high = starts.length;
     while (low < high) {
