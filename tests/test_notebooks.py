@@ -37,8 +37,8 @@ assert timeline.start_bytes < timeline.peak_bytes and timeline.end_bytes == para
 assert table.index[0] == "layer1" and table["all"].is_monotonic_decreasing
 """,
     "04_debugging": """
-assert stopped.position == stopped.order.index(culprit) + 1
-assert not wrong.ok and stopped.check(stopped.graph.tasks[softmax.id]).ok
+assert at_nan.position == at_nan.order.index(culprit) + 1
+assert not wrong.ok and at_nan.check(at_nan.graph.tasks[softmax.id]).ok
 assert "log()" in str(found) and "-inf" in str(found)
 """,
     "05_schedules": """
