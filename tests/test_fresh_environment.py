@@ -64,7 +64,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^pip (install .*)$", README, re.MULTILINE)]
     of_torch = next(line for line in lines if "torch" in line)
     of_tapehead = next(line for line in lines if ".[notebook]" in line)
-    if pip(*of_torch, "--retries", "0", "--timeout", "15").returncode:  # PyTorch's own index is out of reach: "or any torch that is there"
+    if pip(
+        *of_torch, "--retries", "0", "--timeout", "15"
+    ).returncode:  # that index is out of reach: "or any torch that is there"
         done = pip("install", f"torch=={torch.__version__.partition('+')[0]}")
         assert done.returncode == 0, done.stderr
     done = pip(*takewhile(lambda word: word != "&&", of_tapehead))

@@ -33,7 +33,7 @@ assert ratios["linear50"] > 15 and ratios["cyclegan"] < 0.98 and ratios.drop("li
 """,
     "03_resnet50": """
 assert gap < 0.01 * timeline.peak_bytes and dropped.peak_bytes < 0.9 * run.peak_bytes
-assert timeline.start_bytes < timeline.peak_bytes and timeline.end_bytes == parameters
+assert timeline.start_bytes < timeline.peak_bytes and timeline.end_bytes == parameters + 4
 assert table.index[0] == "layer1" and table["all"].is_monotonic_decreasing
 """,
     "04_debugging": """

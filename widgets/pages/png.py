@@ -62,7 +62,7 @@ _NOTEBOOKS_SCALE = 1.5  # sharp on most screens; at 2 a notebook would be a thir
 _SIZE = re.compile(r'<svg [^>]*?width="([\d.]+)" height="([\d.]+)"')
 
 
-def bundle_of(svg: str, text: str) -> Bundle:
+def bundle_of(svg: str, text: str, scale: float = _NOTEBOOKS_SCALE) -> Bundle:
     """A picture as an output of a notebook: by MIME type, and what is said of that.
 
     An untrusted notebook shows no SVG, some of its readers none at all: there is PNG beside it where it can be drawn.
@@ -71,7 +71,7 @@ def bundle_of(svg: str, text: str) -> Bundle:
     if not can_draw_png():
         return data, {}
     size = _SIZE.search(svg)
-    data["image/png"] = b64encode(png_of(svg, scale=_NOTEBOOKS_SCALE)).decode("ascii")
+    data["image/png"] = b64encode(png_of(svg, scale=scale)).decode("ascii")
     return data, {"image/png": {"width": float(size[1]), "height": float(size[2])}} if size else {}
 
 

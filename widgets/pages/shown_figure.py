@@ -48,7 +48,8 @@ class ShownFigure(go.Figure):
         svg = self.still()
         if svg is None:
             return {}, {}
-        data, metadata = bundle_of(svg, repr(self.layout.title.text or "a figure"))
+        # Until plotly runs its extension for JupyterLab shows the picture pixel for pixel, and cuts what is wider.
+        data, metadata = bundle_of(svg, repr(self.layout.title.text or "a figure"), scale=1.0)
         if "image/png" in data:  # the figure's own data are there to be looked at more closely
             del data["image/svg+xml"]
         return {name: each for name, each in data.items() if name != "text/plain"}, metadata

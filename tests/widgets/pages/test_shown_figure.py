@@ -136,8 +136,10 @@ def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: th.Compa
         comparison.figure()._ipython_display_()
     *_, shown = captured.outputs
     assert set(shown.data) == {"application/vnd.plotly.v1+json", "image/png"}
-    assert b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
+    png = b64decode(shown.data["image/png"])
+    assert png.startswith(b"\x89PNG")
     assert shown.metadata["image/png"]["width"] == 900
+    assert int.from_bytes(png[16:20], "big") == 900, "plotly's extension for JupyterLab shows it pixel for pixel"
 
 
 def test_a_figure_for_any_page_is_clear_and_brings_the_pages_colours(
