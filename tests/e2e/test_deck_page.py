@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -240,6 +241,41 @@ def test_the_first_view_is_there_at_once_and_nothing_of_it_moves(browser: Browse
     ShownDeck(page)
     assert page.evaluate("window.seen.size") == 1
     page.close()
+
+
+KEEP = """deck => {
+    const { width, height } = window.picture = deck.querySelector('.graph canvas');
+    window.kept = window.picture.getContext('2d').getImageData(0, 0, width, height).data;
+}"""
+DIFFERENT = """() => {
+    const { width, height } = window.picture;
+    const { data } = window.picture.getContext('2d').getImageData(0, 0, width, height);
+    return data.reduce((count, value, at) => count + (Math.abs(value - window.kept[at]) > 60 ? 1 : 0), 0);
+}"""
+
+
+@pytest.mark.slow
+def test_what_is_drawn_step_by_step_is_what_is_drawn_at_once(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    """A step draws what it changes anew, a change of theme all. Two chains of equal layers, begun from afar."""
+    torch.manual_seed(0)
+    left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    one = other = torch.randn(5, 4)
+    with th.capture():
+        for _ in range(3):
+            one, other = left(one).tanh(), right(other).tanh()
+        loss = one.double().sum() + other.double().sum()
+    saved = save(tmp_path / "page.html", loss, "chains", policy="bfs")
+    shown, random = ShownDeck(open_page(saved.path)), Random(0)
+    page = shown.root.page
+    for _ in range(20):
+        shown.scrub(random.randrange(len(saved.order) + 1))
+        shown.rests()
+        shown.evaluate(KEEP)
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            shown.expect(theme=scheme)
+            shown.rests()
+        assert page.evaluate(DIFFERENT) <= 8, "pixels at the seams"
 
 
 def test_all_is_folded_unfolded_and_as_at_first_by_key_and_by_button(gpt: ShownDeck) -> None:
