@@ -25,6 +25,7 @@ TOGETHER = {
 FIRST = (
     *("tests/test_notebooks.py", "JupyterLab", "tests/engine/sessions/test_conformance.py", "tests/test_upstream.py"),
     *(
+        "tests/test_fresh_environment.py",
         "tests/e2e/test_deck_page.py",
         "tests/widgets/terminal/test_every_backward.py",
         "tests/inspector/capturing/test_walk.py",
