@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .engine.finding.difference import Difference
     from .engine.finding.find_nan import NanReport, find_nan
     from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
+    from .engine.finding.order_dependence import Departure, GradientApart, OrderDependence
+    from .engine.finding.order_dependent import order_dependent
     from .engine.hips.levels import hips_levels
     from .engine.measuring.step_levels import allocated_levels
     from .engine.memory.accumulation import Accumulation
@@ -90,11 +92,13 @@ _MODULE_OF = {
     "Break": "engine.orders.order_check",
     "Category": "engine.memory.timeline",
     "Comparison": "engine.studies.comparison",
+    "Departure": "engine.finding.order_dependence",
     "Difference": "engine.finding.difference",
     "Edge": "inspector.graph.graph",
     "Fallback": "engine.trace.batches",
     "Finding": "engine.training.finding",
     "Fit": "engine.steps.fits",
+    "GradientApart": "engine.finding.order_dependence",
     "Graph": "inspector.graph.graph",
     "GroupRules": "engine.batching.groups",
     "Groups": "engine.batching.groups",
@@ -105,6 +109,7 @@ _MODULE_OF = {
     "NanReport": "engine.finding.find_nan",
     "NativeSession": "engine.sessions.native_session",
     "OrderCheck": "engine.orders.order_check",
+    "OrderDependence": "engine.finding.order_dependence",
     "OrderPlan": "engine.orders.plan",
     "PeakReport": "engine.trace.peak",
     "PhasePeak": "engine.steps.phases",
@@ -156,6 +161,7 @@ _MODULE_OF = {
     "makespan": "engine.studies.makespan",
     "mirror": "engine.mirroring.mirror",
     "mirrored": "engine.mirroring.mirrored",
+    "order_dependent": "engine.finding.order_dependent",
     "peak_report": "engine.trace.peak",
     "percent_text": "engine.words.sizes",
     "plan": "engine.orders.plan",
@@ -232,11 +238,13 @@ __all__ = [
     "Break",
     "Category",
     "Comparison",
+    "Departure",
     "Difference",
     "Edge",
     "Fallback",
     "Finding",
     "Fit",
+    "GradientApart",
     "Graph",
     "GroupRules",
     "Groups",
@@ -247,6 +255,7 @@ __all__ = [
     "NanReport",
     "NativeSession",
     "OrderCheck",
+    "OrderDependence",
     "OrderPlan",
     "PeakReport",
     "PhasePeak",
@@ -298,6 +307,7 @@ __all__ = [
     "makespan",
     "mirror",
     "mirrored",
+    "order_dependent",
     "peak_report",
     "percent_text",
     "plan",

@@ -89,6 +89,11 @@ class AsFound:
         """Those that were called, as long as they live."""
         return list(self._modules)
 
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Those that operations of watched runs took, as long as they live."""
+        return [each for reference in self._written.leaves if (each := reference()) is not None]
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""
@@ -113,7 +118,7 @@ class AsFound:
             leaves: of its graph, should it not be that of the first one.
             zeroed: it finds no .grad, as after `zero_grad()`.
         """
-        found = [each for reference in self._written.leaves if (each := reference()) is not None]
+        found = self.leaves
         known = set(map(id, found))
         with self._part(), own_gradients([*found, *(leaf for leaf in leaves if id(leaf) not in known)], zeroed):
             yield

@@ -19,11 +19,12 @@ PACKAGE = Path(__file__).parents[2]
 """Where tapehead itself is installed."""
 
 _ENGINE = PACKAGE / "engine"
+_FINDING = (f"finding/{name}.py" for name in ("function_calls", "storage_touches", "value_flow"))
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(PACKAGE / "inspector") + os.sep,
     str(PACKAGE / "front_door.py"),
-    *(str(_ENGINE / name) for name in ("mirroring", "training", "finding/value_flow.py", "finding/function_calls.py")),
+    *(str(_ENGINE / name) for name in ("mirroring", "training", *_FINDING)),
     "<frozen",
 )
 

@@ -71,6 +71,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "makespan": lambda: {"of": make_loss()},
     "mirror": lambda: {"plan": None},
     "mirrored": dict,
+    "order_dependent": lambda: {"make_loss": make_loss, "policies": "bfs", "model": MODEL},
     "peak_report": lambda: {"timeline": run().timeline},
     "percent_text": lambda: {"share": 0.5},
     "plan": lambda: {"of": make_loss()},
@@ -113,7 +114,8 @@ NONE = (
     "accumulation_study.progress advise.model advise.rounds advise.progress "
     "backward.grad_tensors backward.retain_graph backward.inputs "
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
-    "compare.model compare.step find_nan.model plan_mirror.model profile.model record_forward.model mirrored.model "
+    "compare.model compare.step order_dependent.model order_dependent.progress find_nan.model plan_mirror.model "
+    "profile.model record_forward.model mirrored.model "
     "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
     "deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues deck.mirroring "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
@@ -137,7 +139,7 @@ MEANT = {
     ("install_training.black_box", "text"),
     *(
         (f"{verb}.model", "module")
-        for verb in ("compare", "find_nan", "mirrored", "plan_mirror", "profile", "record_forward")
+        for verb in ("compare", "find_nan", "mirrored", "order_dependent", "plan_mirror", "profile", "record_forward")
     ),
     ("graph.names", "module"),
     ("find_unused.model", "module"),  # it has no parameters

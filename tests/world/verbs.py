@@ -64,6 +64,10 @@ def advise(program: Program) -> object:
     return th.advise(program.make_loss, rounds=1)
 
 
+def order_dependent(program: Program) -> object:
+    return th.order_dependent(program.make_loss, "bfs")
+
+
 def find_unused(program: Program) -> object:
     return th.find_unused(program.make_loss, program.model)
 
@@ -77,5 +81,5 @@ def find_nan_natively(program: Program) -> object:
 
 
 QUICK: list[Callable[[Program], object]] = [find_unused, find_nan, find_nan_natively]
-LONG: list[Callable[[Program], object]] = [compare, plan_mirror, advise]
+LONG: list[Callable[[Program], object]] = [compare, plan_mirror, advise, order_dependent]
 """Verbs that run the program, once and many times."""

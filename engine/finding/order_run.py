@@ -1,0 +1,243 @@
+"""One backward in one order, of which each task's gradients are noted to the bit: for `th.order_dependent`."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ...inspector.capturing.capture import capture
+from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.graph import Edge, Graph
+from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post_accumulate_hooks
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.random_states import accelerators_awake, random_states
+from ...inspector.torch_internals.tensors import computes_itself, local_of
+from ..programs.as_found import AsFound
+from ..programs.backward import backward
+from ..programs.make_loss import MakeLoss, loss_of
+from ..queue.policy import Choice, Policy
+from ..tasks.task_hooks import hook_name
+from .bit_prints import BitPrints, Print, dense
+from .storage_touches import StorageTouches
+
+Prints = tuple[Print | None, ...]
+Gradients = Sequence[Tensor | None]
+
+_SUM = 4
+"""How many units in the last place a sum of n gradients may be off for each of them: a sum in any order is off by n - 1
+at most (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is what it is held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a closer look at some tasks has kept.
+
+    Attributes:
+        taken, given: by task copies of its gradients, of what it takes where that is not the sum of what was given to
+            it, and of what it gives.
+        wrong_sums: the tasks that take something else than the sum of what was given to them.
+        drew: those that drew random numbers.
+        hooks: by task the names of the user's hooks of its node or leaf.
+        touches: which bytes all tasks have read and written.
+    """
+
+    touches: StorageTouches
+    taken: dict[int, list[Tensor | None]] = field(default_factory=dict)
+    given: dict[int, list[Tensor | None]] = field(default_factory=dict)
+    wrong_sums: set[int] = field(default_factory=set)
+    drew: set[int] = field(default_factory=set)
+    hooks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRun:
+    """What one backward did.
+
+    Attributes:
+        graph: its graph, without nodes.
+        order: the ids of its tasks as they ran.
+        taken, given: by task the prints of the gradients that it took, and gave; a leaf gives what is in its .grad at
+            the end.
+        gradients: by leaf what is in its .grad, copied where that was asked for: the id of the leaf's task, or behind
+            those a number for each other leaf, in a checkpoint for example.
+        looked: see `Looked`, where a closer look was asked for.
+    """
+
+    graph: Graph
+    order: tuple[int, ...]
+    taken: dict[int, Prints]
+    given: dict[int, Prints]
+    gradients: dict[int, Tensor | None]
+    looked: Looked | None
+
+
+def run_in_order(
+    world: AsFound, model: torch.nn.Module | None, make_loss: MakeLoss, policy: Policy | Choice, closer: Collection[int]
+) -> OrderRun | None:
+    """Runs forward and backward as the world was found, without any .grad.
+
+    Args:
+        closer: the tasks that are to be looked at closely.
+
+    Returns:
+        None where the loss has no graph.
+    """
+    with world.run(zeroed=True), ExitStack() as stack:
+        with capture(model):
+            loss = loss_of(make_loss())
+        if not loss.requires_grad:
+            return None
+        graph = graph_of(loss, model)
+        notes = _Notes(graph, closer)
+        stack.callback(notes.close)
+        notes.open()
+        with nullcontext() if notes.looked is None else notes.looked.touches:
+            run = backward(loss, policy=policy)
+        leaves = {task_id: leaf.grad for task_id, leaf in graph.leaves.items()}
+        known = set(map(id, graph.leaves.values()))
+        others = [leaf.grad for leaf in world.leaves if id(leaf) not in known]
+        leaves.update(enumerate(others, len(graph)))
+        return notes.end(tuple(run.order), leaves)
+
+
+class _Notes:
+    """Hooks before and after each node."""
+
+    def __init__(self, graph: Graph, closer: Collection[int]) -> None:
+        self.looked = Looked(StorageTouches()) if closer else None
+        self._graph, self._closer = graph, closer
+        self._prints = BitPrints()
+        self._taken: dict[int, list[Callable[[], Print] | None]] = {}
+        self._given: dict[int, list[Callable[[], Print] | None]] = {}
+        self._arrived: dict[Edge, Tensor] = {}
+        self._random: tuple[Any, ...] = ()
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def open(self) -> None:
+        for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True):
+            if self.looked is not None and task.id in self._closer:
+                self.looked.hooks[task.id] = _hooks(node, task.is_leaf)
+            self._handles.append(own(node.register_prehook(partial(self._before, task.id))))
+            self._handles.append(own(node.register_hook(partial(self._after, task.id))))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()  # they have the nodes
+
+    def end(self, order: tuple[int, ...], leaves: dict[int, Tensor | None]) -> OrderRun:
+        for leaf, grad in leaves.items():
+            self._given[leaf] = [self._print_of(grad)]
+        self._prints.read()
+        taken, given = ({task: _read(noted) for task, noted in each.items()} for each in (self._taken, self._given))
+        with unobserved():
+            copies = {leaf: None if grad is None else grad.detach().clone() for leaf, grad in leaves.items()}
+        return OrderRun(replace(self._graph, nodes=()), order, taken, given, copies, self.looked)
+
+    def _before(self, task_id: int, taken: Gradients) -> None:
+        self._taken[task_id] = list(map(self._print_of, taken))
+        if self.looked is None:
+            return
+        if task_id in self._closer:
+            with unobserved():
+                self._look_at_sums(self.looked, task_id, taken)
+            self._random = _random_states()
+        self.looked.touches.begin(task_id, taken)
+
+    def _after(self, task_id: int, given: Gradients, taken: Gradients) -> None:
+        if not self._graph.tasks[task_id].is_leaf:
+            self._given[task_id] = list(map(self._print_of, given))
+        if self.looked is None:
+            return
+        self.looked.touches.end()
+        with unobserved():
+            if task_id in self._closer:
+                if not all(map(_is_same_state, self._random, _random_states())):
+                    self.looked.drew.add(task_id)
+                self.looked.given[task_id] = list(map(_copied, given))
+            for edge in self._graph.out_edges[task_id]:
+                if edge.next_task in self._closer and (copy := _copied(given[edge.output])) is not None:
+                    self._arrived[edge] = copy
+
+    def _look_at_sums(self, looked: Looked, task_id: int, taken: Gradients) -> None:
+        edges, roots = self._graph.in_edges[task_id], [root.input for root in self._graph.roots if root.task == task_id]
+        arrived = [(edge.input, self._arrived.pop(edge, None)) for edge in edges]
+        for number, gradient in enumerate(taken):
+            parts = [part for place, part in arrived if place == number and part is not None]
+            found = _plain(gradient)
+            if found is not None and parts and number not in roots and not _is_sum_of(found, parts):
+                looked.wrong_sums.add(task_id)
+        if task_id in looked.wrong_sums:
+            looked.taken[task_id] = list(map(_copied, taken))
+
+    def _print_of(self, gradient: Tensor | None) -> Callable[[], Print] | None:
+        return None if gradient is None else self._prints.of(gradient)
+
+
+def _read(noted: Sequence[Callable[[], Print] | None]) -> Prints:
+    return tuple(None if each is None else each() for each in noted)
+
+
+def _is_sum_of(found: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Whether it is the sum, in whatever order, as far as its dtype can tell."""
+    if any(part.shape != found.shape for part in parts):
+        return False
+    if len(parts) == 1:
+        return _is_same(found, parts[0])
+    exact = torch.complex128 if found.is_complex() else torch.float64
+    if found.device.type == "mps":  # which has no float64
+        exact = found.dtype
+    wide = [part.to(exact) for part in parts]
+    expected, size = wide[0].clone(), wide[0].abs()
+    for part in wide[1:]:
+        expected += part
+        size += part.abs()
+    allowed = size * (_SUM * len(parts) * torch.finfo(found.dtype).eps) + torch.finfo(found.dtype).tiny
+    apart = (found.to(exact) - expected).abs() <= allowed
+    unknown = ~(found.isfinite() & expected.isfinite())  # a sum that overflows does so in one order and not in another
+    return bool((apart | unknown).all())
+
+
+def _hooks(node: Node, is_leaf: bool) -> tuple[str, ...]:
+    before, after = node_hooks(node)
+    leaf = leaf_of(node) if is_leaf else None
+    of_leaf = [] if leaf is None else [*leaf_hooks(leaf), *post_accumulate_hooks(leaf)]
+    return tuple(map(hook_name, [*before, *after, *of_leaf]))
+
+
+def _plain(gradient: Tensor | None) -> Tensor | None:
+    """The numbers of this rank, all of them; None where they can't be looked at."""
+    own_part = None if gradient is None else local_of(gradient.detach())
+    return None if own_part is None or computes_itself(own_part) or own_part.is_nested else dense(own_part)
+
+
+def _copied(gradient: Tensor | None) -> Tensor | None:
+    plain = _plain(gradient)
+    return None if plain is None else plain.clone()
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    drawn = () if numpy is None else numpy.random.get_state()[1:3]
+    return *random_states(accelerators_awake()).values(), random.getstate(), *drawn
+
+
+def _is_same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    same = one == other
+    return bool(same.all() if hasattr(same, "all") else same)  # NumPy's
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | ((one != one) & (other != other))).all())
