@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from ..engine.workloads.workloads import Size
+    from ..engine.workloads.ready_workload import Size
 
 DEMO_POLICIES = ("bfs", "dfs", "heap")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.mirror_study import MirrorStudy
     from ..engine.studies.studied_orders import OrderStudy
-    from ..engine.workloads.workloads import Size, Workload
+    from ..engine.workloads.ready_workload import Size, Workload
     from .script import UserError
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")

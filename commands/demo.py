@@ -21,7 +21,7 @@ from ..engine.programs.backward import backward
 from ..engine.programs.profile import profile
 from ..engine.queue.pending import queue_lengths
 from ..engine.sessions.stepper import Stepper
-from ..engine.workloads.workloads import Size, Workload
+from ..engine.workloads.ready_workload import Size, Workload
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph

@@ -14,7 +14,7 @@ from .json_answer import tell, tell_error
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.workloads.workloads import Workload
+    from ..engine.workloads.ready_workload import Workload
     from ..inspector.graph.graph import Fold, Graph
 
 

@@ -11,7 +11,8 @@ import pytest
 from tapehead.__main__ import main
 from tapehead.commands.answers import ProgressLine
 from tapehead.engine.studies.studied_orders import OrderStudy
-from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload
+from tapehead.engine.workloads.ready_workload import Parts, Workload
+from tapehead.engine.workloads.workloads import WORKLOADS
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from .bit_prints import Print, dense
 from .open_pairs import count_pairs
 from .order_dependence import GradientApart, OrderDependence
 from .order_run import OrderRun, run_in_order
-from .order_stories import FIRST, Told, departure_of, tell
+from .order_stories import FIRST, AtDeparture, departure_of, tell
 
 OLDEST = Policy("oldest", "first created, first run", lambda task, arrival: (task.sequence_nr, arrival))
 """As far from the engine's own order as there is one by creation: AccumulateGrad last, its number is the highest."""
@@ -97,7 +97,7 @@ def order_dependent(
             study.compare(name, run, first)
             origins[name] = [task for task in _origins(first, run) if task not in unsteady]
         say("a closer look")
-        told = [*study.departures(origins, others), *(Told(task, "unsteady", (FIRST,)) for task in unsteady)]
+        told = [*study.departures(origins, others), *(AtDeparture(task, "unsteady", (FIRST,)) for task in unsteady)]
     graph = first.graph.in_order(first.order)
     places = {task: place for place, task in enumerate(first.order)}
     told.sort(key=lambda each: (each.how == "rounding", places.get(each.task, len(places))))
@@ -154,13 +154,15 @@ class _Study:
                 self.gradients[leaf] = GradientApart(_leaf_name(first.graph, leaf, gradient), name, share, close)
         run.gradients.clear()
 
-    def departures(self, origins: Mapping[str, Collection[int]], chosen: Mapping[str, Policy | Choice]) -> list[Told]:
+    def departures(
+        self, origins: Mapping[str, Collection[int]], chosen: Mapping[str, Policy | Choice]
+    ) -> list[AtDeparture]:
         """What a closer look says of each task, by the first order that shows more than rounding there.
 
         Args:
             origins: by order the tasks where it begins to differ.
         """
-        told: dict[int, Told] = {}
+        told: dict[int, AtDeparture] = {}
         under: dict[int, list[str]] = {}
         for name, tasks in origins.items():
             for task in tasks:

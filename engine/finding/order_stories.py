@@ -15,13 +15,13 @@ from ..tasks.function_nodes import APPLIED
 from ..words.phrases import joined
 from .order_dependence import Departure, How
 from .order_run import Looked, OrderRun
-from .storage_touches import Write
+from .storage_touches import SharedWrite
 
 FIRST = "heap"
 """The order that the others are held against: PyTorch's own."""
 
 
-class Told(NamedTuple):
+class AtDeparture(NamedTuple):
     """A task with which orders begin to differ, and what is known of it."""
 
     task: int
@@ -29,25 +29,25 @@ class Told(NamedTuple):
     orders: tuple[str, ...]
     order: str = ""
     element: str = ""
-    write: Write | None = None
+    write: SharedWrite | None = None
     draws: bool = False
     hooks: tuple[str, ...] = ()
 
 
-def tell(task: int, plain: OrderRun, other: OrderRun, order: str, orders: tuple[str, ...]) -> Told:
+def tell(task: int, plain: OrderRun, other: OrderRun, order: str, orders: tuple[str, ...]) -> AtDeparture:
     """Of a task at which this order begins to differ from the first one, from closer looks at both."""
     first, second = plain.looked, other.looked
     assert first is not None
     assert second is not None
     how = _how(task, plain, other, first, second)
     if how in ("rounding", "unsteady"):
-        return Told(task, how, orders)
+        return AtDeparture(task, how, orders)
     both = (second, first) if how == "result" or task in second.wrong_sums else (first, second)
     write = next((write for looked in both for write in looked.touches.writes_to(task)), None)
     element = _element(first.given.get(task, ()), second.given.get(task, ())) if how == "result" else ""
     where = order if how == "result" or task in second.wrong_sums else FIRST
     draws, hooks = task in second.drew or task in first.drew, second.hooks.get(task, ())
-    return Told(task, how, orders, where, element, write, draws, hooks)
+    return AtDeparture(task, how, orders, where, element, write, draws, hooks)
 
 
 def _how(task: int, plain: OrderRun, other: OrderRun, first: Looked, second: Looked) -> How:
@@ -62,7 +62,7 @@ def _how(task: int, plain: OrderRun, other: OrderRun, first: Looked, second: Loo
     return "rounding" if len({edge.input for edge in edges}) < len(edges) else "unsteady"
 
 
-def departure_of(graph: Graph, told: Told) -> Departure:
+def departure_of(graph: Graph, told: AtDeparture) -> Departure:
     """The same in sentences; the graph is that of the first order's run."""
     task = graph.tasks[told.task]
     write = told.write
@@ -80,7 +80,7 @@ def departure_of(graph: Graph, told: Told) -> Departure:
     return Departure(task.id, told.how, told.orders, graph.module(task), task.source, story, advice, writer)
 
 
-def _story(graph: Graph, task: Task, told: Told) -> Sequence[str]:
+def _story(graph: Graph, task: Task, told: AtDeparture) -> Sequence[str]:
     said = []
     if told.how == "written":
         said.append(f"Under {told.order} it takes something else than what was given to it.")
@@ -105,7 +105,7 @@ def _story(graph: Graph, task: Task, told: Told) -> Sequence[str]:
     return said
 
 
-def _advice(graph: Graph, task: Task, told: Told) -> str:
+def _advice(graph: Graph, task: Task, told: AtDeparture) -> str:
     if (write := told.write) is not None:
         writer = graph.tasks[write.task]
         if writer.kind in APPLIED:

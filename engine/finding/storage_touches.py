@@ -16,7 +16,7 @@ from ...inspector.torch_internals.tensors import FollowedStorage, bytes_below, p
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class SharedWrite:
     """One task's write into what another one reads.
 
     Attributes:
@@ -71,7 +71,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
                     self._made[storage._cdata] = FollowedStorage(part)
         return result
 
-    def writes_to(self, task: int) -> list[Write]:
+    def writes_to(self, task: int) -> list[SharedWrite]:
         """What others write of that which a task reads, in their order; its own writes, if no other does."""
         found = [touched for touched in self._touched.values() if task in touched.readers]
         writes = [write for touched in found for write in touched.writes]
@@ -97,7 +97,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
         place = users_place()
         name = operator._schema.name.rpartition("::")[2]
         for touched in self._those_of(tensor):
-            touched.writes.append(Write(self._task, name, None if place is None else source_at(place)))
+            touched.writes.append(SharedWrite(self._task, name, None if place is None else source_at(place)))
 
     def _those_of(self, tensor: Tensor) -> list[_Touched]:
         found = []
@@ -121,4 +121,4 @@ class _Touched:
 
     storage: FollowedStorage
     readers: dict[int, None]
-    writes: list[Write]
+    writes: list[SharedWrite]

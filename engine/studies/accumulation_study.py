@@ -31,7 +31,8 @@ from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
 from ..workloads.own_program import OwnProgram
-from ..workloads.workloads import Size, Workload, workload
+from ..workloads.ready_workload import Size, Workload
+from ..workloads.workloads import workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -26,7 +26,8 @@ from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
 from ..workloads.own_program import OwnProgram
-from ..workloads.workloads import Size, Workload, workload
+from ..workloads.ready_workload import Size, Workload
+from ..workloads.workloads import workload
 from .order_study import usable_device
 from .own_modules import OwnModules
 from .ways_of_torch import checkpointed, selective

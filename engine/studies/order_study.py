@@ -13,14 +13,25 @@ from ..programs.backward import backward
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
 from ..words.machine import this_machine
 from ..workloads.own_program import OwnProgram
-from ..workloads.workloads import Size, Workload, workload
+from ..workloads.ready_workload import Size, Workload
+from ..workloads.workloads import workload
 from .compare import chosen_policies, compare
 from .comparison import Comparison
 from .makespan import makespan
 from .studied_orders import TIMED_RUNS, OrderStudy, StudiedWorkload
 
-WORKLOADS_STUDIED = ("resnet50", "seq2seq", "lstm_lm", "cyclegan", "linear50", "two_devices")
-"""Those of the PR: its four models, its mini-model (*) and the one crafted against HEAP (**)."""
+WORKLOADS_STUDIED = (
+    "resnet50",
+    "mnist",
+    "seq2seq",
+    "sequence_labeler",
+    "lstm_lm",
+    "mlstm",
+    "cyclegan",
+    "linear50",
+    "two_devices",
+)
+"""Those of the PR: its models, its mini-model (*) and the one crafted against HEAP (**)."""
 
 ORDERS_STUDIED = ("bfs", "dfs", "heap")
 """The orders which the PR compared. HEAP, the last one, is what PyTorch took and still has."""

@@ -14,7 +14,7 @@ from ..words.machine import Machine
 from ..words.phrases import joined
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable, cells_lines, row_called
-from ..workloads.workloads import Size, Workload
+from ..workloads.ready_workload import Size, Workload
 from .comparison import Comparison
 from .gantt import MakespanReport, time_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .workloads import Parts, Size, Workload
+from .ready_workload import Parts, Size, Workload
 
 
 @dataclass(frozen=True, slots=True)

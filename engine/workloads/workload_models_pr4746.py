@@ -1,5 +1,6 @@
 """The models on which PyTorch's PR #4746 compared orders, but for those in `workload_models`: translation of sentences
-and of pictures, and the graph over two devices. As a user would write them: torch.nn alone, no dropout, no data."""
+and of pictures, digits, a tagger, a multiplicative LSTM, and the graph over two devices. As a user would write them:
+torch.nn alone, no dropout, no data."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .workload_models import NormedPerceptron
 
@@ -162,6 +164,91 @@ class CycleGAN(nn.Module):
         again_b = self.a_to_b(fake_a)
         same_b, same_a = self.a_to_b(b), self.b_to_a(a)
         return Translated(fake_b, again_a, fake_a, again_b, same_a, same_b, self.judge_b(fake_b), self.judge_a(fake_a))
+
+
+class DigitNetwork(nn.Module):
+    """pytorch/examples' network for MNIST. Takes pictures (batch, 1, 28, 28), gives logarithms of probabilities (batch,
+    10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 10, kernel_size=5)
+        self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = torch.relu(functional.max_pool2d(self.conv2(x), 2))
+        x = torch.relu(self.fc1(x.flatten(1)))
+        return functional.log_softmax(self.fc2(x), dim=1)
+
+
+class SequenceLabeler(nn.Module):
+    """Labels words from left to right: what a bidirectional GRU gives, the state and the label before make the next
+    state. Takes sentences (words, sentences), gives costs (words, sentences, labels), of which the least is the label.
+
+    The benchmark's widths; sentences are labelled one after the other, as there.
+    """
+
+    def __init__(self, vocabulary: int, labels: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, 50)
+        self.gru = nn.GRU(50, 51, bidirectional=True)
+        self.labels = nn.Embedding(labels, 5)
+        self.combine = nn.Linear(5 + 2 * 51 + 52, 52)
+        self.costs = nn.Linear(52, labels)
+        self.first_state = nn.Parameter(torch.zeros(1, 52))
+        self.first_label = nn.Parameter(torch.zeros(1, 5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        heard, _ = self.gru(self.words(tokens))
+        return torch.stack([self._labelled(sentence) for sentence in heard.unbind(1)], dim=1)
+
+    def _labelled(self, sentence: Tensor) -> Tensor:
+        state: Tensor = self.first_state
+        label: Tensor = self.first_label
+        costs = []
+        for word in sentence.unsqueeze(1):
+            state = torch.relu(self.combine(torch.cat([label, state, word], dim=1)))
+            costs.append(self.costs(state))
+            label = self.labels(costs[-1].argmin(dim=1))
+        return torch.cat(costs)
+
+
+class MultiplicativeLSTMCell(nn.Module):
+    """An LSTM whose gates see the product of input and state. Takes an input (batch, inputs) and a state, two tensors
+    (batch, width); gives the next one. The output gate is applied before the tangent, as in the paper."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.input_to_product = nn.Linear(inputs, width, bias=False)
+        self.state_to_product = nn.Linear(width, width, bias=False)
+        self.input_to_gates = nn.Linear(inputs, 4 * width, bias=False)
+        self.product_to_gates = nn.Linear(width, 4 * width, bias=False)
+
+    def forward(self, x: Tensor, state: State) -> State:
+        hidden, cell = state
+        product = self.input_to_product(x) * self.state_to_product(hidden)
+        opened, kept, new, shown = (self.input_to_gates(x) + self.product_to_gates(product)).chunk(4, dim=1)
+        cell = kept.sigmoid() * cell + opened.sigmoid() * new
+        return torch.tanh(cell * shown.sigmoid()), cell
+
+
+class MultiplicativeLSTM(nn.Module):
+    """The cell, unrolled. Takes a sequence (steps, batch, inputs), gives the last state (batch, width). The first state
+    is learnt: of zeros the products of the first step would be zero."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.cell = MultiplicativeLSTMCell(inputs, width)
+        self.hidden, self.memory = (nn.Parameter(torch.randn(1, width)) for _ in range(2))
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        hidden, memory = (each.expand(sequence.shape[1], -1) for each in (self.hidden, self.memory))
+        for x in sequence:
+            hidden, memory = self.cell(x, (hidden, memory))
+        return hidden
 
 
 class TwoDevices(nn.Module):

@@ -6,17 +6,14 @@ can have it, and runs forward and backward in a second on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...inspector.arguments import did_you_mean, expect
 from ...inspector.graph.words import dtype_name
-from .programs_hips219 import Program, elementwise_program, fan_out_program, needless_program, rnn_program
+from .programs_hips219 import elementwise_program, fan_out_program, needless_program, rnn_program
+from .ready_workload import Parts, Workload
 from .workload_models import (
     DLRM,
     GPT2,
@@ -36,11 +33,9 @@ from .workload_models import (
     WordLanguageModel,
 )
 from .workload_models_hips219 import (
-    ByHand,
     Elementwise,
     FanOut,
     NeedlessAdditions,
-    Step,
     VanillaRNN,
     elementwise_by_hand,
     fan_out_by_hand,
@@ -48,166 +43,18 @@ from .workload_models_hips219 import (
     needless_by_hand,
     rnn_by_hand,
 )
-from .workload_models_pr4746 import CycleGAN, GlobalAttention, ResidualBlock, Seq2Seq, Translated, TwoDevices
-
-Size = Literal["small", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A model, what to feed it, and what makes a scalar of its output: `criterion(model(*inputs), *targets)`.
-
-    `on_cpu` are modules of the model that stay on the CPU when it goes to an accelerator.
-    """
-
-    model: nn.Module
-    inputs: tuple[Tensor, ...]
-    criterion: Callable[..., Tensor]
-    targets: tuple[Tensor, ...] = ()
-    on_cpu: tuple[nn.Module, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.
-
-    `gradient` is the gradient written by hand (workload_models_hips219.py), `program` the same for NumPy's arrays and
-    HIPS autograd (programs_hips219.py); None where there is none. `blocks` are the classes of the modules that its
-    user would put under torch.utils.checkpoint; none where nothing repeats as a module.
-    """
-
-    name: str
-    title: str
-    source: str
-    make: Callable[..., Parts] = field(repr=False)
-    small: Mapping[str, int]
-    full: Mapping[str, int]
-    gradient: Callable[..., ByHand] | None = field(default=None, repr=False)
-    program: Callable[..., Program] | None = field(default=None, repr=False)
-    blocks: tuple[type[nn.Module], ...] = ()
-
-    def build(
-        self,
-        size: Size = "small",
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-        **knobs: int,
-    ) -> tuple[nn.Module, Callable[[], Tensor]]:
-        """Makes the model and its data.
-
-        Args:
-            size: "small" or "full".
-            seed: of parameters and data; the random numbers are drawn on the CPU, so they are the same on any device.
-                torch's own generators are left as they were.
-            device: where the model lives. On "meta", and under FakeTensorMode, nothing is allocated. Of two_devices
-                one half stays on the CPU.
-            dtype: of parameters and of data that are no whole numbers, which are made in torch's default one and cast.
-                None: as made.
-            knobs: replace single arguments of the size, such as `batch=8, pixels=64` of resnet50.
-
-        Returns:
-            The model, and a function that runs one fresh forward on the same data and returns the scalar loss.
-
-        Raises:
-            ValueError: an unknown size or knob.
-        """
-        parts = self._parts(size, seed, torch.device(device), dtype, knobs)
-
-        def make_loss() -> Tensor:
-            return parts.criterion(parts.model(*parts.inputs), *parts.targets)
-
-        return parts.model, make_loss
-
-    def by_hand(
-        self,
-        size: Size = "small",
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-        *,
-        fused: bool = False,
-        **knobs: int,
-    ) -> tuple[nn.Module, Callable[..., ByHand]]:
-        """The same model on the same data, and its gradient written by hand: torch's operations, no autograd.
-
-        Args:
-            size, seed, device, dtype, knobs: as in `build`.
-            fused: add each product to the sum of gradients in the call that computes it (`addmm_`). No backward that
-                passes gradients from node to node can: there each is a tensor of its own first.
-
-        Returns:
-            The model, and a function of no arguments, or of one: `step`, which it calls when the forward is done and
-            after each step of the backward. It gives the loss and the gradients by parameter; no .grad is touched.
-
-        Raises:
-            ValueError: there is no such gradient for this workload; an unknown size or knob.
-        """
-        gradient = self._found("gradient", "gradient written by hand")
-        parts = self._parts(size, seed, torch.device(device), dtype, knobs)
-
-        @torch.no_grad()
-        def compute(step: Step = lambda: None) -> ByHand:
-            found: ByHand = gradient(parts.model, *parts.inputs, *parts.targets, fused=fused, step=step)
-            return found
-
-        return parts.model, compute
-
-    def in_numpy(self, size: Size = "small", seed: int = 0, dtype: torch.dtype | None = None, **knobs: int) -> Program:
-        """The same program on the same numbers for `autograd.numpy`: `th.hips_tape(fun, *args)`.
-
-        Args:
-            size, seed, dtype, knobs: as in `build`.
-
-        Returns:
-            A function and its arguments, of which the first is what the gradient is wanted of: the parameters, a tuple
-            where there are several.
-
-        Raises:
-            ValueError: there is no such program for this workload; an unknown size or knob.
-            ModuleNotFoundError: the package autograd is not installed.
-        """
-        program = self._found("program", "program for NumPy")
-        parts = self._parts(size, seed, torch.device("cpu"), dtype, knobs)
-        found: Program = program(parts.model, *parts.inputs, *parts.targets)
-        return found
-
-    def _found(self, attribute: Literal["gradient", "program"], what: str) -> Callable[..., Any]:
-        found: Callable[..., Any] | None = getattr(self, attribute)
-        if found is None:
-            known = ", ".join(each.name for each in WORKLOADS.values() if getattr(each, attribute) is not None)
-            raise ValueError(f"workload {self.name} has no {what}; those which have: {known}")
-        return found
-
-    def _parts(
-        self, size: str, seed: int, device: torch.device, dtype: torch.dtype | None, knobs: Mapping[str, int]
-    ) -> Parts:
-        parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
-        if device.type == "cpu" and dtype is None:
-            return parts  # modules under FakeTensorMode can not be moved, not even there
-        model = parts.model.to(device, dtype)
-        for module in parts.on_cpu:
-            if device.type != "meta":
-                module.cpu()
-
-        def there(tensor: Tensor) -> Tensor:
-            return tensor.to(device, dtype if tensor.is_floating_point() else None)
-
-        return Parts(model, tuple(map(there, parts.inputs)), parts.criterion, tuple(map(there, parts.targets)))
-
-    def _arguments(self, size: str, knobs: Mapping[str, int]) -> dict[str, int]:
-        if size not in ("small", "full"):
-            raise ValueError(f"unknown size {size!r} of workload {self.name}; known: small, full")
-        for knob in knobs:
-            if knob not in self.full:
-                raise ValueError(f"workload {self.name} has no knob {knob!r}; known: {', '.join(self.full)}")
-        return {**(self.small if size == "small" else self.full), **knobs}
-
-    def _make(self, arguments: Mapping[str, int], seed: int, device: torch.device) -> Parts:
-        # torch.manual_seed would also seed the generators of all GPUs, which the fork does not restore.
-        with torch.random.fork_rng(devices=[]), device:
-            torch.default_generator.manual_seed(seed)
-            return self.make(**arguments)
+from .workload_models_pr4746 import (
+    CycleGAN,
+    DigitNetwork,
+    GlobalAttention,
+    MultiplicativeLSTM,
+    MultiplicativeLSTMCell,
+    ResidualBlock,
+    Seq2Seq,
+    SequenceLabeler,
+    Translated,
+    TwoDevices,
+)
 
 
 def workload(name: str) -> Workload:
@@ -262,6 +109,20 @@ def _lstm_cell(steps: int, batch: int, width: int) -> Parts:
 def _seq2seq(vocabulary: int, width: int, steps: int, batch: int, layers: int) -> Parts:
     source, target = torch.randint(vocabulary, (steps, batch)), torch.randint(vocabulary, (steps + 1, batch))
     return Parts(Seq2Seq(vocabulary, width, layers), (source, target[:-1]), _classification, (target[1:],))
+
+
+def _mnist(batch: int) -> Parts:
+    return Parts(DigitNetwork(), (torch.randn(batch, 1, 28, 28),), functional.nll_loss, (torch.randint(10, (batch,)),))
+
+
+def _sequence_labeler(vocabulary: int, labels: int, sentences: int, words: int) -> Parts:
+    tokens, truth = torch.randint(vocabulary, (words, sentences)), torch.randint(labels, (words, sentences))
+    costs = 1 - functional.one_hot(truth, labels).to(torch.get_default_dtype())
+    return Parts(SequenceLabeler(vocabulary, labels), (tokens,), _error_where_made, (costs,))
+
+
+def _mlstm(steps: int, batch: int, inputs: int, width: int) -> Parts:
+    return Parts(MultiplicativeLSTM(inputs, width), (torch.randn(steps, batch, inputs),), torch.sum)
 
 
 def _generators_loss(made: Translated, a: Tensor, b: Tensor) -> Tensor:
@@ -439,6 +300,32 @@ WORKLOADS: dict[str, Workload] = {
             small={"batch": 1, "pixels": 32, "channels": 8, "blocks": 9},
             full={"batch": 1, "pixels": 256, "channels": 64, "blocks": 9},
             blocks=(ResidualBlock,),
+        ),
+        Workload(
+            "mnist",
+            "Two convolutions and two Linear on MNIST",
+            "pytorch/examples, mnist, 2017",
+            _mnist,
+            small={"batch": 8},
+            full={"batch": 64},
+        ),
+        Workload(
+            "sequence_labeler",
+            "A tagger: bidirectional GRU, then word by word, each step with the label before",
+            "pytorch/benchmark, rnns/benchmarks/sequence_labeler.py, 2018, after a gist of hal3's",
+            _sequence_labeler,
+            small={"vocabulary": 500, "labels": 45, "sentences": 2, "words": 8},
+            full={"vocabulary": 5000, "labels": 45, "sentences": 5, "words": 25},
+        ),
+        Workload(
+            "mlstm",
+            "Multiplicative LSTM, unrolled",
+            "Krause et al., Multiplicative LSTM for sequence modelling, 2016; pytorch/benchmark, "
+            "rnns/benchmarks/mlstm.py, 2018",
+            _mlstm,
+            small={"steps": 20, "batch": 1, "inputs": 32, "width": 64},
+            full={"steps": 20, "batch": 1, "inputs": 205, "width": 1900},
+            blocks=(MultiplicativeLSTMCell,),
         ),
         Workload(
             "unet",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapehead.engine.workloads.workloads import Parts, workload
+from tapehead.engine.workloads.ready_workload import Parts
+from tapehead.engine.workloads.workloads import workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from shutil import which
 from measure import Effort, Row, seconds
 from models import DRAWN
 
-from tapehead.engine.workloads.workloads import Parts
+from tapehead.engine.workloads.ready_workload import Parts
 
 STARTED = "drawing"
 

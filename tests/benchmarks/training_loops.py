@@ -12,7 +12,8 @@ from torch.optim import Adam
 import tapehead as th
 from tapehead.engine.training import training as verbs
 from tapehead.engine.training.leaks import Leaks
-from tapehead.engine.workloads.workloads import Parts, workload
+from tapehead.engine.workloads.ready_workload import Parts
+from tapehead.engine.workloads.workloads import workload
 
 _STEPS = 8
 

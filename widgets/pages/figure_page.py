@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from plotly.offline import get_plotlyjs
 
 from ...engine.words.machine import Machine
-from ...engine.workloads.workloads import Workload
+from ...engine.workloads.ready_workload import Workload
 from .theme import DARK, FONT, LATER, LIGHT, Colours, variables
 
 _STYLE = f"""

@@ -25,7 +25,8 @@ from tapehead.engine.studies.mirror_study import (
     save_studies,
 )
 from tapehead.engine.studies.ways_of_torch import checkpointed
-from tapehead.engine.workloads.workloads import WORKLOADS, Parts, Workload, workload
+from tapehead.engine.workloads.ready_workload import Parts, Workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 from tapehead.inspector.torch_internals.compiled import activation_memory_budget
 
 pytestmark = pytest.mark.heavy

@@ -17,7 +17,8 @@ from tapehead.engine.queue.pending import queue_lengths
 from tapehead.engine.studies.order_study import order_study
 from tapehead.engine.studies.studied_orders import OrderStudy, ratio_text
 from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import Parts, Workload, workload
+from tapehead.engine.workloads.ready_workload import Parts, Workload
+from tapehead.engine.workloads.workloads import workload
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
 ENSEMBLE = replace(

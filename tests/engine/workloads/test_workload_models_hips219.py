@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
+from tapehead.engine.workloads.ready_workload import OF_HIPS
 from tapehead.engine.workloads.workloads import WORKLOADS, workload
 
 BY_HAND = [name for name, found in WORKLOADS.items() if found.gradient is not None]
@@ -120,3 +121,8 @@ def test_for_numpy_the_program_has_the_same_value_and_gradient(name: str, dtype:
 def test_a_workload_without_a_program_for_numpy_names_those_which_have_it() -> None:
     with pytest.raises(ValueError, match="gpt2 has no program for NumPy; those which have: rnn, .*needless"):
         workload("gpt2").in_numpy()
+
+
+def test_the_programs_of_hips_are_those_that_are_named() -> None:
+    assert sorted(OF_HIPS) == sorted(BY_HAND)
+    assert sorted(OF_HIPS) == sorted(name for name, found in WORKLOADS.items() if found.program is not None)

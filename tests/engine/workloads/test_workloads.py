@@ -5,7 +5,8 @@ import torch
 
 import tapehead as th
 from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import WORKLOADS, Workload, workload
+from tapehead.engine.workloads.ready_workload import Workload
+from tapehead.engine.workloads.workloads import WORKLOADS, workload
 from tapehead.inspector.graph.kinds import Kind
 
 from ..sizes import LARGEST_SLOW
@@ -79,8 +80,9 @@ def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.is_meta for parameter in model.parameters())
 
 
-# torchvision's ResNets, GPT-2 small with its tied head, the U-Net paper's network for one channel and two classes, and
-# twice the 11.378 M of a generator and the 2.765 M of a discriminator which junyanz/pytorch-CycleGAN-and-pix2pix prints
+# torchvision's ResNets, GPT-2 small with its tied head, the U-Net paper's network for one channel and two classes,
+# pytorch/examples' for MNIST, and twice the 11.378 M of a generator and the 2.765 M of a discriminator which
+# junyanz/pytorch-CycleGAN-and-pix2pix prints
 @pytest.mark.parametrize(
     ("name", "tensors", "values"),
     [
@@ -88,6 +90,7 @@ def test_the_full_size_runs_on_meta_without_memory(name: str) -> None:
         ("resnet152", 467, 60_192_808),
         ("gpt2", 148, 124_439_808),
         ("unet", 46, 31_030_658),
+        ("mnist", 8, 21_840),
         ("cyclegan", 2 * 48 + 2 * 10, 2 * 11_378_179 + 2 * 2_764_737),
     ],
 )
@@ -193,6 +196,26 @@ def test_cyclegan_goes_through_all_four_networks_as_often_as_the_loss_asks() -> 
         calls[call.path] = calls.get(call.path, 0) + 1
     networks = ("a_to_b", "b_to_a", "judge_a", "judge_b")
     assert {path: calls[path] for path in networks} == {"a_to_b": 3, "b_to_a": 3, "judge_a": 1, "judge_b": 1}
+
+
+def test_the_labeler_hears_the_whole_sentence_and_steps_from_left_to_right() -> None:
+    model, make_loss = WORKLOADS["sequence_labeler"].build()
+    tokens = torch.randint(500, (8, 2), generator=torch.Generator().manual_seed(0))
+    assert changed_by(model, [tokens], 0, (7, 0)).any(dim=2).tolist() == [[True, False]] * 8
+    tasks = [task.name for task in th.graph(make_loss()).tasks]
+    assert tasks.count("ReluBackward0") == 2 * 8 and tasks.count("EmbeddingBackward0") == 1 + 2 * (8 - 1)
+
+
+def test_the_multiplicative_cell_is_the_papers() -> None:
+    cell = WORKLOADS["mlstm"].build()[0].cell
+    x, hidden, memory = (torch.randn(1, width, generator=torch.Generator().manual_seed(0)) for width in (32, 64, 64))
+    product = (cell.input_to_product.weight @ x[0]) * (cell.state_to_product.weight @ hidden[0])
+    gates = cell.input_to_gates.weight @ x[0] + cell.product_to_gates.weight @ product
+    opened, kept, new, shown = gates.reshape(4, 64)
+    expected = kept.sigmoid() * memory[0] + opened.sigmoid() * new
+    found_hidden, found_memory = cell(x, (hidden, memory))
+    torch.testing.assert_close(found_memory[0], expected)
+    torch.testing.assert_close(found_hidden[0], torch.tanh(expected * shown.sigmoid()))
 
 
 def test_din_weighs_the_history_by_the_offer_and_shares_its_tables() -> None:
