@@ -25,6 +25,7 @@ DRAWN_BY = {
     "frontier as a page": "widgets.pages.frontier_page:page_html",
     "training as HTML": "widgets.pages.loop_page:training_html",
     "training as a page": "widgets.pages.loop_page:page_html",
+    "training as a widget": "widgets.pages.loop_widget:LoopPage",
     "orders as HTML": "widgets.pages.order_study_page:study_html",
     "mirroring as HTML": "widgets.pages.mirror_page:study_html",
     "accumulation as HTML": "widgets.pages.accumulation_page:study_html",
@@ -53,6 +54,7 @@ DRAWN_BY = {
     "step as a deck": "widgets.deck.step_recording:StepRecording",
     "run as a deck": "widgets.deck.recording:Recording",
     "session or deck": "widgets.deck.debug:debug",
+    "a deck": "widgets.deck.debug:deck",
     "session at a prompt": "widgets.terminal.prompt:interact",
 }
 """By what is wanted the function that makes it, as "module:function" within the package. It gets the result first."""

@@ -195,6 +195,11 @@ class StepReplay(ShownAsFindings):
         with self._ready() as loss:
             return drawn("session or deck", loss, **options)
 
+    def deck(self, **options: Any) -> Any:
+        """`th.deck` of it: a deck, wherever this runs."""
+        with self._ready() as loss:
+            return drawn("a deck", loss, **options)
+
     @property
     def _named(self) -> nn.Module:
         modules = self._player.modules

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .finding import Finding, FindingKind
 from .frames import numbered
+from .held_memory import HELD
 from .record import Training
 
 FORMAT = "tapehead.training"
@@ -38,6 +39,8 @@ class TrainingDocument:
         samples: int64 of (samples, 2): the same of the rows of weights and updates.
         weights, updates: float32 of (samples, modules): their norms; -1 where there was none.
         losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
+        looks: int64 of (looks, 2): the same of the rows of memory.
+        memory: float32 of (looks, 5): bytes held, see `held_memory.HELD`.
         skipped: bool of (rows,): whether a gradient scaler left a step out.
         kept: by step the folder of the black box that keeps it.
         black_box: whether there was one.
@@ -56,6 +59,8 @@ class TrainingDocument:
     updates: Tensor
     losses: Tensor
     learning_rates: Tensor
+    looks: Tensor
+    memory: Tensor
     skipped: Tensor
     kept: tuple[tuple[int, str], ...]
     black_box: bool
@@ -74,6 +79,7 @@ class TrainingDocument:
                 "optimizers": self.optimizers,
                 "rows": self.rows.flatten().tolist(),
                 "samples": self.samples.flatten().tolist(),
+                "looks": self.looks.flatten().tolist(),
                 **{name: _packed(getattr(self, name)) for name in _ARRAYS},
                 "skipped": self.skipped.nonzero().flatten().tolist(),
                 "kept": self.kept,
@@ -89,6 +95,7 @@ _ARRAYS = {
     "updates": ("samples", "modules"),
     "losses": ("rows", "optimizers"),
     "learning_rates": ("rows", "optimizers"),
+    "memory": ("looks", "held"),
 }
 """By name how many rows and how many columns they have."""
 
@@ -123,10 +130,17 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         _pooled(updates, of_samples),
         _pooled(losses, size),
         _pooled(rates, size),
+        torch.stack((training.memory.firsts, training.memory.lasts), 1),
+        training.memory.values if training.memory.count else torch.empty(0, len(HELD)),
         _pooled(skipped[:, None].float(), size)[:, 0] > 0,
-        tuple((each.step, each.at) for each in training.findings if each.kind == "black box" and each.at is not None),
+        tuple(kept_steps(training).items()),
         training.black_box is not None,
     )
+
+
+def kept_steps(training: Training) -> dict[int, str]:
+    """By step the folder of the black box that keeps it."""
+    return {each.step: each.at for each in training.findings if each.kind == "black box" and each.at is not None}
 
 
 def _pool_size(rows: int, columns: int, most: int) -> int:
@@ -191,10 +205,12 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
     modules, optimizers = _texts(found["modules"]), _texts(found["optimizers"])
     if len(modules) > _MOST_MODULES:
         raise ValueError(f"this training has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
-    rows, samples = _spans(found["rows"]), _spans(found["samples"])
+    rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
     counts = {
         "rows": rows.shape[0],
         "samples": samples.shape[0],
+        "looks": looks.shape[0],
+        "held": len(HELD),
         "modules": len(modules),
         "optimizers": len(optimizers),
     }
@@ -213,6 +229,7 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
         optimizers,
         rows,
         samples=samples,
+        looks=looks,
         skipped=skipped,
         kept=tuple((int(step), str(folder)) for step, folder in found["kept"]),
         black_box=bool(found["black_box"]),

@@ -65,6 +65,7 @@ class Leaks(LoopPart):
         if not any(map(self._is_old, self._tokens.alive())):
             self._wait = 1
             self._next_look = max(number + 1, _FIRST_LOOK)
+            self._training.earlier_bytes = 0
         elif number >= self._next_look:
             self._look(number)
             self._wait *= 2
@@ -75,7 +76,9 @@ class Leaks(LoopPart):
 
     def _look(self, number: int) -> None:
         self._looked_at = number
-        for held in held_graphs(self._tokens, self._is_old):
+        found = held_graphs(self._tokens, self._is_old)
+        self._training.earlier_bytes = sum(held.nbytes for held in found)
+        for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
             said = leak_sentence(replace(held, holder=first))
             self._training.update(Finding("leak", number, said, None, first.text, held.nbytes, first.at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,12 +51,14 @@ class HeldGraphs:
 def held_graphs(tokens: StepTokens, is_old: IsOld) -> list[HeldGraphs]:
     """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked."""
     with unobserved():
-        targets = _targets(tokens, is_old)
-        return sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
+        targets, is_all = _targets(tokens, is_old)
+        found = sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
+        return found if is_all else [replace(held, is_bounded=True) for held in found]
 
 
-def _targets(tokens: StepTokens, is_old: IsOld) -> list[Any]:
-    """The tensors and nodes of Python's that lead to an old step's node; of very many the first and the last."""
+def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
+    """The tensors and nodes of Python's that lead to an old step's node; of very many the first and the last, and nodes
+    only where there is room beside the tensors, which explain them. Says whether all tensors are among them."""
     kinds: dict[type, type | None] = {}
     found: list[tuple[int, Any]] = []
     leads = _Leads(tokens, is_old)
@@ -70,9 +72,18 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> list[Any]:
         if node is not None and leads.to_an_old(node):
             found.append((tokens.step_of(node) or 0, each))
     found.sort(key=lambda pair: pair[0])
-    if len(found) > _MOST_TARGETS:
-        found[_MOST_TARGETS // 2 : -_MOST_TARGETS // 2] = []
-    return [each for _, each in found]
+    tensors = [each for _, each in found if issubclass(type(each), Tensor)]
+    nodes = [each for _, each in found if not issubclass(type(each), Tensor)]
+    is_all = len(tensors) <= _MOST_TARGETS
+    return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, _MOST_TARGETS - len(tensors))], is_all
+
+
+def _ends(found: list[Any], most: int) -> list[Any]:
+    """The first and the last ones, so many together."""
+    if len(found) <= most:
+        return found
+    first = max(0, most) // 2
+    return [*found[:first], *found[len(found) - max(0, most) + first :]]
 
 
 class _Leads:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ...inspector.arguments import expect_callable
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
-from ...inspector.shown import saved_page, text_of
+from ...inspector.shown import drawn, saved_page, text_of
 from ..norms.norm_sums import TakenNorms
 from ..norms.norms import Norms
+from ..norms.step_table import StepTable
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
@@ -24,6 +27,7 @@ from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
 
 _MOST_FINDINGS = 1_000
+_MOST_MEMORY = 50_000  # numbers, five a step that is looked at
 
 
 class Watcher(Protocol):
@@ -59,6 +63,8 @@ class Training(ShownAsFindings):
         watched: the models, and what their parts are called.
         is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
+        memory: what the loop held in some steps, see `held_memory.HELD`.
+        earlier_bytes: what graphs of earlier steps keep, as far as it was looked at.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
             taken.
     """
@@ -84,6 +90,8 @@ class Training(ShownAsFindings):
         self.is_written = False
         self.found_inf = False
         self.norms = Norms()
+        self.memory = StepTable(_MOST_MEMORY)
+        self.earlier_bytes = 0
         self.taken_norms: TakenNorms | None = None
         self._modules: list[str] | None = None
         self._watcher: Watcher | None = None
@@ -227,6 +235,21 @@ class Training(ShownAsFindings):
             title: its heading.
         """
         return saved_page("training as a page", path, self, title)
+
+    def page(self, make_model: Callable[[], Any], loss_of: Callable[[Any, Any], Any]) -> Any:
+        """The page as a widget of a notebook, in which Enter opens the backward of a kept step in its place, as a deck
+        that runs: the step is replayed. `page.open_step(37)` does the same.
+
+        Args:
+            make_model, loss_of: as for `th.replay`.
+
+        Raises:
+            TypeError: an argument is no such function.
+            ModuleNotFoundError: anywidget is missing.
+        """
+        expect_callable(make_model, 0, "make_model", "a function that makes the model")
+        expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+        return drawn("training as a widget", self, make_model, loss_of)
 
     def to_pandas(self, table: TrainingTable = "norms") -> Any:
         """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.

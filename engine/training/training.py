@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
 from .black_box import USUAL, BlackBox, kinds_of
+from .held_memory import HeldMemory
 from .held_parameters import HeldParameters
 from .leaks import Leaks
 from .logger import Logger, expect_depth
@@ -26,6 +27,7 @@ from .writer import Writer
 PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,
     Leaks,
+    HeldMemory,
     SkippedSteps,
     SpoiledBackwards,
     HeldParameters,

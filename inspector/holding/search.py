@@ -19,6 +19,7 @@ from .frames import is_of_function, place_of, running_frames, thread_name, varia
 MOST_LOOKED_AT = 20_000
 MOST_AT_ONCE = 256  # gc.get_referrers compares each reference of the process with each of them
 _MOST_LEVELS = 60
+_MAIN = ("__main__", "__mp_main__")  # what multiprocessing calls the same module
 _MOST_INSTANCES = 8  # of a class: each of them holds it
 _MOST_ELEMENTS = 10_000  # of an array of objects
 _NOBODY = "a temporary of a running frame or C++"
@@ -233,7 +234,7 @@ class _Search:
 
 
 def _in_module(module: str, variable: object) -> str:
-    return str(variable) if module == "__main__" else f"{module}.{variable}"
+    return str(variable) if module in _MAIN else f"{module}.{variable}"
 
 
 def _elements_of(value: Any, place: HeldAt) -> Iterator[tuple[object, HeldAt]]:

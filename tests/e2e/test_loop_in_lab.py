@@ -55,3 +55,49 @@ def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator)
     finally:
         notebook.theme("JupyterLab Light")
     assert shown.evaluate("root => root.scrollWidth <= root.clientWidth")
+
+
+KEPT = """
+import tempfile
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def loss_of(model, batch):
+    return model(*batch).sum() * float("nan")
+
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with th.training(model, optimizer, black_box=tempfile.mkdtemp()) as training:
+    for step in range(8):
+        optimizer.zero_grad()
+        (model(torch.ones(3, 4)).sum() * (float("nan") if step == 5 else 1)).backward()
+        optimizer.step()
+page = training.page(make_model, loss_of)
+"""
+
+
+def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook: Notebook) -> None:
+    notebook.kernel(LOOP + KEPT)
+    notebook.run("page")
+    shown = notebook.page.locator(".jp-OutputArea .th-loop[data-ready]")
+    shown.locator(".picture").focus()
+    notebook.page.keyboard.press("Home")
+    for _ in range(5):
+        notebook.page.keyboard.press("ArrowRight")
+    expect(shown.locator(".go")).to_contain_text("Open the backward of step 5")
+    notebook.page.keyboard.press("Enter")
+    deck = notebook.page.locator(".tapehead-deck")
+    expect(deck).to_be_visible()
+    expect(deck).to_have_count(1)
+    expect(shown).to_be_hidden()
+    assert notebook.kernel("print(page.deck.position, len(page.deck.graph.tasks) > 5)").split() == ["0", "True"]
+    notebook.page.get_by_role("button", name="‹ loop").click()
+    expect(deck).to_have_count(0)
+    expect(shown.locator("h3")).to_have_text("step 5 · 2")
+    notebook.page.keyboard.press("Escape")
+    assert (
+        notebook.kernel("page.open_step(3); print(page._said.value)")
+        == "<b>ValueError: step 3 is not kept; kept: 5</b>"
+    )

@@ -66,12 +66,21 @@ def training_html(training: Training) -> str:
     return _loop_html(training, "Training loop", _MOST_IN_NOTEBOOK)
 
 
+def live_html(training: Training, title: str) -> str:
+    """The same for a widget, which opens kept steps: without its script, which the widget runs."""
+    return _root_html(training, title, _MOST_IN_NOTEBOOK, "data-live")
+
+
 def _loop_html(training: Training, title: str, most: int) -> str:
+    return f"{_root_html(training, title, most)}<script>{CODE.read_text(encoding='utf-8')}</script>"
+
+
+def _root_html(training: Training, title: str, most: int, attributes: str = "") -> str:
     document = document_of(training, min(most, _MOST_ROWS * max(1, len(training.norms.modules))))
     content = document.to_json().replace("<", "\\u003c")
     still = cells_html(training.cells, training.sentences, training.right)
     return (
-        f'<div class="th-loop" data-title="{escape(title)}"><style>{_STYLE}</style><div class="still">{still}</div>'
+        f'<div class="th-loop" data-title="{escape(title)}" {attributes}><style>{_STYLE}</style>'
+        f'<div class="still">{still}</div>'
         f'<div class="moving"></div><script type="application/json">{content}</script></div>'
-        f"<script>{CODE.read_text(encoding='utf-8')}</script>"
     )

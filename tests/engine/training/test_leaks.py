@@ -530,3 +530,20 @@ def test_graphs_that_another_thread_made_are_not_taken_for_old_ones_beside_a_lea
             optimizer.step()
     (leak,) = [each for each in training.findings if each.kind == "leak"]
     assert leak.sentence.startswith("The graph of step 1 is alive") and "kept[0]" in leak.sentence
+
+
+@pytest.mark.parametrize("steps", [70, 150])
+def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_python(steps: int) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    history = []
+    with th.training() as training:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            out = model(torch.ones(1, 2))
+            out.sum().backward()
+            optimizer.step()
+            history.append(out.sum() + out.mean())
+    (leak,) = [each for each in training.findings if each.kind == "leak"]
+    assert f"{min(steps - 2, 128) - 1} more like it" in str(leak) and "history[0]" in str(leak)
+    assert ("at least" in str(leak)) is (steps > 128)

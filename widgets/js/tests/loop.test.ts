@@ -24,6 +24,8 @@ function loop(steps: number, change: (gradients: Float32Array) => void = () => {
     optimizers: ["SGD"],
     rows: Array.from({ length: 2 * steps }, (_, at) => at >> 1),
     samples: [0, 0, 10, 10],
+    looks: [1, 1, 2, 2],
+    memory: new Float32Array(10).fill(1024),
     gradients,
     weights: new Float32Array(2 * MODULES.length).fill(4),
     updates: new Float32Array(2 * MODULES.length).fill(1),

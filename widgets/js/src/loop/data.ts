@@ -5,6 +5,15 @@ export const ABSENT = -1;
 /** Where a loss or a learning rate is not there: float32's least number. */
 export const NO_SCALAR = -3.4028234663852886e38;
 
+/** What memory is held for, from below: the colour of each, and what it is called. */
+export const HELD = [
+  ["other", "parameters"],
+  ["held", "optimizer"],
+  ["pgrad", "gradients"],
+  ["saved", "activations"],
+  ["bad", "earlier steps"],
+] as const;
+
 export interface Finding {
   kind: string;
   step: number;
@@ -25,6 +34,9 @@ export interface Loop {
   /** The first and the last step of each row, in turn. */
   rows: number[];
   samples: number[];
+  looks: number[];
+  /** Bytes, `HELD.length` numbers a row. */
+  memory: Float32Array;
   gradients: Float32Array;
   weights: Float32Array;
   updates: Float32Array;
@@ -56,6 +68,7 @@ export function readLoop(text: string, title: string): Loop {
     updates: floats(found.updates),
     losses: floats(found.losses),
     learning_rates: floats(found.learning_rates),
+    memory: floats(found.memory),
     skipped: new Set(found.skipped),
     kept: new Map(found.kept),
   };

@@ -18,7 +18,7 @@ const KEYS: [string, string][] = [
   ["+ −", "fewer steps, more; 0 all of them. Also the wheel, ⇧ wheel moves"],
   ["[ ]", "fold modules, unfold them"],
   ["U", "gradient norm, or update ratio"],
-  ["↵", "to the backward of the chosen step"],
+  ["↵", "opens the chosen step's backward, or says how"],
   ["?", "these keys"],
 ];
 
@@ -114,8 +114,9 @@ class Page {
     picture.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.backward.addEventListener("click", (event) => {
-      const step = (event.target as HTMLElement).dataset.step;
+      const { step, open } = ((event.target as HTMLElement).closest("button") ?? (event.target as HTMLElement)).dataset;
       if (step !== undefined) this.change(() => state.go(Number(step)));
+      if (open !== undefined) this.open(Number(open));
     });
     new ResizeObserver(() => this.resize()).observe(picture);
     const again = () => this.ask();
@@ -126,7 +127,8 @@ class Page {
   private resize(): void {
     const { clientWidth, clientHeight } = this.picture;
     if (!clientWidth || !clientHeight) return;
-    this.frame = frameOf(clientWidth, clientHeight);
+    const { looks, modules } = this.state.loop;
+    this.frame = frameOf(clientWidth, clientHeight, looks.length / 2, modules.length);
     this.state.width = clientWidth - this.frame.left - this.frame.right;
     this.state.height = this.frame.heatHeight;
     if (!this.begun) {
@@ -167,7 +169,7 @@ class Page {
     if (chosen === this.chosen) return; // zoomed, or moved
     this.chosen = chosen;
     showCell(this.cell, state);
-    showBackward(this.backward, state, (text) => this.copy(text));
+    showBackward(this.backward, state, this.live, (text) => this.copy(text));
     const facts = [...this.cell.querySelectorAll(".fact")].slice(0, 2).map((fact) => fact.textContent);
     if (line) this.aloud.textContent = `step ${state.step}, ${line.name || "the model itself"}: ${facts.join(", ")}`;
   }
@@ -257,13 +259,23 @@ class Page {
       u: () => state.show(MEASURES[1 - MEASURES.indexOf(state.measure)]),
       "?": () => (this.help.hidden = !this.help.hidden),
       Escape: () => (this.help.hidden = true),
-      Enter: () => this.backward.querySelector("button")?.focus(),
+      Enter: () => (this.live && state.loop.kept.has(state.step) ? this.open(state.step) : this.backward.querySelector("button")?.focus()),
     };
     const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();
     this.change(act);
+  }
+
+  /** Whether a kernel is there that runs kept steps again. */
+  private get live(): boolean {
+    return this.outside.dataset.live !== undefined;
+  }
+
+  private open(step: number): void {
+    this.aloud.textContent = `Opens the backward of step ${step}`;
+    this.outside.dispatchEvent(new CustomEvent("tapehead-open", { detail: step }));
   }
 
   private copy(text: string): void {

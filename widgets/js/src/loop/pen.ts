@@ -2,7 +2,7 @@
 
 export type Colours = Record<string, string>;
 
-const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work".split(" ");
+const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work saved other".split(" ");
 export const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** The page's colours as they are now. */

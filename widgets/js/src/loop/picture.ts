@@ -2,8 +2,9 @@
 
 import { bins, running, scaleOf, type Scale } from "./curves.ts";
 import { ABSENT, isBad, said } from "./data.ts";
+import { drawMemory, memoryHeight } from "./memory.ts";
 import { badCell, coloursOf, FONT, penOf, rampOf, write, type Colours } from "./pen.ts";
-import { type State } from "./state.ts";
+import { MOST_ROW, type State } from "./state.ts";
 import { decades, outliers, pooled } from "./table.ts";
 
 const RULER = 20;
@@ -23,20 +24,22 @@ export interface Frame {
   rateTop: number;
   heatTop: number;
   heatHeight: number;
+  memoryTop: number;
   rulerTop: number;
 }
 
-export function frameOf(width: number, height: number): Frame {
+export function frameOf(width: number, height: number, looks = 0, lines = Infinity): Frame {
   const [left, right] = width > 900 ? [176, 80] : [152, 64];
   const rateTop = LOSS;
   const heatTop = LOSS + RATE + HEAD;
   const rulerTop = height - RULER;
-  return { width, height, left, right, lossTop: 0, rateTop, heatTop, heatHeight: rulerTop - 6 - heatTop, rulerTop };
+  const memoryTop = rulerTop - memoryHeight(height, looks, rulerTop - 18 - heatTop - lines * MOST_ROW);
+  return { width, height, left, right, lossTop: 0, rateTop, heatTop, heatHeight: memoryTop - 6 - heatTop, memoryTop, rulerTop };
 }
 
 type Pen = CanvasRenderingContext2D;
 
-interface Drawing {
+export interface Drawing {
   pen: Pen;
   c: Colours;
   state: State;
@@ -56,6 +59,7 @@ export function draw(canvas: HTMLCanvasElement, host: Element, state: State, fra
   drawLoss(drawing);
   drawRates(drawing);
   drawHeat(drawing);
+  drawMemory(drawing);
   drawRuler(drawing);
 }
 

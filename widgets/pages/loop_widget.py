@@ -1,0 +1,89 @@
+"""The page of a training loop as a widget: a kept step's backward opens in its place, as a deck that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+from IPython.utils.capture import capture_output
+
+from ...engine.black_box.replay import replay
+from ...engine.training.document import kept_steps
+from ...engine.training.record import Training
+from .loop_page import CODE, live_html
+
+_ESM = """
+export default { render({ model, el }) {
+  el.innerHTML = model.get("content");
+  el.firstElementChild.addEventListener("tapehead-open", (event) => model.send({ open: event.detail }));
+  const script = document.createElement("script");
+  script.textContent = model.get("code");
+  const put = () => (el.isConnected ? el.append(script) : requestAnimationFrame(put)); // it looks for the loop's root
+  put();
+} };
+"""
+
+
+class _Page(anywidget.AnyWidget):
+    """The page itself, which tells which step is to be opened."""
+
+    _esm = _ESM
+    content = traitlets.Unicode().tag(sync=True)
+    code = traitlets.Unicode().tag(sync=True)
+
+
+class LoopPage(ipywidgets.VBox):
+    """A training loop's page in a notebook. See `Training.page`.
+
+    Attributes:
+        deck: the deck that stands in the page's place; None: the page is there.
+    """
+
+    def __init__(self, training: Training, make_model: Callable[[], Any], loss_of: Callable[[Any, Any], Any]) -> None:
+        self.deck: Any = None
+        self._kept = kept_steps(training)
+        self._functions = make_model, loss_of
+        code = CODE.read_text(encoding="utf-8")
+        self._page = _Page(content=live_html(training, "Training loop"), code=code)
+        self._page.on_msg(self._hear)
+        self._said = ipywidgets.HTML()
+        self._back = ipywidgets.Button(description="‹ loop", tooltip="Back to the training loop")
+        self._back.on_click(lambda _: self.close_deck())
+        super().__init__([self._page])
+
+    def _hear(self, _: object, message: Any, buffers: object) -> None:
+        if isinstance(message, dict) and isinstance(step := message.get("open"), int):
+            self.open_step(step)
+
+    def open_step(self, step: int) -> None:
+        """Runs a kept step again, and shows a deck of its backward in the page's place. What goes wrong is said above
+        the page."""
+        self.close_deck()
+        try:
+            with capture_output(
+                stdout=False, stderr=False
+            ):  # where no cell runs a deck would be displayed elsewhere, too
+                self.deck = self._deck_of(step)
+        except Exception as error:
+            self._said.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
+            self.children = [self._said, self._page]
+            return
+        self._page.layout.display = "none"  # it keeps what is chosen in it
+        self.children = [self._back, self._page, self.deck]
+
+    def _deck_of(self, step: int) -> Any:
+        if step not in self._kept:
+            raise ValueError(f"step {step} is not kept; kept: {', '.join(map(str, self._kept)) or 'none'}")
+        return replay(self._kept[step], *self._functions).deck()
+
+    def close_deck(self) -> None:
+        """Back to the page."""
+        deck, self.deck = self.deck, None
+        self._page.layout.display = ""
+        self.children = [self._page]
+        if deck is not None:
+            deck.close()
