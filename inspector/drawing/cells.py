@@ -15,8 +15,9 @@ from .text_width import shorten, text_width
 TASK_HEIGHT = 20
 PILL_HEIGHT = 16
 PILL_LINE = 19
-CHIP = 12
-CHIP_PITCH = 17
+CHIP, CHIP_GAP = 12, 5
+MOST_ROOMY = 32  # of more chips than that a row is made narrow: 50 of them are to be read in a notebook
+NARROW_CHIP, NARROW_GAP = 10, 3
 DOT = 8
 BESIDE = 8  # between a task and its pills, and between two of them
 LONGEST_SIDE = 230  # pills that are longer together take several lines
@@ -254,36 +255,37 @@ class RowCell:
         self.grid = len(tasks) > LONGEST_LINE
         most = max((len(sides) for sides in own.values()), default=0)
         dot_columns = min(most, 1) if most <= 2 else ceil(most / 2)
-        self.pitch = CHIP_PITCH + (DOT + 3) * dot_columns
+        self.chip, gap = (NARROW_CHIP, NARROW_GAP) if len(tasks) > MOST_ROOMY else (CHIP, CHIP_GAP)
+        self.pitch = self.chip + gap + (DOT + 3) * dot_columns
         self.line = LONGEST_LINE // (1 + dot_columns) if self.grid else len(tasks)
-        self.line_pitch = CHIP + 6 + (6 if most > 1 else 0)
+        self.line_pitch = self.chip + 6 + (6 if most > 1 else 0)
         lines = ceil(len(tasks) / self.line)
-        self.chips_height = CHIP + (lines - 1) * self.line_pitch + (6 if most > 1 else 0)
-        self.chips_width = self.line * self.pitch - (CHIP_PITCH - CHIP)
+        self.chips_height = self.chip + (lines - 1) * self.line_pitch + (6 if most > 1 else 0)
+        self.chips_width = self.line * self.pitch - gap
         height = self.chips_height + 22 * len(shared)
         pills = max((side.width + 16 for side, _ in shared), default=0)
         half = self.chips_width / 2
-        foot = self.chips_height if self.grid else CHIP
+        foot = self.chips_height if self.grid else self.chip
         self.extent = Extent(half + self.label_width + 10, half + pills, height, foot)
         self._number = {task: number for number, task in enumerate(self.tasks)}
 
     def port(self, task: int | None) -> float:
         if self.grid or task is None:
             return 0
-        return self._number[task] * self.pitch + CHIP / 2 - self.chips_width / 2
+        return self._number[task] * self.pitch + self.chip / 2 - self.chips_width / 2
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
-        edge = x - self.chips_width / 2
+        edge, chip = x - self.chips_width / 2, self.chip
         canvas.rows.append(
-            ChipRow(tuple(self.tasks), Rect(edge - self.label_width - 10, y, self.label_width, CHIP), self.label)
+            ChipRow(tuple(self.tasks), Rect(edge - self.label_width - 10, y, self.label_width, chip), self.label)
         )
         for number, task in enumerate(self.tasks):
             left, top = edge + number % self.line * self.pitch, y + number // self.line * self.line_pitch
-            canvas.tasks.append(PlacedTask(task, Rect(left, top, CHIP, CHIP), "", chip=True))
+            canvas.tasks.append(PlacedTask(task, Rect(left, top, chip, chip), "", chip=True))
             for position, side in enumerate(self.own.get(task, ())):
-                dot = Rect(left + CHIP + 3 + position // 2 * (DOT + 3), top + 2 + position % 2 * (DOT + 1), DOT, DOT)
+                dot = Rect(left + chip + 3 + position // 2 * (DOT + 3), top + 2 + position % 2 * (DOT + 1), DOT, DOT)
                 canvas.pills.append(Pill(side.tasks, task, dot, side.label, dot=True))
-                points = _to_dot(left + CHIP, top + CHIP / 2, dot) if position < 2 else ()
+                points = _to_dot(left + chip, top + chip / 2, dot) if position < 2 else ()
                 canvas.wires.append(PlacedWire("parameter", side.edges, task, side.tasks[0], points))
         self._place_shared(edge, y + self.chips_height, canvas)
 
@@ -299,14 +301,14 @@ class RowCell:
                 canvas.stubs.append(Stub(side.kind, first, side.tasks, rect, side.label))
             if self.grid:  # the grid as a whole has one wire
                 every = tuple(edge for edges in users.values() for edge in edges)
-                start = edge + CHIP / 2 + 3
+                start = edge + self.chip / 2 + 3
                 points = ((start, y), (start, rail), (pill, rail))
                 canvas.wires.append(PlacedWire("parameter", every, first, side.tasks[0], points))
                 continue
             for task, edges in users.items():
                 number = self._number[task]
-                start = edge + number % self.line * self.pitch + CHIP / 2 + 3
-                foot = y - self.chips_height + number // self.line * self.line_pitch + CHIP
+                start = edge + number % self.line * self.pitch + self.chip / 2 + 3
+                foot = y - self.chips_height + number // self.line * self.line_pitch + self.chip
                 points = ((start, foot), (start, rail), (pill, rail))
                 canvas.wires.append(PlacedWire("parameter", edges, task, side.tasks[0], points))
 

@@ -1,7 +1,7 @@
 """The picture that is whole: as much folded as it takes to see all of a graph at once.
 
-What says least is folded first: chains of views, then modules that hold no other, then modules from the innermost
-outwards. widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
+What says least is folded first: chains of views, then modules that hold no other. Where that is not enough all modules
+are rows, and those are opened again that leave room for the rest, the outermost and largest first. widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from .fold import Folded, FoldedCalls, fold_graph
 from .layout import Layout, lay_out
 
 LEAST_AREA = 26 * 52  # a thing takes so many square pixels at least: of more than there is room for no layout is tried
-LEAVES = 2  # the place among the levels of that in which modules that hold no other are rows: all of them, or none
-MOST_TRIED = 12  # so many boxes that were folded together are tried one by one
+MOST_TRIED = 40  # so many boxes are tried one by one
+TALL = (1, 0.6)  # columns are as tall as the room, or lower where it is the width that there is too little of
 
 
 def first_view(graph: Graph, width: float, height: float) -> Layout:
     """Lays out a graph with so much folded that it fits, or with all modules as rows where even that does not."""
     tree = _Tree(fold_graph(graph, "fit"))
-    levels = tree.levels()
-    for level, opened in enumerate(levels):
+    for opened in tree.levels():
         placed = _fitted(graph, tree, opened, width, height)
         if placed is not None:
-            return _opened(graph, tree, opened, levels[level - 1], placed, width, height) if level > LEAVES else placed
-    return lay_out(graph, tree.with_open(levels[-1]), height)
+            return placed
+    return _opened(graph, tree, width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,11 @@ class _Box:
     parent: int  # -1 outside of all
     depth: int
     holds_modules: bool
+
+    @property
+    def tasks(self) -> int:
+        """Those of all the equal ones that it is drawn for."""
+        return self.group.size * self.group.times
 
 
 class _Tree:
@@ -60,14 +64,14 @@ class _Tree:
         return list(range(first, len(self.boxes)))
 
     def levels(self) -> list[frozenset[int]]:
-        """What is open: all, all but views, modules that hold others, the same without those of each depth."""
-        boxes = dict(enumerate(self.boxes))
-        quiet = {number for number, box in boxes.items() if box.group.is_views}
-        branching = {number: box.depth for number, box in boxes.items() if box.holds_modules}
-        levels = [frozenset(boxes), frozenset(boxes.keys() - quiet), frozenset(branching)]
-        for depth in range(max(branching.values(), default=0), 0, -1):
-            levels.append(frozenset(number for number, at in branching.items() if at < depth))
-        return levels
+        """What is open: all, all but views, modules that hold others."""
+        quiet = {number for number, box in enumerate(self.boxes) if box.group.is_views}
+        every = frozenset(range(len(self.boxes)))
+        return [every, every - quiet, self.branching()]
+
+    def branching(self) -> frozenset[int]:
+        """The modules that hold others."""
+        return frozenset(number for number, box in enumerate(self.boxes) if box.holds_modules)
 
     def is_seen(self, number: int, opened: frozenset[int]) -> bool:
         """Whether a box and all around it are open."""
@@ -109,22 +113,25 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
     """The layout with these boxes open; None where it is too large."""
     if tree.things(opened) * LEAST_AREA > width * height:
         return None
-    placed = lay_out(graph, tree.with_open(opened), height)
-    return placed if placed.width <= width and placed.height <= height else None
+    folded = tree.with_open(opened)
+    for share in TALL:
+        placed = lay_out(graph, folded, share * height)
+        if placed.width <= width and placed.height <= height:
+            return placed
+    return None
 
 
-def _opened(
-    graph: Graph,
-    tree: _Tree,
-    opened: frozenset[int],
-    before: frozenset[int],
-    placed: Layout,
-    width: float,
-    height: float,
-) -> Layout:
-    """Some of the boxes that were folded last are open again, where there is still room for them."""
-    folded = [number for number in sorted(before - opened) if tree.is_seen(number, opened | {number})]
-    for number in sorted(folded, key=lambda number: -len(tree.boxes[number].group.items))[:MOST_TRIED]:
+def _opened(graph: Graph, tree: _Tree, width: float, height: float) -> Layout:
+    """From all modules as rows on those are opened that leave room for the rest: the outermost first, the larger before."""
+    opened: frozenset[int] = frozenset()
+    placed = _fitted(graph, tree, opened, width, height)
+    if placed is None:
+        return lay_out(graph, tree.with_open(opened), height)
+    tried = 0
+    for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
+        if not tree.is_seen(tree.boxes[number].parent, opened) or tried == MOST_TRIED:
+            continue
+        tried += 1
         larger = _fitted(graph, tree, opened | {number}, width, height)
         if larger is not None:
             opened, placed = opened | {number}, larger

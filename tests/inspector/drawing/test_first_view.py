@@ -52,6 +52,27 @@ def test_the_whole_picture_fits_where_it_can(name: str) -> None:
     assert large <= small or small == 1
 
 
+def test_where_not_all_fits_the_largest_module_is_open_first() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)), nn.Linear(4, 4))
+            self.head = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(x))
+
+    with th.capture():
+        loss = Model()(torch.ones(2, 4)).sum()
+    graph = th.graph(loss)
+    assert closed(first_view(graph, 140, 90)) == ["head", "body"]
+    assert closed(first_view(graph, 200, 190)) == ["head", "3", "2", "1", "0"]
+
+
+def test_fifty_parallel_calls_fit_a_notebooks_panel() -> None:
+    assert not closed(first_view(captured("linear50"), 860, 400))
+
+
 def test_views_fold_before_modules_do() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -175,6 +175,14 @@ test("fifty calls that don't depend on each other are two rows of chips in one b
   assert.equal(layout.boxes[0].box.size, 102);
 });
 
+test("fifty of them are read as wide as a notebook has room for them", () => {
+  const tree = makeTree(graphOf(linear(50)));
+  const { open, tall } = firstView(tree, { width: 671, height: 297 });
+  const layout = layOut(tree, open, new LayoutCache(), tall);
+  assert.equal(layout.rows.length, 2);
+  assert(layout.width * READABLE <= 671);
+});
+
 test("very many parallel calls are several boxes, none with more than it can show", () => {
   const tree = makeTree(graphOf(linear(20_000)));
   for (const box of tree.boxes) assert(box.things <= 120, `${box.title} shows ${box.things} things`);

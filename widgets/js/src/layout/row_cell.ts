@@ -9,8 +9,10 @@ import { PILL_HEIGHT, placeSide, type Side, sideWidth, wireTo } from "./sides.ts
 import { WIDEST_LABEL } from "./task_cell.ts";
 import { shorten, textWidth } from "./text_width.ts";
 
-const CHIP = 12;
-const CHIP_PITCH = 17;
+const ROOMY = { chip: 12, gap: 5 };
+/** Of more chips than that a row is made narrow: 50 of them are to be read in a notebook. */
+const MOST_ROOMY = 32;
+const NARROW = { chip: 10, gap: 3 };
 const DOT = 8;
 
 /** A pill or stub that several chips share: by chip's task the edges. */
@@ -28,6 +30,7 @@ export class RowCell implements Cell {
   private readonly label: string;
   private readonly labelWidth: number;
   private readonly isGrid: boolean;
+  private readonly chip: number;
   private readonly pitch: number;
   /** Chips in a line. */
   private readonly line: number;
@@ -50,18 +53,20 @@ export class RowCell implements Cell {
     let most = 0;
     for (const sides of own.values()) most = Math.max(most, sides.length);
     const dotColumns = most <= 2 ? Math.min(most, 1) : Math.ceil(most / 2);
-    this.pitch = CHIP_PITCH + (DOT + 3) * dotColumns;
+    const { chip, gap } = count > MOST_ROOMY ? NARROW : ROOMY;
+    this.chip = chip;
+    this.pitch = chip + gap + (DOT + 3) * dotColumns;
     this.line = this.isGrid ? Math.max(1, Math.floor(ROW_LINE / (1 + dotColumns))) : count;
-    this.linePitch = CHIP + 6 + (most > 1 ? 6 : 0);
-    this.chipsHeight = CHIP + (Math.ceil(count / this.line) - 1) * this.linePitch + (most > 1 ? 6 : 0);
-    this.chipsWidth = this.line * this.pitch - (CHIP_PITCH - CHIP);
+    this.linePitch = chip + 6 + (most > 1 ? 6 : 0);
+    this.chipsHeight = chip + (Math.ceil(count / this.line) - 1) * this.linePitch + (most > 1 ? 6 : 0);
+    this.chipsWidth = this.line * this.pitch - gap;
     const pills = shared.reduce((widest, { side }) => Math.max(widest, sideWidth(side) + 16), 0);
     const half = this.chipsWidth / 2;
     this.extent = {
       left: half + this.labelWidth + 10,
       right: half + pills,
       height: this.chipsHeight + 22 * shared.length,
-      foot: this.isGrid ? this.chipsHeight : CHIP,
+      foot: this.isGrid ? this.chipsHeight : chip,
     };
     this.number = new Map(tasks.map((task, number) => [task, number]));
   }
@@ -76,18 +81,18 @@ export class RowCell implements Cell {
 
   private port(task: number): number {
     if (this.isGrid) return 0;
-    return (this.number.get(task) as number) * this.pitch + CHIP / 2 - this.chipsWidth / 2;
+    return (this.number.get(task) as number) * this.pitch + this.chip / 2 - this.chipsWidth / 2;
   }
 
   place(x: number, y: number, canvas: Canvas): void {
     const edge = x - this.chipsWidth / 2;
-    const { labelWidth, label } = this;
-    const beside = { x: edge - labelWidth - 10, y, width: labelWidth, height: CHIP };
+    const { labelWidth, label, chip } = this;
+    const beside = { x: edge - labelWidth - 10, y, width: labelWidth, height: chip };
     canvas.rows.push({ tasks: [...this.tasks], rect: beside, label });
     this.tasks.forEach((task, number) => {
       const left = edge + (number % this.line) * this.pitch;
       const top = y + Math.floor(number / this.line) * this.linePitch;
-      const rect = { x: left, y: top, width: CHIP, height: CHIP };
+      const rect = { x: left, y: top, width: chip, height: chip };
       canvas.tasks.push({ task, rect, label: "", caption: "", chip: true });
       this.own.get(task)?.forEach((side, position) => placeDot(task, side, position, rect, canvas));
     });
@@ -103,23 +108,23 @@ export class RowCell implements Cell {
     placeSide(first, side, rect, canvas, false);
     if (this.isGrid) {
       // the grid as a whole has one wire
-      const start = edge + CHIP / 2 + 3;
+      const start = edge + this.chip / 2 + 3;
       canvas.wires.push(wireTo(side, [...users.values()].flat(), first, [start, foot, start, rail, pill, rail]));
       return;
     }
     for (const [task, edges] of users) {
-      const start = edge + (this.number.get(task) as number) * this.pitch + CHIP / 2 + 3;
-      canvas.wires.push(wireTo(side, edges, task, [start, y + CHIP, start, rail, pill, rail]));
+      const start = edge + (this.number.get(task) as number) * this.pitch + this.chip / 2 + 3;
+      canvas.wires.push(wireTo(side, edges, task, [start, y + this.chip, start, rail, pill, rail]));
     }
   }
 }
 
 /** A parameter of one chip. From the third on there is no room for the wire. */
 function placeDot(task: number, side: Side, position: number, chip: Rect, canvas: Canvas): void {
-  const x = chip.x + CHIP + 3 + (position >> 1) * (DOT + 3);
+  const x = chip.x + chip.width + 3 + (position >> 1) * (DOT + 3);
   const rect = { x, y: chip.y + 2 + (position % 2) * (DOT + 1), width: DOT, height: DOT };
   placeSide(task, side, rect, canvas, true);
-  const points = position < 2 ? toDot(chip.x + CHIP, chip.y + CHIP / 2, rect) : [];
+  const points = position < 2 ? toDot(chip.x + chip.width, chip.y + chip.height / 2, rect) : [];
   canvas.wires.push({ kind: "parameter", edges: side.edges, from: task, to: side.end, points });
 }
 
