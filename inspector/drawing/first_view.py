@@ -1,7 +1,8 @@
 """The picture that is whole: as much folded as it takes to see all of a graph at once.
 
 What says least is folded first: chains of views, then modules that hold no other. Where that is not enough all modules
-are rows, and those are opened again that leave room for the rest, the outermost and largest first. widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
+are rows, and those are opened again that leave room for the rest, the outermost and largest first.
+widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
 
 
 def _opened(graph: Graph, tree: _Tree, width: float, height: float) -> Layout:
-    """From all modules as rows on those are opened that leave room for the rest: the outermost first, the larger before."""
+    """From all modules as rows on those are opened that leave room for the rest: the outermost and largest first."""
     opened: frozenset[int] = frozenset()
     placed = _fitted(graph, tree, opened, width, height)
     if placed is None:

@@ -262,7 +262,7 @@ CUT = """deck => [...deck.querySelectorAll('*')].filter(each =>
     [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()) && each.getClientRects().length &&
     !each.closest('style, .sr, [data-mirror]') && getComputedStyle(each).overflowX !== 'visible' &&
     each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 1
-).filter(each => !(each.matches('.n, .m') && each.closest('[title]')))
+).filter(each => !(each.matches('.n, .m, .row .t') && each.closest('[title]')))
     .map(each => `${each.tagName}.${each.className} ${each.textContent}`)"""
 
 

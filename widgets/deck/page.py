@@ -52,6 +52,11 @@ if (document.getElementById("said").hidden) {
     new MutationObserver(paint).observe(deck, {attributeFilter: ["data-theme"]});
     paint();
     deck.focus({preventScroll: true, focusVisible: false});  // its keys work at once
+    const sheet = document.head.appendChild(document.createElement("style"));
+    addEventListener("beforeprint", () => {  // the paper is as large as the deck, which is not drawn anew for it
+      const {width, height} = deck.getBoundingClientRect();
+      sheet.textContent = `@page{size:${Math.ceil(width)}px ${Math.ceil(height)}px;margin:0}`;
+    });
   }
 }
 """

@@ -15,6 +15,7 @@ import { makeInspector } from "./views/inspector.ts";
 import { makeQueue } from "./views/queue.ts";
 import { makeFullWindow } from "./views/full_window.ts";
 import { makeGrip } from "./views/grip.ts";
+import { keepInPrint } from "./views/print.ts";
 import { followTheme, readColours } from "./views/theme.ts";
 import { makeTimeline } from "./views/timeline.ts";
 import { makeTip } from "./views/tip.ts";
@@ -98,7 +99,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     stage.colours = readColours(root);
     redrawAll();
   };
-  const unbind = [store.subscribe(update), bindKeys(stage), keepFocus(root), followTheme(stage, repaint)];
+  const unbind = [store.subscribe(update), bindKeys(stage), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.

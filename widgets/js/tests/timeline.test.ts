@@ -122,6 +122,11 @@ test("zoom keeps what is under the pointer where it is, and stays within the who
   assert.ok(Math.abs(zoomedTo.forward!.left - 100) < 1 && Math.abs(zoomedTo.forward!.right - 1100) < 20);
 });
 
+test("the longer a tick's text, the fewer there are", () => {
+  const ticks = axis({ left: 160, right: 907, places: 22_510, times: null }).ticks();
+  assert.deepEqual(ticks.map(({ text }) => text), ["5,000th", "10,000th", "15,000th", "20,000th"]);
+});
+
 test("ticks are round, have room, and say which task or when", () => {
   const many = axis({ places: 244, phases: [BACKWARD], times: null, forward: [] });
   assert.deepEqual(many.ticks().slice(0, 3).map(({ text }) => text), ["20th", "40th", "60th"]);

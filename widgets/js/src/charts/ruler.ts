@@ -68,10 +68,13 @@ const placed = new WeakMap<Axis, { x: number; half: number; text: string }[]>();
 function ticksOf(axis: Axis, context: CanvasRenderingContext2D): { x: number; half: number; text: string }[] {
   let found = placed.get(axis);
   if (!found) {
-    found = axis.ticks().map(({ x, text }) => {
+    found = [];
+    for (const { x, text } of axis.ticks()) {
       const half = context.measureText(text).width / 2;
-      return { x: Math.max(axis.left + half, Math.min(axis.right - half, x)), half, text };
-    });
+      const last = found.at(-1);
+      const at = Math.max(axis.left + half, Math.min(axis.right - half, x));
+      if (!last || at - half >= last.x + last.half + SPACE) found.push({ x: at, half, text });
+    }
     placed.set(axis, found);
   }
   return found;

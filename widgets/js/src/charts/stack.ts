@@ -22,6 +22,8 @@ const HEADROOM = 1.05;
 const MOST_TICKS = 4.2;
 /** A tick has so many pixels at least. */
 const LEAST_TICK = 18;
+/** So far down from the heading's top a label would be below the button beside it. */
+const BUTTON = 23;
 /** Other policies' levels are drawn if their peaks differ by so much. */
 const DIFFERENT = 0.01;
 
@@ -231,6 +233,7 @@ export function drawScale(context: CanvasRenderingContext2D, picture: Picture, p
   context.fillStyle = picture.colours.ink3;
   for (const level of ticksOf(picture, paths)) {
     const y = heightOf(picture.bands, paths.most, level);
+    if (paths.others.length && y < picture.bands.memory.top + BUTTON) continue; // the button of the scale is there
     context.fillText(size(level).replace(".0 ", " "), picture.axis.right + 8, y + 0.5);
   }
 }

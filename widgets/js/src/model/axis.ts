@@ -54,6 +54,8 @@ const NAMED = { width: 72, share: 0.18 };
 const LEAST = { forward: 0.02, optimizer: 0.035 };
 /** Between two ticks, pixels. */
 const TASK_TICK = 52;
+/** What a letter of a tick takes, and the space to the next one. */
+const TICK_TEXT = { letter: 6.5, space: 14 };
 const CLOCK_TICK = 70;
 /** So many pixels wide a task can be made. */
 const WIDEST_TASK = 80;
@@ -197,7 +199,8 @@ export class Axis {
 
   private taskTicks(): Tick[] {
     const perTask = (this.backward.right - this.backward.left) / Math.max(this.places, 1);
-    const step = roundStep(TASK_TICK / perTask);
+    const { letter, space } = TICK_TEXT;
+    const step = roundStep(Math.max(TASK_TICK, letter * nth(this.places).length + space) / perTask);
     const first = Math.max(1, Math.ceil(this.timeAt(this.left) / step));
     const found: Tick[] = [];
     for (let number = first * step; number <= this.places; number += step) {

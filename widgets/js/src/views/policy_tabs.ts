@@ -27,13 +27,23 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
     store.show((store.state.tab + step + tabs.length) % tabs.length);
     tabs[store.state.tab].focus({ preventScroll: true });
   });
+  /** All peaks, that of the chosen one, or none: as there is room. */
+  const fit = () => {
+    for (const room of ["all", "selected", "none"]) {
+      list.dataset.room = room;
+      if (list.scrollWidth <= list.clientWidth) return;
+    }
+  };
+  const watch = new ResizeObserver(fit);
+  watch.observe(view);
   let marked = "";
   return {
     update(changed) {
       if (!changed.has("revision") && !changed.has("branches") && !changed.has("tab") && !changed.has("status")) return;
       const said = store.schedules.map((each) => [each.policy, peak(each)]);
       const marks = JSON.stringify([said, store.state.branches]);
-      if (marks !== marked) {
+      const isNew = marks !== marked;
+      if (isNew) {
         const focused = tabs.some((each) => each.matches(":focus"));
         build();
         marked = marks;
@@ -44,9 +54,13 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
         each.setAttribute("aria-selected", String(index === tab));
         each.tabIndex = index === tab ? 0 : -1;
       });
+      if (isNew || changed.has("tab")) fit();
       if (changed.has("tab") || changed.has("status")) reveal(list, tabs[tab]);
     },
-    dispose: () => view.remove(),
+    dispose() {
+      watch.disconnect();
+      view.remove();
+    },
   };
 };
 

@@ -6,6 +6,7 @@ import type { DeckGraph } from "../model/graph.ts";
 import type { Store } from "../store.ts";
 import { size } from "../text.ts";
 import { icon } from "./icons.ts";
+import { pathEnd } from "./path_end.ts";
 
 /** As in the style sheet, pixels. */
 export const ROW_HEIGHT = 24;
@@ -27,7 +28,8 @@ export class QueueRow {
   ) {
     const { graph } = store;
     const [title, where] = titled(graph, task);
-    const name = el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200)), this.again);
+    const name = named(title, where);
+    name.append(this.again);
     const bytes = el("span", { class: "b" }, size(graph.bufferBytes[task]));
     this.button = el(
       "button",
@@ -66,6 +68,11 @@ export class QueueRow {
   focus(): void {
     this.button.focus({ preventScroll: true });
   }
+}
+
+/** The name of a task in a row: where there is no room the module's path goes first, from its beginning. */
+export function named(title: string, where: string): HTMLElement {
+  return el("span", { class: "n" }, el("span", { class: "t" }, title.slice(0, 200)), pathEnd(where.slice(-200)));
 }
 
 /** What to call a task in a row, and where it is: `Transpose` of `blocks.3.attn`, `weight` of `blocks.3.fc`. */

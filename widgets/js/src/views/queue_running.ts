@@ -5,6 +5,7 @@ import { replays } from "../model/mirroring.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../text.ts";
 import { glyph, icon } from "./icons.ts";
+import { pathEnd } from "./path_end.ts";
 import { titled } from "./queue_row.ts";
 
 /** The page cuts names to the width that there is; this only spares it the longest. */
@@ -28,7 +29,7 @@ export function showRunning(block: HTMLElement, store: Store, running: number): 
   const standing = [unreal, replays(replay, running), where].filter(Boolean).join(" · ");
   block.replaceChildren(
     first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.nth(running)),
-    second(standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),
+    second(standing === where ? pathEnd(where.slice(-LONGEST), "n") : standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),
   );
 }
 
@@ -36,8 +37,8 @@ function first(sign: SVGElement, name: string, key: string): HTMLElement {
   return el("span", { class: "r1" }, sign, named(name), el("span", { class: "k" }, key));
 }
 
-function second(where: string, bytes: string): HTMLElement {
-  return el("span", { class: "r2" }, named(where), el("span", { class: "b" }, bytes));
+function second(where: string | HTMLElement, bytes: string): HTMLElement {
+  return el("span", { class: "r2" }, typeof where === "string" ? named(where) : where, el("span", { class: "b" }, bytes));
 }
 
 function named(text: string): HTMLElement {

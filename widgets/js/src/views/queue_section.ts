@@ -8,7 +8,7 @@ import { grouped, nanoseconds, size } from "../text.ts";
 import type { Stage } from "../view.ts";
 import { glyph, icon } from "./icons.ts";
 import { QueueList, type Ready } from "./queue_list.ts";
-import { ROW_HEIGHT, titled } from "./queue_row.ts";
+import { named, ROW_HEIGHT, titled } from "./queue_row.ts";
 import { showRunning } from "./queue_running.ts";
 
 /** So many rows are shown of one queue; of each of several. */
@@ -140,7 +140,7 @@ function laterRow(store: Store, task: number): HTMLElement {
     "button",
     { class: "row later", "data-later": String(task), title: `${title}\n${where}`.slice(0, 600) },
     glyph("waiting", 12),
-    el("span", { class: "n" }, title.slice(0, 200), el("i", {}, where.slice(0, 200))),
+    named(title, where),
     el("span", { class: "b" }, size(store.graph.bufferBytes[task])),
     el("span", { class: "k" }, store.replay.nth(task)),
   );

@@ -12,6 +12,7 @@ import type { Changed } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../text.ts";
 import type { Stage } from "../view.ts";
 import { basisWords, chartWords, type Legend, peakWords } from "./memory_legend.ts";
+import { pathEnd } from "./path_end.ts";
 
 /** Beside a name in a phase's bar, pixels. */
 const PADDING = 12;
@@ -231,7 +232,7 @@ function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number,
   const item = el(
     "li",
     { "data-count": String(row.count), "data-bytes": String(row.nbytes), "data-storage": String(bars[0].storage) },
-    el("span", { class: "name" }, el("span", { class: "n" }, row.name), " ", el("span", { class: "m" }, row.module)),
+    el("span", { class: "name" }, el("span", { class: "n" }, row.name), " ", pathEnd(row.module, "m")),
     el("span", { class: "many" }, many),
     el("span", { class: "sr" }, `, ${from}, ${to}`),
   );

@@ -150,6 +150,9 @@ export const makePast: MakeView = ({ store }, parent) => {
   };
 };
 
+/** From so many tasks a second on there is room for what it comes to. */
+const WIDE_FROM = 100;
+
 export const makeSpeed: MakeView = ({ store }, parent) => {
   const options = store.speeds.map((speed) =>
     el("option", { value: String(speed) }, `${grouped(speed)} / s`),
@@ -166,6 +169,7 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
       if (!changed.has("speed") && !changed.has("reached")) return;
       const { speed, reached } = store.state;
       select.value = String(speed);
+      select.dataset.wide = String(speed >= WIDE_FROM || reached !== null);
       const note = reached === null ? "" : `It comes to ${grouped(reached)} a second: more is not computed in time.`;
       select.title = note || "Tasks per second";
       for (const [at, each] of store.speeds.entries()) {

@@ -1,0 +1,9 @@
+/** On paper the deck is what is on the screen: its pictures are not drawn again for another width. */
+
+export function keepInPrint(root: HTMLElement): () => void {
+  const ends = new AbortController();
+  const { signal } = ends;
+  addEventListener("beforeprint", () => (root.style.width = `${root.offsetWidth}px`), { signal });
+  addEventListener("afterprint", () => (root.style.width = ""), { signal });
+  return () => ends.abort();
+}
