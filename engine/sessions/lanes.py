@@ -163,6 +163,8 @@ class Lanes(Worker):
 
     def let_go(self) -> None:
         super().let_go()
+        if self._over:
+            self._over = ()  # its error holds what the threads' frames do
         for lane in self.lanes.values():
             lane.ready.clear()
             lane.thread = lane.held = lane.gradients = lane.edited = None

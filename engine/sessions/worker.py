@@ -168,6 +168,7 @@ class Worker(Watch):
                 self.let_go()
             _running.discard(self)
             self._ended(raised)
+            raised = ()  # an error would hold itself through this frame, and the graph through others
 
     def _ended(self, raised: tuple[BaseException, ...]) -> None:
         """The run is over."""
