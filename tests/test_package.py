@@ -140,6 +140,14 @@ def test_the_sdist_brings_tests_and_what_runs_them(built: Path) -> None:
     assert shown and set(shown) <= names
 
 
+def test_pypi_would_take_both_and_show_the_readme(built: Path) -> None:
+    pytest.importorskip("twine")  # of the extra `dev`
+    check = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
 def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
