@@ -57,7 +57,8 @@ class GradientApart:
     Attributes:
         leaf: its name, or its shape where it has none.
         order: under which it is furthest from that of the first order.
-        share: how far, |a - b| / |b| by the 2-norm; infinite where one is missing or not finite.
+        share: how far, the 2-norm of the difference over that of the first one's; infinite where one is missing or not
+            finite.
         close: whether `torch.testing.assert_close` would take the two for equal, by its tolerances for the dtype.
     """
 
