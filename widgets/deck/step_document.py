@@ -12,6 +12,11 @@ from .document import Document, Json
 from .page import save_page
 from .run_document import Other, run_document
 
+_NOT_PREDICTED = (
+    "A step's memory is that of the order which ran: what its backward's tasks take in another one was not measured. "
+    "th.compare(make_loss, step=step) has each policy's peak beside the step's."
+)
+
 
 def save_step(step: TrainingStep, path: str | Path) -> Path:
     """Writes a step as one page that plays it without a kernel or a network; see `save_page`."""
@@ -31,6 +36,8 @@ def step_document(step: TrainingStep, others: list[Other] | None = None) -> Docu
     _begin_with(memory, step.timeline.before)
     memory["step"] = True
     memory["peak"] = ""  # the page says it in the words of its legend
+    for other in content["schedules"][1:]:
+        other["memory_note"] = _NOT_PREDICTED
     content["phases"] = [
         *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
         {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - _ended_ns(step)},

@@ -47,6 +47,13 @@ def levels(memory: dict[str, Any]) -> list[int]:
     return found
 
 
+def test_another_policys_tab_says_why_it_has_no_curve_of_a_step() -> None:
+    own, *others = content_of(recorded()[1])["schedules"]
+    assert others and own["memory"] is not None
+    for other in others:
+        assert other["memory"] is None and "th.compare(make_loss, step=step) has each" in other["memory_note"]
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_the_page_has_the_steps_own_curve_to_the_byte(accumulate: int) -> None:
     step = recorded(accumulate)[1]
