@@ -1,4 +1,4 @@
-"""Makes README's pictures of today's code: `python pictures/make.py`. Needs Chromium, and the packages of the extra dev."""
+"""Makes README's pictures of today's code: `python pictures/make.py`. Needs Chromium and the extra `dev`."""
 
 from __future__ import annotations
 
