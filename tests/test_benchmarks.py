@@ -52,7 +52,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("tracing", 11, 1),
         ("memory", 7, 6),
         ("whole_steps", 2, 1),
-        ("training_loops", 4, 4),
+        ("training_loops", 6, 4),
     ],
 )
 @pytest.mark.slow

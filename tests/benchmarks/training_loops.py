@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from measure import Effort, Row, ratios, seconds
+from measure import Effort, Row, seconds
 from torch.optim import Adam
 
 import tapehead as th
@@ -15,11 +19,15 @@ from tapehead.engine.training.leaks import Leaks
 from tapehead.engine.workloads.ready_workload import Parts
 from tapehead.engine.workloads.workloads import workload
 
-_STEPS = 8
+Around = Callable[[], AbstractContextManager[object]]
+
+_EVERY = 10  # th.training's own: of so many steps in a row, one takes what is dear
+_BEGINNING = 2  # steps in which names and shapes are learnt; a loop has thousands of others
+_MOST = 8  # of each kind, in turns: two minutes for all of them
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """Of a GPT and a ResNet, with all that is watched and with the watch for leaks alone."""
+    """Of a GPT and a ResNet: all that is watched, each write noted besides, and the watch for leaks alone."""
     gpt = {"vocabulary": 1000, "context": 64, "width": 128, "batch": 8, "heads": 4, "layers": 1 if effort.tiny else 4}
     yield from _rows(effort, "GPT", workload("gpt2").build(**gpt), 1.06)
     yield from _rows(effort, "ResNet", workload("resnet50").build(batch=2, pixels=32 if effort.tiny else 64), 1.08)
@@ -29,27 +37,50 @@ def _rows(effort: Effort, what: str, built: Parts, goal: float) -> Iterator[Row]
     model, make_loss = built
     optimizer = Adam([each for each in model.parameters() if each.requires_grad], foreach=True)
 
-    def train() -> None:
-        for _ in range(_STEPS):
+    def train(steps: int) -> None:
+        for _ in range(steps):
             optimizer.zero_grad()
             make_loss().backward()
             optimizer.step()
 
-    def steps(around: Callable[[], AbstractContextManager[object]]) -> Callable[[], float]:
-        def once() -> float:
-            with around():
-                return seconds(train)
+    def steps(around: Around) -> float:
+        with around():
+            train(_BEGINNING)
+            return seconds(partial(train, _EVERY))
 
-        return once
-
-    train()
-    plain = steps(nullcontext)
-    watched = steps(lambda: th.training(model, optimizer))
-    yield Row(f"th.training, {what}: a step / a plain one", "×", ratios(watched, plain, effort.repetitions), goal)
-    with patch.object(verbs, "PARTS", [Leaks]):
-        yield Row(
-            f"th.training, {what}: its watch for leaks alone / a plain step",
-            "×",
-            ratios(watched, plain, effort.repetitions),
-            1.02,
+    with TemporaryDirectory() as folder:
+        box = Path(folder) / "black_box"
+        plain, *watched = _in_turns(
+            [
+                partial(steps, around)
+                for around in (
+                    nullcontext,
+                    lambda: th.training(model, optimizer, black_box=box),
+                    lambda: th.training(model, optimizer, black_box=box, writes=True),
+                    lambda: _leaks_alone(lambda: th.training(model, optimizer)),
+                )
+            ],
+            min(effort.repetitions, _MOST),
         )
+    usual = median(plain)
+    for name, goal_of_it, taken in zip(
+        ("findings, norms, black box", "these and writes=True", "the watch for leaks alone"),
+        (goal, None, 1.02),
+        watched,
+        strict=True,
+    ):
+        # the median of these is the ratio of both medians
+        yield Row(f"th.training, {what}: {name} / a plain step", "×", tuple(each / usual for each in taken), goal_of_it)
+
+
+def _in_turns(kinds: list[Callable[[], float]], repetitions: int) -> list[tuple[float, ...]]:
+    """The seconds of each kind, taken in turns after a warm-up of each."""
+    for each in kinds:
+        each()
+    return list(zip(*([each() for each in kinds] for _ in range(repetitions)), strict=True))
+
+
+def _leaks_alone(training: Around) -> AbstractContextManager[object]:
+    """Of the loop's parts the watch for leaks alone; the list of them is read where a training is made."""
+    with patch.object(verbs, "PARTS", [Leaks]):
+        return training()
