@@ -16,6 +16,7 @@ from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import SavedSlot, saved_numbers, saved_slots
 from ...inspector.torch_internals.tensors import computes_itself, is_abstract, storage_of, stored_values
+from ..words.phrases import nth
 from .conditions import Output
 from .readings import PLAIN, SPARSE
 
@@ -432,9 +433,12 @@ def about(graph: Graph, task: Task) -> Iterator[str]:
         yield f"the forward's line: {code}"
     if task.call is not None:
         call = graph.calls[task.call]
-        count = sum(each.path == call.path for each in graph.calls)
-        if count > 1:
-            yield f"it belongs to call {call.index + 1} of {count} of {call.path or 'the model'} ({call.class_name})"
+        same = [each.index for each in graph.calls if each.path == call.path]
+        if call.index or len(same) > 1:
+            # calls without a task here, such as those of other backwards, are numbered, too
+            called = f"of {len(same)} calls" if max(same) < len(same) else "call"
+            path = f"module {call.path}" if call.path.isdigit() else call.path or "the model"
+            yield f"it belongs to the {nth(call.index + 1)} {called} of {path} ({call.class_name})"
 
 
 def code_of(task: Task) -> str:

@@ -252,11 +252,25 @@ def test_exploding_gradients_of_an_rnn_stop_at_the_step_at_which_they_do(engine:
     # The loss gives a gradient of norm 2, and each step makes it three times larger: the sixth goes beyond 1000.
     assert 2 * 3**6 > 1000 > 2 * 3**5
     assert "gave a gradient of norm 1458" in stop.text
-    assert "it belongs to call 5 of 10 of cell (Linear)" in stop.lines
+    assert "it belongs to the 5th of 10 calls of cell (Linear)" in stop.lines
     assert "the gradient that came in has norm 486" in stop.lines
     vanishing = Recurrent(0.1).requires_grad_(False)
     stop = found(engine, lambda: vanishing(x), "norm<1e-4")
-    assert "norm 2e-05" in stop.text and "it belongs to call 6 of 10 of cell (Linear)" in stop.lines
+    assert "norm 2e-05" in stop.text and "it belongs to the 6th of 10 calls of cell (Linear)" in stop.lines
+
+
+def test_a_call_after_others_of_another_graph_is_told_by_its_place_alone() -> None:
+    class Judge(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt().sum()
+
+    models = nn.Sequential(nn.Linear(2, 2), Judge())
+
+    def loss() -> Tensor:
+        models(torch.ones(1, 2)).detach()
+        return models(torch.ones(1, 2))
+
+    assert "t belongs to the 2nd call of module 1 (Judge)" in str(th.find_nan(loss, model=models))
 
 
 @both
