@@ -146,14 +146,16 @@ class BlackBox(LoopPart):
         assert training is not None
         if not training.found_inf:
             return False
-        found = self._left_out_updates.begins(optimizer)
-        if not found and not self._is_told:
+        loss = self._keeper.unit.micro_batches[-1].loss if self._keeper.unit.micro_batches else None
+        judged = [*self._keeper.models.gradients, *([] if loss is None else [loss])]
+        found = self._left_out_updates.begins(optimizer, judged)
+        if found is None and not self._is_told:
             self._is_told = True
             training.note(f"{type(optimizer).__name__} is not fused, and leaves no update out: found_inf does nothing")
-        return found
+        return bool(found)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
-        self._left_out_updates.ends(optimizer)
+        self._left_out_updates.ends()
         if self._training is not None:
             self._left_out = 0
             self._keeper.optimizer_ends(optimizer)
@@ -273,6 +275,7 @@ class BlackBox(LoopPart):
         return folder
 
     def ends(self) -> None:
+        self._left_out_updates.ends()
         if self._training is not None:
             self._judge_late(all_of_it=True)
         self._training = None

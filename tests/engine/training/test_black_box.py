@@ -654,6 +654,44 @@ def test_what_is_not_fused_leaves_nothing_out_and_a_note_says_so(tmp_path: Path)
         th.training(model, found_inf=True)
 
 
+def test_a_step_that_raised_leaves_no_flag_by_which_later_updates_would_go(tmp_path: Path) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, fused=True)
+    with th.training(model, black_box=tmp_path, found_inf=True):
+        model(torch.ones(2, 4)).sum().backward()
+        handle = optimizer.register_step_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no step"):
+            optimizer.step()
+        handle.remove()
+        after = bad_at_2(model, "cpu", lambda given: optimizer)
+        optimizer.register_step_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no step"):
+            optimizer.step()
+    assert all(map(torch.equal, after[1], after[2])) and all(each.isfinite().all() for each in after[3])
+    assert not hasattr(optimizer, "found_inf")
+
+
+def fail(*given: object) -> None:
+    raise RuntimeError("no step")
+
+
+def test_what_the_black_box_calls_bad_is_left_out_also_if_the_optimizers_own_gradients_are_finite(
+    tmp_path: Path,
+) -> None:
+    """Else a step would be kept with parameters that its update has written already."""
+    models = nn.ModuleList([small(), small()])
+    optimizers = [torch.optim.SGD(each.parameters(), 1e-2, fused=True) for each in models]
+    with th.training(models, black_box=tmp_path, found_inf=True):
+        for number, share in enumerate((1, float("nan"))):
+            before = [each.detach().clone() for each in models.parameters()]
+            models.zero_grad()
+            x = torch.ones(2, 4)
+            (models[0](x).sum() + models[1](x).sum() * share).backward()
+            optimizers[0].step()
+            stays = all(map(torch.equal, before, models.parameters()))
+            assert stays == (number == 1), f"step {number}"
+
+
 def test_on_an_accelerator_a_bad_update_is_left_out_without_a_copy(accelerator: torch.device, tmp_path: Path) -> None:
     model = small().to(accelerator)
     copied: list[object] = []
