@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import local_of
 from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
@@ -136,7 +137,7 @@ class NormWatch(LoopPart):
             if self._step.number % self._training.every == 0 or jumped:
                 floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
                 before = [each.detach().clone() for each in floating]
-                self._before = floating, before, self._columns.of(floating)
+                self._before = (floating, before, self._columns.of(floating)) if floating else None
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._before is None:
@@ -144,7 +145,8 @@ class NormWatch(LoopPart):
         (parameters, before, columns), self._before = self._before, None
         with unobserved():
             self._step.weights += self._sums.take(before, columns)
-            torch._foreach_sub_(before, [each.detach() for each in parameters])  # in place: no third copy is made
+            # in place: no third copy is made; of parts on ranks the parts, as a list may have others beside them
+            torch._foreach_sub_([*map(local_of, before)], [local_of(each.detach()) for each in parameters])
             self._step.updates += self._sums.take(before, columns)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:

@@ -6,11 +6,14 @@ import copy
 import gc
 import math
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 import tapehead as th
@@ -266,3 +269,29 @@ def test_a_frame_has_a_row_for_each_module_and_step() -> None:
     at = frame[(frame.step == 2) & (frame.module == "2")].iloc[0]
     assert at.update_ratio == pytest.approx(at.update_norm / at.weight_norm)
     assert at.gradient_norm == pytest.approx(float(training.norms.gradients[2, 1]))
+
+
+def test_an_optimizer_without_parameters_is_watched_like_others() -> None:
+    model, empty = nn.Linear(4, 1), torch.optim.SGD([{"params": []}], 1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with th.training(model, every=1) as training:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            empty.step()
+            optimizer.step()
+    assert not training.notes and training.norms.updates.shape[0] == 2
+
+
+def test_an_optimizer_may_have_parameters_in_parts_on_ranks_and_whole_ones(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ranks = init_device_mesh("cpu", (1,))
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), ranks, [Shard(1)]))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2, foreach=False)
+        with th.training(model, every=1) as training:
+            (model.weight.full_tensor().sum() + model.bias.sum()).backward()
+            optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not training.notes and sorted(training.norms.updates[0].tolist()) == pytest.approx([1e-2, 2e-2], rel=1e-4)
