@@ -184,13 +184,13 @@ class _Study:
 
 def _origins(first: OrderRun, run: OrderRun) -> list[int]:
     """The tasks at which two runs begin to differ: what is given to them is equal, and not what they take; or what they
-    take is, and not what they give."""
+    take is, and not what they give. What is in a leaf's .grad is not what its task gave where others add to it, too."""
     found = []
     for task in first.graph.tasks:
         if task.id not in first.taken or task.id not in run.taken:
             continue
         if first.taken[task.id] == run.taken[task.id]:
-            if first.given.get(task.id) != run.given.get(task.id):
+            if task.id not in run.fed_inside and first.given.get(task.id) != run.given.get(task.id):
                 found.append(task.id)
         elif all(_gave(first, edge) == _gave(run, edge) for edge in first.graph.in_edges[task.id]):
             found.append(task.id)

@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Edge, Graph
+from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post_accumulate_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
@@ -70,6 +71,7 @@ class OrderRun:
             the end.
         gradients: by leaf what is in its .grad, copied where that was asked for: the id of the leaf's task, or behind
             those a number for each other leaf, in a checkpoint for example.
+        fed_inside: the leaves that a backward inside of a task adds to as well, as a reentrant checkpoint does.
         looked: see `Looked`, where a closer look was asked for.
     """
 
@@ -78,6 +80,7 @@ class OrderRun:
     taken: dict[int, Prints]
     given: dict[int, Prints]
     gradients: dict[int, Tensor | None]
+    fed_inside: frozenset[int]
     looked: Looked | None
 
 
@@ -111,7 +114,7 @@ def run_in_order(
 
 
 class _Notes:
-    """Hooks before and after each node."""
+    """Hooks before and after each node. A leaf's are called by a backward inside of a task, too; that is no task."""
 
     def __init__(self, graph: Graph, closer: Collection[int]) -> None:
         self.looked = Looked(StorageTouches()) if closer else None
@@ -122,6 +125,8 @@ class _Notes:
         self._arrived: dict[Edge, Tensor] = {}
         self._random: tuple[Any, ...] = ()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._graph_task: int | None = None
+        self._fed_inside: set[int] = set()
 
     def open(self) -> None:
         for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True):
@@ -142,9 +147,21 @@ class _Notes:
         taken, given = ({task: _read(noted) for task, noted in each.items()} for each in (self._taken, self._given))
         with unobserved():
             copies = {leaf: None if grad is None else grad.detach().clone() for leaf, grad in leaves.items()}
-        return OrderRun(replace(self._graph, nodes=()), order, taken, given, copies, self.looked)
+        return OrderRun(
+            replace(self._graph, nodes=()), order, taken, given, copies, frozenset(self._fed_inside), self.looked
+        )
+
+    def _is_inside(self) -> bool:
+        """Whether this is called by another backward than the first one that calls."""
+        number = real_graph_task_id()
+        if self._graph_task is None:
+            self._graph_task = number
+        return number != self._graph_task
 
     def _before(self, task_id: int, taken: Gradients) -> None:
+        if self._is_inside():
+            self._fed_inside.add(task_id)
+            return
         self._taken[task_id] = list(map(self._print_of, taken))
         if self.looked is None:
             return
@@ -155,6 +172,8 @@ class _Notes:
         self.looked.touches.begin(task_id, taken)
 
     def _after(self, task_id: int, given: Gradients, taken: Gradients) -> None:
+        if self._is_inside():
+            return
         if not self._graph.tasks[task_id].is_leaf:
             self._given[task_id] = list(map(self._print_of, given))
         if self.looked is None:

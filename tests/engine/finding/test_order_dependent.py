@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.finding.bit_prints import BitPrints
@@ -271,3 +272,15 @@ def test_a_print_tells_any_bit_and_the_place_of_each_element(dtype: torch.dtype)
     first, same, *others = [each() for each in read]
     assert first == same
     assert first not in others
+
+
+def test_what_a_reentrant_checkpoint_adds_to_a_leaf_is_no_task_of_the_backward() -> None:
+    layer, data = nn.Linear(4, 4), torch.randn(3, 4)
+
+    def make_loss() -> Tensor:
+        x = data.clone().requires_grad_()
+        again = checkpoint(layer, x, use_reentrant=True).sin() + checkpoint(layer, x * 3, use_reentrant=True).cos()
+        return again.sum() + layer(x).pow(2).sum()
+
+    found = th.order_dependent(make_loss)
+    assert not found and {each.how for each in found.departures} <= {"rounding"}, found
