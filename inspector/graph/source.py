@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2]
 """Where tapehead itself is installed."""
 
 _ENGINE = PACKAGE / "engine"
-_FINDING = (f"finding/{name}.py" for name in ("function_calls", "storage_touches", "value_flow"))
+_FINDING = [f"finding/{name}.py" for name in ("function_calls", "storage_touches", "value_flow")]
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(PACKAGE / "inspector") + os.sep,
