@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ..words.sizes import size_text
 from .finding import Finding, FindingKind
 from .frames import numbered
 from .held_memory import HELD
@@ -21,6 +22,7 @@ FORMAT = "tapehead.training"
 VERSION = 1
 
 _MOST_MODULES = 100_000
+_MOST_BYTES = 2**27  # of a page: its numbers, two million at most of a kind, take some tens of megabytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +192,11 @@ def read_page(path: Path) -> TrainingDocument:
         ValueError: it is no such page.
         OSError: it can't be read.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"{path.name} has more than {size_text(_MOST_BYTES)}, which no page of a loop needs")
+    text = content.decode("utf-8", "replace")
     start = text.find(_BEGINS, text.find('class="th-loop"'))
     end = text.find("</script>", start)
     if 'class="th-loop"' not in text or start < 0 or end < 0:

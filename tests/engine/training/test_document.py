@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.training import document
 from tapehead.engine.training.document import TrainingDocument, document_of, read_document
 from tapehead.engine.training.record import Training
 
@@ -121,3 +122,12 @@ def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Traini
     ):
         with pytest.raises(ValueError, match=words):
             read_document(given)
+
+
+def test_of_a_page_no_more_is_read_than_a_loop_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "loop.html"
+    Training(1, False, None, 0, False).save_html(page)
+    assert document.read_page(page).steps == 0
+    monkeypatch.setattr(document, "_MOST_BYTES", page.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"loop\.html has more than .*, which no page of a loop needs"):
+        document.read_page(page)
