@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -12,7 +12,15 @@ from torch import Tensor
 from ...inspector.graph.source import Place
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
-from ...inspector.torch_internals.tensors import FollowedStorage, View, local_of
+from ...inspector.torch_internals.tensors import (
+    FollowedStorage,
+    StorageBytes,
+    View,
+    computes_itself,
+    local_of,
+    on_storage,
+    storage_of,
+)
 from .forwards import Forwards
 from .silent_step import SilentStep, SilentWords, WrittenBytes
 
@@ -53,7 +61,7 @@ class DataWrites:
         self._thread = get_ident()
         self._is_paused = False
         self._followed: dict[int, FollowedStorage] = {}  # so that no others get the address of those that were written
-        self._begun: dict[int, tuple[Tensor, View]] = {}  # copies by tensor's id, until the call is over
+        self._begun: dict[int, _Begun] = {}  # by the tensor's id, until the call is over
         self._arrays: list[ref[Any]] = []
 
     @property
@@ -77,12 +85,18 @@ class DataWrites:
 
     def begins(self, tensor: Tensor) -> None:
         if not self._looks_away and (copy := _bytes_of(tensor)) is not None:
-            self._begun[id(tensor)] = copy, View.of(tensor)
+            self._begun[id(tensor)] = _Begun(copy, View.of(tensor), storage_of(tensor))
 
     def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
-        copy, view = self._begun.pop(id(tensor), (None, None))
-        if copy is not None and view == View.of(tensor) and not self._looks_away:  # else it has other bytes, elsewhere
-            self._add(self.told, SilentStep(what, place, self.step, sequence_nr(), {}, _OF_DATA), tensor, copy)
+        begun = self._begun.pop(id(tensor), None)
+        if begun is None or self._looks_away:
+            return
+        made = SilentStep(what, place, self.step, sequence_nr(), {}, _OF_DATA)
+        if (begun.view, begun.storage) == (View.of(tensor), storage_of(tensor)):
+            self._add(self.told, made, tensor, WrittenBytes(begun.copy))
+        elif not computes_itself(tensor) and (begun.view.shape, begun.view.dtype) == (tensor.shape, tensor.dtype):
+            before = on_storage(begun.copy.untyped_storage(), begun.view)
+            self._add(self.told, made, tensor, WrittenBytes(before, ref(tensor), is_other=True))
 
     def is_shared(self, array: Any) -> None:
         if get_ident() == self._thread and isinstance(array.base, Tensor):
@@ -96,21 +110,21 @@ class DataWrites:
             copy = _bytes_of(each.base)
             if copy is not None:
                 made = SilentStep("An array of NumPy's", None, self.step, sequence_nr(), {}, _OF_NUMPY)
-                self._add(self.shared, made, each.base, copy)
+                self._add(self.shared, made, each.base, WrittenBytes(copy))
 
-    def _add(self, steps: list[SilentStep], made: SilentStep, tensor: Tensor, copy: Tensor) -> None:
+    def _add(self, steps: list[SilentStep], made: SilentStep, tensor: Tensor, written: WrittenBytes) -> None:
         """Several writes by one line are one; of those that no graph was made between the first tells."""
         followed = FollowedStorage(local_of(tensor))
         address = followed.address
         if address in self._followed and not self._followed[address].alive:
             self._forget(address)
         same = [each for each in steps if address in each.written]
-        if same and same[-1].number == made.number:
+        if same and same[-1].number == made.number and not same[-1].written[address].is_other:
             return
         if len(same) >= _MOST_COPIES:
             del same[0].written[address]
         into = next((each for each in steps if _is_by_the_same(each, made)), made)
-        into.written[address] = WrittenBytes(copy)
+        into.written[address] = written
         self._followed[address] = followed
         if into is made:
             steps.append(made)
@@ -136,6 +150,14 @@ class DataWrites:
             steps[:] = [each for each in steps if each.written]
         if not self.told and not self.shared:
             self._followed.clear()
+
+
+class _Begun(NamedTuple):
+    """What a call may write, before it: a copy of all the bytes below, and where the tensor was on them."""
+
+    copy: Tensor
+    view: View
+    storage: StorageBytes | None
 
 
 def _is_by_the_same(one: SilentStep, other: SilentStep) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.source import Place
-from ...inspector.torch_internals.tensors import View, on_storage
+from ...inspector.torch_internals.tensors import View, local_of, on_storage
 
 
 @dataclass(slots=True)
@@ -19,24 +19,31 @@ class WrittenBytes:
     Attributes:
         copy: what was there before: of the parameter, or of all its storage; None: nobody kept it.
         parameter: whose copy that is; None: all the bytes of its storage were copied, in their order.
+        is_other: whether that parameter was given these bytes in place of its own, and nothing was written into them.
     """
 
     copy: Tensor | None
     parameter: ref[Tensor] | None = None
+    is_other: bool = False
+
+    def is_of(self, saved: Tensor) -> bool:
+        """Whether what a graph has saved on these bytes is among what was written."""
+        return not self.is_other or (self.parameter is not None and self.parameter() is saved)
 
     def is_as_before(self, saved: Tensor) -> bool:
         """Whether what a graph has saved of it has the values that it had."""
         if self.parameter is not None:
             parameter = self.parameter()
             return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
+        saved = local_of(saved)
         before = self._before(saved)
         return before is None or bool(((before == saved) | ((before != before) & (saved != saved))).all())
 
     def off(self, saved: Tensor) -> float | None:
-        """By how much it differs at most; None: nobody knows."""
-        now: Tensor | None = saved if self.parameter is None else self.parameter()
-        before = self._before(saved) if self.parameter is None else self.copy
-        if now is None or before is None:
+        """By how much it differs at most; None: nobody knows, or truth values do."""
+        now: Tensor | None = local_of(saved) if self.parameter is None else self.parameter()
+        before = self._before(local_of(saved)) if self.parameter is None else self.copy
+        if now is None or before is None or now.dtype is torch.bool:
             return None
         return float((now.detach() - before).abs().max())
 

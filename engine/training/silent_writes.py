@@ -142,7 +142,7 @@ class SilentWrites:
                     continue
                 since = ((by, by.written.get(storage.address)) for by in steps if by.number > number)
                 for by, written in since:
-                    if written is not None and not written.is_as_before(slot.tensor):
+                    if written is not None and written.is_of(slot.tensor) and not written.is_as_before(slot.tensor):
                         found.append(_Spoiled(node, number, slot, by, written))
                         break
         return found

@@ -7,11 +7,14 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
@@ -193,6 +196,50 @@ def test_other_data_under_a_parameter_are_found_where_the_graph_takes_them() -> 
             loss.backward()
         assert torch.equal(x.grad, right) is not is_off
         assert [str(each).partition(" at ")[0] for each in silent(training)] == [".data ="] * is_off
+
+
+def test_a_tensor_that_is_given_the_bytes_of_another_one_writes_nothing_into_these() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    x = torch.ones(2, 4, requires_grad=True)
+    with th.training(model, writes=True) as training:
+        loss = model(x).sum()
+        other.weight.data = model.weight.data
+        loss.backward()
+    assert not silent(training)
+
+
+def test_other_data_are_found_wherever_in_their_bytes_they_are() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    x = torch.ones(3, requires_grad=True)
+    with th.training(writes=True) as training:
+        loss = (weight * x).sum()
+        weight.data = torch.arange(6.0)[3:]
+        loss.backward()
+    assert [str(each).partition(" at ")[0] for each in silent(training)] == [".data ="]
+    assert "up to 4 off" in silent(training)[0].sentence and x.grad is not None and x.grad.tolist() == [3, 4, 5]
+
+
+def test_a_mask_that_is_written_is_found_and_nobody_says_how_far_it_is_off() -> None:
+    weight, mask = torch.ones(3, requires_grad=True), torch.tensor([True, False, True])
+    with th.training(writes=True) as training:
+        loss = torch.where(mask, weight, weight * 2).sum()
+        mask.data.logical_not_()
+        loss.backward()
+    assert "takes the new values, so" in silent(training)[0].sentence and not training.notes
+
+
+def test_a_write_into_a_ranks_part_is_found(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ranks = init_device_mesh("cpu", (1,))
+        weight, x = (distribute_tensor(torch.ones(4), ranks, [Shard(0)]).requires_grad_() for _ in range(2))
+        with th.training(writes=True) as training:
+            loss = (weight * x).sum()
+            weight.data.mul_(3)
+            loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert "up to 2 off" in silent(training)[0].sentence and not training.notes
 
 
 def test_an_array_of_numpy_that_is_written_before_the_backward_is_found() -> None:
