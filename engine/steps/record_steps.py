@@ -269,6 +269,10 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         """How many steps there are: none until the block ends."""
         return len(self._steps)
 
+    def __bool__(self) -> bool:
+        """Whether there are steps, or the block that records them is open: a variable of it is not None then."""
+        return self._opened is not None or bool(self._steps)
+
     @overload
     def __getitem__(self, number: int) -> TrainingStep: ...
 

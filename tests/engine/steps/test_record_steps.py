@@ -256,6 +256,22 @@ def test_the_loop_goes_on_unseen_when_the_steps_are_there() -> None:
     assert len(steps) == 2
 
 
+def test_a_recording_is_true_while_its_block_is_open_and_where_there_are_steps() -> None:
+    loop = adam()(model())
+    steps = th.record_steps(steps=2)
+    assert not steps
+    with steps:
+        assert steps
+        assert len(steps) == 0
+        for _ in range(3):
+            next(loop)
+        assert steps
+    assert steps
+    with steps:
+        pass
+    assert not steps
+
+
 def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
     loop = adam(foreach=True)(model())
     with th.record_steps(steps=3) as steps:
