@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_without_a_gpu_it_says_why_there_is_nothing_to_run() -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     assert ran.returncode == 2 and ran.stdout == ""
     assert ran.stderr.startswith("nothing to run: ")
+
+
+def test_without_pytest_it_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"make gpu needs pytest in {sys.executable}\n"
 
 
 @pytest.mark.heavy
