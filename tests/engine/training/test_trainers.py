@@ -16,6 +16,7 @@ import tapehead as th
 
 from ..trainer_loops import LOOPS, Train
 
+
 def installed(train: Train, folder: Path, steps: int, **options: Any) -> tuple[th.Training, nn.Module]:
     training = th.install_training(**options)
     try:
