@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from ...inspector.torch_internals.operators import FakeOperations, Operator
+from ...inspector.torch_internals.operators import FakeOperations, Operator, leaves_of
 from ...inspector.torch_internals.tensors import storage_of
 from ..memory.layouts import layout_of, scratch_of_copy
 from .kernel_runs import NOT_LISTED, KernelRun, LaidOut, kernel_run, name_of
@@ -64,7 +64,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         if not isinstance(operator, Operator):
             self.unknown[NOT_LISTED, str(operator)] = None
             return result
-        results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        results = [each for each in leaves_of(result) if isinstance(each, Tensor)]
         if results and all(each.device != self._device for each in results):
             return result
         found = self.kernel_run(operator, args, kwargs, results)

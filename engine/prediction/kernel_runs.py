@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ...inspector.torch_internals.allocators import (
     one_recording,
@@ -19,7 +20,7 @@ from ...inspector.torch_internals.allocators import (
     stop_allocation_events,
 )
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.operators import Operator, is_pointwise, schema_name
+from ...inspector.torch_internals.operators import Operator, is_pointwise, leaves_of, schema_name
 from ...inspector.torch_internals.tensors import View, on_storage, storage_of
 
 MOST_BYTES = 2**31
@@ -193,6 +194,7 @@ def kernel_run(
     return None if tiny and found == KernelRun(0, ()) else found
 
 
+@cache
 def name_of(operator: Operator) -> str:
     """Its name without overload, "mm"."""
     return schema_name(operator).partition("::")[2]
@@ -246,7 +248,7 @@ def real_like(tensor: Tensor, fill: int, tiny: bool = False) -> Tensor:
 
 
 def _tensors_in(values: object) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [each for each in leaves_of(values) if isinstance(each, Tensor)]
 
 
 def fits_alone(tensors: Sequence[Tensor], most_bytes: int | None = None) -> bool:
@@ -273,7 +275,7 @@ def _key(values: object, tiny: bool) -> tuple[object, ...]:
         ((each.dtype, each.dim()) if tiny else View.of(each)._replace(offset=0))
         if isinstance(each, Tensor)
         else repr(each)
-        for each in tree_leaves(values)
+        for each in leaves_of(values)
     )
 
 

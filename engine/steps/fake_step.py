@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...inspector.arguments import a_kind
 from ...inspector.graph.source import innermost_user_line
 from ...inspector.torch_internals.fakes import NEEDS_NUMBERS
-from ...inspector.torch_internals.operators import Operator
+from ...inspector.torch_internals.operators import Operator, leaves_of
 from ...inspector.torch_internals.tensors import View, computes_itself, is_fake, storage_of
 from ..prediction.fake_kernels import FakeKernels
 from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
@@ -127,7 +127,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
             self._note(result)
             return result
         result = super().__torch_dispatch__(operator, types, args, kwargs)
-        for each in tree_leaves(result):
+        for each in leaves_of(result):
             if isinstance(each, Tensor):
                 expect_built(each.device)
         return result

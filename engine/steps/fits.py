@@ -25,7 +25,7 @@ class Fit(ShownAsTable):
 
     Attributes:
         memory: the bytes that there are.
-        batch_size: of the batch that was asked for; None: `make_batch()` takes no size.
+        batch_size: of the batch that was asked for, or the default of `make_batch`; None: it takes no size.
         phases: the peaks of forward, backward and optimizer in a steady step, each with its categories in bytes.
         estimates: why the figures are estimates; empty if nothing is known to be missing.
     """

@@ -29,8 +29,8 @@ class Recipe:
         make_optimizer: makes the optimizer of these parameters.
         loss_of: the loss of a model on a batch.
         takes_size: whether `make_batch` takes the size of a batch.
-        default_size: what `make_batch` takes for it where none is said; None: nothing, or no whole number.
-        size: of the batch that is meant; None: `make_batch` is called without.
+        size: of the batch that is meant, by default what `make_batch` takes where none is said; None: it is called
+            without.
     """
 
     make_model: MakeModel
@@ -38,7 +38,6 @@ class Recipe:
     make_optimizer: MakeOptimizer
     loss_of: LossOf
     takes_size: bool
-    default_size: int | None
     size: int | None
 
     @classmethod
@@ -75,13 +74,14 @@ class Recipe:
                 raise ValueError("batch_size is given, and make_batch() takes no size: make_batch(size) would")
         elif size is not None and default is size.empty:
             batch_size = 1
+        elif isinstance(default, int) and not isinstance(default, bool):
+            batch_size = default
         return cls(
             make_model,  # type: ignore[arg-type]
             make_batch,
             make_optimizer,  # type: ignore[arg-type]
             loss_of or loss_by_default,  # type: ignore[arg-type]
             takes_size,
-            default if isinstance(default, int) else None,
             batch_size,
         )
 

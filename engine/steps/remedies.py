@@ -91,7 +91,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
 
 def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
     """The batch in parts, whose gradients are added up: the fewest parts that fit, else the most."""
-    size = recipe.size or recipe.default_size
+    size = recipe.size
     if size is None or size < 2:
         return
     parts = 2

@@ -107,6 +107,20 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert fits_in("1MiB", lambda: pairs(4)).largest_batch is None
 
 
+def test_each_batch_is_run_once_that_of_the_default_size_too() -> None:
+    sizes = []
+
+    def batches(size: int = 2) -> tuple[Tensor, Tensor]:
+        sizes.append(size)
+        return pairs(size)
+
+    fit = th.fits(perceptron, batches, OPTIMIZERS["adam"], "3MiB", cross_entropy)
+    assert fit.batch_size == 2 and "with a batch of 2: " in str(fit)
+    assert fit.largest_batch is not None and fit.largest_batch > 2
+    assert {1, 2, fit.largest_batch, fit.largest_batch + 1} <= set(sizes)
+    assert len(sizes) == len(set(sizes))
+
+
 def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = th.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
     from tapehead.engine.steps import fake_step
@@ -301,7 +315,7 @@ def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     script.write_text(SETUP)
     assert main(["fits", f"{script}:setup", "--memory", "1MB"]) == 0
     said = capsys.readouterr().out
-    assert "It fits with a batch" not in said and "It fits: " in said and "The largest batch that fits: " in said
+    assert "It fits with a batch of 16: " in said and "The largest batch that fits: " in said
     assert main(["fits", f"{script}:setup", "--memory", "10kB", "--batch-size", "32"]) == 1
     assert "It does not fit with a batch of 32" in capsys.readouterr().out
     assert main(["fits", f"{script}:wrong", "--memory", "1MB"]) == 2
