@@ -244,7 +244,8 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
 
 
 def _finding(given: dict[str, Any]) -> Finding:
-    finding = Finding(**{each.name: given[each.name] for each in fields(Finding)})
+    known = {"alike": None, **given}  # pages of before it was written
+    finding = Finding(**{each.name: known[each.name] for each in fields(Finding)})
     if finding.kind not in get_args(FindingKind) or not isinstance(finding.sentence, str):
         raise ValueError(f"this document of a training is damaged: {finding.kind!r} is no kind of finding")
     return finding

@@ -32,6 +32,7 @@ class Finding:
         at: `file:line` in the user's code.
         last_step: where it was found last, if it went on.
         certain: whether it is so, and not only likely.
+        alike: of a leak how many holders there are that differ by an index at most; `tensor` is the first of them.
     """
 
     kind: FindingKind
@@ -43,6 +44,7 @@ class Finding:
     at: str | None = None
     last_step: int | None = None
     certain: bool = True
+    alike: int | None = None
 
     def __str__(self) -> str:
         return self.sentence

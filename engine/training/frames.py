@@ -13,7 +13,7 @@ from .finding import Finding
 TrainingTable = Literal["norms", "steps", "findings"]
 
 _FIELDS = tuple(Finding.__dataclass_fields__)
-_INTEGERS = ("size", "last_step")
+_INTEGERS = ("size", "last_step", "alike")
 
 
 def training_frame(norms: Norms, findings: Sequence[Finding], table: TrainingTable) -> Any:

@@ -81,7 +81,8 @@ class Leaks(LoopPart):
         for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
             said = leak_sentence(replace(held, holder=first))
-            self._training.update(Finding("leak", number, said, None, first.text, held.nbytes, first.at))
+            leak = Finding("leak", number, said, None, first.text, held.nbytes, first.at, alike=held.alike)
+            self._training.update(leak)
 
     def ends(self) -> None:
         if self._known and self._looked_at < self._number and any(map(self._is_old, self._tokens.alive())):

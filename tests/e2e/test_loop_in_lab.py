@@ -86,6 +86,7 @@ def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook
     notebook.page.keyboard.press("Home")
     for _ in range(5):
         notebook.page.keyboard.press("ArrowRight")
+    notebook.page.keyboard.press("ArrowDown")
     expect(shown.locator(".go")).to_contain_text("Open the backward of step 5")
     notebook.page.keyboard.press("Enter")
     deck = notebook.page.locator(".tapehead-deck")
@@ -93,10 +94,21 @@ def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook
     expect(deck).to_have_count(1)
     expect(shown).to_be_hidden()
     assert notebook.kernel("print(page.deck.position, len(page.deck.graph.tasks) > 5)").split() == ["0", "True"]
+    expect(deck.locator(".deck")).to_be_focused()
+    notebook.page.keyboard.press("ArrowRight")
+    expect(deck.locator(".deck")).to_be_focused()
+    notebook.page.keyboard.press("w")
+    notebook.page.keyboard.press("Escape")  # the deck's own first: it filled the window
+    expect(shown).to_be_hidden()
+    notebook.page.keyboard.press("Escape")
+    expect(deck).to_have_count(0)
+    expect(shown.locator(".picture")).to_be_focused()
+    expect(shown.locator("h3")).to_have_text("step 5 · 0")
+    notebook.page.keyboard.press("Enter")
+    expect(deck).to_be_visible()
     notebook.page.get_by_role("button", name="‹ loop").click()
     expect(deck).to_have_count(0)
-    expect(shown.locator("h3")).to_have_text("step 5 · 2")
-    notebook.page.keyboard.press("Escape")
+    expect(shown.locator(".picture")).to_be_focused()
     assert (
         notebook.kernel("page.open_step(3); print(page._said.value)")
         == "<b>ValueError: step 3 is not kept; kept: 5</b>"

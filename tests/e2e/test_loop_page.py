@@ -195,3 +195,23 @@ def test_a_kept_step_says_how_it_runs_again_and_others_what_keeps_them(
     expect(shown.locator(".backward")).to_contain_text("not kept")
     shown.locator(".backward .plain").click()
     expect_chosen(shown, f"step {kept.step} ·")
+
+
+def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(browser: Browser, tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    store = {}
+    with th.training(model, optimizer) as training:
+        for step in range(6):
+            optimizer.zero_grad()
+            store[step] = model(torch.ones(2, 4))
+            store[step].sum().backward()
+            optimizer.step()
+    (leak,) = training.findings
+    shown = browser.new_page()
+    shown.goto(training.save_html(tmp_path / "page.html").as_uri())
+    row = shown.locator(".finding")
+    assert row.locator("code").inner_text() == leak.tensor and leak.tensor.endswith("store[0]")
+    assert re.fullmatch(rf"and ×{leak.alike - 1} more of this kind, \d+ B in all", row.locator(".more").inner_text())
+    assert row.locator("small").last.inner_text() == "Keep .detach() of it; of a number, .item()."
+    shown.close()

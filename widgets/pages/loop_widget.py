@@ -17,19 +17,41 @@ from ...engine.training.record import Training
 from .loop_page import CODE, live_html
 
 _ESM = """
+// Goes on from frame to frame until it is there, for some seconds at most.
+const soon = (find, then, frames = 600) => {
+  const found = find();
+  if (found) then(found);
+  else if (frames) requestAnimationFrame(() => soon(find, then, frames - 1));
+};
+const seen = (element) => (element?.getClientRects().length ? element : null);
+
 export default { render({ model, el }) {
   el.innerHTML = model.get("content");
-  el.firstElementChild.addEventListener("tapehead-open", (event) => model.send({ open: event.detail }));
+  const root = el.firstElementChild;
+  root.addEventListener("tapehead-open", (event) => model.send({ open: event.detail }));
   const script = document.createElement("script");
   script.textContent = model.get("code");
-  const put = () => (el.isConnected ? el.append(script) : requestAnimationFrame(put)); // it looks for the loop's root
+  const room = () => el.closest(".tapehead-loop");
+  const put = () => {
+    if (!el.isConnected) return requestAnimationFrame(put); // it looks for the loop's root
+    el.append(script);
+    room()?.addEventListener("tapehead-leave", () => model.send({ leave: true }));
+  };
   put();
+  const focus = (find) => soon(() => seen(find()), (found) => found.focus({ preventScroll: true }));
+  const hear = ({ shown }) => {
+    if (shown === "page") focus(() => root.querySelector(".moving").shadowRoot?.querySelector(".picture"));
+    else focus(() => room()?.querySelector(".tapehead-deck")?.shadowRoot?.querySelector(".deck"));
+  };
+  model.on("msg:custom", hear);
+  return () => model.off("msg:custom", hear);
 } };
 """
 
 
 class _Page(anywidget.AnyWidget):
-    """The page itself, which tells which step is to be opened."""
+    """The page itself, which tells which step is to be opened, and that the deck is left by Escape; it is told what has
+    come to be seen, which then has the keys."""
 
     _esm = _ESM
     content = traitlets.Unicode().tag(sync=True)
@@ -53,11 +75,18 @@ class LoopPage(ipywidgets.VBox):
         self._said = ipywidgets.HTML()
         self._back = ipywidgets.Button(description="‹ loop", tooltip="Back to the training loop")
         self._back.on_click(lambda _: self.close_deck())
+        above = ipywidgets.Layout(order="-1")  # the page stays the first child, so that what is chosen in it stays
+        self._said.layout = self._back.layout = above
         super().__init__([self._page])
+        self.add_class("tapehead-loop")
 
     def _hear(self, _: object, message: Any, buffers: object) -> None:
-        if isinstance(message, dict) and isinstance(step := message.get("open"), int):
+        if not isinstance(message, dict):
+            return
+        if isinstance(step := message.get("open"), int):
             self.open_step(step)
+        elif message.get("leave"):
+            self.close_deck()
 
     def open_step(self, step: int) -> None:
         """Runs a kept step again, and shows a deck of its backward in the page's place. What goes wrong is said above
@@ -70,10 +99,11 @@ class LoopPage(ipywidgets.VBox):
                 self.deck = self._deck_of(step)
         except Exception as error:
             self._said.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
-            self.children = [self._said, self._page]
+            self.children = [self._page, self._said]
             return
-        self._page.layout.display = "none"  # it keeps what is chosen in it
-        self.children = [self._back, self._page, self.deck]
+        self._page.layout.display = "none"
+        self.children = [self._page, self._back, self.deck]
+        self._page.send({"shown": "deck"})
 
     def _deck_of(self, step: int) -> Any:
         if step not in self._kept:
@@ -87,3 +117,4 @@ class LoopPage(ipywidgets.VBox):
         self.children = [self._page]
         if deck is not None:
             deck.close()
+            self._page.send({"shown": "page"})

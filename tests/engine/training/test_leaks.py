@@ -247,7 +247,7 @@ def test_a_leak_goes_on(program: ModuleType) -> None:
     training = program.train(th.training, 12)
     (leak,) = leaks_of(training)
     assert (leak.step, leak.last_step) == (2, 11)
-    assert "steps 0 to 9 are alive" in leak.sentence and "and 9 more like it" in leak.sentence
+    assert "steps 0 to 9 are alive" in leak.sentence and "and 9 more like it" in leak.sentence and leak.alike == 10
 
 
 def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:

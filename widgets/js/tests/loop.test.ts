@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bins, running, scaleOf } from "../src/loop/curves.ts";
 import { ABSENT, floats, NO_SCALAR, rowAt, said, type Finding, type Loop } from "../src/loop/data.ts";
-import { stepTicks } from "../src/loop/picture.ts";
+import { frameOf, stepTicks } from "../src/loop/picture.ts";
 import { shell } from "../src/loop/side.ts";
 import { State } from "../src/loop/state.ts";
 import { columnsOf, decades, fittingDepth, folded, outliers, pooled, shownRow } from "../src/loop/table.ts";
@@ -148,7 +148,7 @@ test("a view is never wider than the loop, and never outside of it", () => {
 
 test("findings lead to their step and module, and without a module to the first line that is not finite", () => {
   const finding = (step: number, module: string | null): Finding => {
-    return { kind: "norm", step, last_step: null, sentence: "", module, certain: true };
+    return { kind: "norm", step, last_step: null, sentence: "", module, tensor: null, size: null, certain: true };
   };
   const findings = [finding(40, "blocks.0"), finding(60, null)];
   const state = begun(loop(100, (gradients) => (gradients[60 * 6 + 2] = Infinity)));
@@ -202,4 +202,12 @@ test("numbers are said as people read them, and a folder is one word of a shell"
   assert.deepEqual([NaN, Infinity, ABSENT, 0.05123, 3.2e-5].map(said), ["NaN", "Inf", "none", "0.0512", "3.2e−5"]);
   assert.equal(shell("box/step_3"), "box/step_3");
   assert.equal(shell("it's $(rm)"), "'it'\\''s $(rm)'");
+});
+
+test("what few lines of the heat map leave is the memory's, and many lines leave it its least", () => {
+  const [few, many] = [3, 60].map((lines) => frameOf(1072, 838, 9, lines));
+  assert.ok(few.heatHeight - 3 * 22 < 20, "no hole below three lines");
+  assert.equal(few.heatTop + few.heatHeight + 6, few.memoryTop);
+  assert.ok(few.rulerTop - few.memoryTop > 3 * (many.rulerTop - many.memoryTop));
+  assert.ok(many.heatHeight > 500);
 });

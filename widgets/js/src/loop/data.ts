@@ -20,6 +20,10 @@ export interface Finding {
   last_step: number | null;
   sentence: string;
   module: string | null;
+  /** Of a leak: who holds it, its bytes, and of how many holders alike this is the first. */
+  tensor: string | null;
+  size: number | null;
+  alike?: number | null;
   certain: boolean;
 }
 

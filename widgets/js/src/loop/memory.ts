@@ -7,15 +7,14 @@ import { type Drawing } from "./picture.ts";
 
 const TALL = 122;
 const LOW = 96;
-const MOST = 240;
-const HEAD = 20;
+export const HEAD = 20;
 const FAINT = 0.16;
 
 /** Pixels for it: none where memory was not looked at, or there is no room beside the heat map; else at least so many,
- * and more where the heat map leaves room. */
+ * and all that the heat map leaves. */
 export function memoryHeight(height: number, looks: number, spare: number): number {
   if (!looks || height < 420) return 0;
-  return Math.max(height < 620 ? LOW : TALL, Math.min(MOST, spare));
+  return Math.max(height < 620 ? LOW : TALL, spare);
 }
 
 /** The bytes of a row, as HELD has them. */
@@ -83,8 +82,10 @@ function legend({ pen, c, state, frame }: Drawing): void {
   const row = Math.max(0, rowAt(loop.looks, state.step));
   const bytes = bytesOf(loop, row);
   const y = frame.memoryTop + 13;
-  write(pen, frame.left > 160 ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
-  write(pen, size(sum(bytes)), frame.left - 10, y, c.ink, { align: "right", weight: 600 });
+  const isWide = frame.left > 160;
+  const right = frame.left - (isWide ? 10 : 4);
+  write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
+  write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
   const said = `as step ${new Intl.NumberFormat("en-US").format(seen)} had it; without what operators need while they run`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
@@ -98,7 +99,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
       pen.globalAlpha = 1;
       hatch(pen, [12, middle - 4, 8, 8], c.bad, 4);
     } else pen.fillRect(12, middle - 4, 8, 8);
-    write(pen, name, 26, middle, c.ink2);
-    write(pen, size(bytes[HELD.length - 1 - at]), frame.left - 10, middle, c.ink2, { align: "right" });
+    write(pen, name, 24, middle, c.ink2);
+    write(pen, size(bytes[HELD.length - 1 - at]), right, middle, c.ink2, { align: "right" });
   });
 }

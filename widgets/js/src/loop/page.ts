@@ -127,10 +127,7 @@ class Page {
   private resize(): void {
     const { clientWidth, clientHeight } = this.picture;
     if (!clientWidth || !clientHeight) return;
-    const { looks, modules } = this.state.loop;
-    this.frame = frameOf(clientWidth, clientHeight, looks.length / 2, modules.length);
-    this.state.width = clientWidth - this.frame.left - this.frame.right;
-    this.state.height = this.frame.heatHeight;
+    this.divide(this.begun ? this.state.lines.length : this.state.loop.modules.length);
     if (!this.begun) {
       this.begun = true;
       this.state.begin();
@@ -139,8 +136,18 @@ class Page {
           this.picture.focus({ preventScroll: true });
         }
       }
-    } else this.state.reveal();
+    }
     this.show();
+  }
+
+  /** The room between the heat map, of so many lines, and what is above and below it. */
+  private divide(lines: number): void {
+    const { state, picture } = this;
+    this.frame = frameOf(picture.clientWidth, picture.clientHeight, state.loop.looks.length / 2, lines);
+    state.width = picture.clientWidth - this.frame.left - this.frame.right;
+    if (state.height === this.frame.heatHeight) return;
+    state.height = this.frame.heatHeight;
+    state.reveal();
   }
 
   /** Does something to the state, and shows what came of it. */
@@ -157,7 +164,9 @@ class Page {
 
   private show(): void {
     this.asked = false;
-    const { state, frame } = this;
+    const { state } = this;
+    this.divide(state.lines.length); // which folding changes
+    const { frame } = this;
     draw(this.base, this.outside, state, frame);
     drawChosen(this.above, this.outside, state, frame);
     this.where.textContent = "";

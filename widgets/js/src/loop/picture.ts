@@ -2,7 +2,7 @@
 
 import { bins, running, scaleOf, type Scale } from "./curves.ts";
 import { ABSENT, isBad, said } from "./data.ts";
-import { drawMemory, memoryHeight } from "./memory.ts";
+import { drawMemory, HEAD as MEMORY_HEAD, memoryHeight } from "./memory.ts";
 import { badCell, coloursOf, FONT, penOf, rampOf, write, type Colours } from "./pen.ts";
 import { MOST_ROW, type State } from "./state.ts";
 import { decades, outliers, pooled } from "./table.ts";
@@ -11,6 +11,7 @@ const RULER = 20;
 const HEAD = 28;
 const LOSS = 88;
 const RATE = 48;
+const GAP = 18; // below the heat map
 const LINES = ["ink", "pgrad", "held", "work"];
 
 /** Where things stand, in CSS pixels. */
@@ -33,7 +34,7 @@ export function frameOf(width: number, height: number, looks = 0, lines = Infini
   const rateTop = LOSS;
   const heatTop = LOSS + RATE + HEAD;
   const rulerTop = height - RULER;
-  const memoryTop = rulerTop - memoryHeight(height, looks, rulerTop - 18 - heatTop - lines * MOST_ROW);
+  const memoryTop = rulerTop - memoryHeight(height, looks, rulerTop - GAP - heatTop - Math.max(1, lines) * MOST_ROW);
   return { width, height, left, right, lossTop: 0, rateTop, heatTop, heatHeight: memoryTop - 6 - heatTop, memoryTop, rulerTop };
 }
 
@@ -310,9 +311,20 @@ export function drawChosen(canvas: HTMLCanvasElement, host: Element, state: Stat
   const [left, right] = [Math.max(frame.left, x(first)), Math.min(frame.width - frame.right, x(first + columns.size))];
   const wide = Math.max(2, right - left);
   if (right < frame.left || left > frame.width - frame.right) return;
+  pen.save();
+  pen.beginPath(); // not across what is written between the parts
+  for (const [top, end] of [
+    [0, frame.heatTop - HEAD],
+    [frame.heatTop - 3, frame.memoryTop],
+    [frame.memoryTop + MEMORY_HEAD, frame.rulerTop],
+  ]) {
+    if (end > top) pen.rect(0, top, frame.width, end - top);
+  }
+  pen.clip();
   pen.strokeStyle = c.accent;
   pen.lineWidth = 1.5;
   pen.strokeRect(left - 1.5, 3, wide + 2, frame.rulerTop - 5);
+  pen.restore();
   const said = `step ${NUMBERS.format(state.step)}`;
   pen.font = `600 11px ${FONT}`;
   const across = pen.measureText(said).width + 14;

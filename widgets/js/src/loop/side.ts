@@ -1,6 +1,7 @@
 /** Beside the picture: findings, the chosen cell, and how one gets at its backward. */
 
 import { el, svg } from "../dom.ts";
+import { size } from "../text.ts";
 import { ABSENT, isBad, NO_SCALAR, rowAt, said, type Finding } from "./data.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./table.ts";
@@ -22,6 +23,19 @@ function sign(finding: Finding): Element {
   return made;
 }
 
+/** A leak's sentence in parts, who holds it on a line of its own; null: it is none, or the sentence is another. */
+function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElement[] | null {
+  const at = kind === "leak" && tensor ? sentence.indexOf(tensor) : -1;
+  if (at < 0 || !tensor) return null;
+  const others = NUMBERS.format((alike ?? 1) - 1);
+  const more = ` and ${others} more like it`;
+  const rest = sentence.slice(at + tensor.length);
+  const isFolded = rest.startsWith(more) && bytes !== null;
+  const parts = [el("small", {}, sentence.slice(0, at).trimEnd()), el("code", {}, tensor)];
+  if (isFolded) parts.push(el("small", { class: "more" }, `and ×${others} more of this kind, ${size(bytes)} in all`));
+  return [...parts, el("small", {}, (isFolded ? rest.slice(more.length) : rest).replace(/^[.,]? /, ""))];
+}
+
 /** The list, made once; `choose` is given a finding's place. */
 export function findingsOf(state: State, choose: (finding: number) => void): { root: HTMLElement; mark: () => void } {
   const { findings, sentences } = state.loop;
@@ -34,7 +48,7 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
       sign(finding),
       el("b", {}, kind),
       el("span", { class: "when" }, steps(finding)),
-      el("small", {}, finding.sentence),
+      ...(leak(finding) ?? [el("small", {}, finding.sentence)]),
     );
     made.addEventListener("click", () => choose(number));
     list.append(made);

@@ -50,9 +50,11 @@ const ACTIONS: Record<string, Action> = {
   "}": (stage) => foldAll(stage, false),
   "/": ({ root }) => goToSearch(root),
   "?": (stage) => toggleHelp(stage),
-  Escape: ({ store }) => {
-    if (store.state.query) store.find("");
-    else store.update(store.state.isFull ? { isFull: false } : { selected: null });
+  Escape: ({ store, root }) => {
+    const { query, isFull, selected } = store.state;
+    if (query) store.find("");
+    else if (isFull || selected !== null) store.update(isFull ? { isFull: false } : { selected: null });
+    else root.dispatchEvent(new CustomEvent("tapehead-leave", { bubbles: true, composed: true })); // for what it stands in
   },
 };
 
