@@ -101,6 +101,8 @@ def test_groups_are_outlined_when_asked_for_and_one_stands_out_that_is_pointed_a
     assert [len(each) for each in widths] == [1] * 4  # of four equal members one is drawn
     others = shown.mirror.get_by_role("button", name=re.compile("^show "))
     expect(others).to_have_count(4)
+    hidden = shown.mirror.get_by_text("group A: 3 of 4 members in layers not shown")
+    expect(hidden).to_have_count(1)
     shown.activate(others.nth(2))
     assert [len(each) for each in outlined(picture(shown, "the whole graph"), hues(shown))] == [1] * 4
     rows(shown).nth(2).hover()
@@ -117,6 +119,7 @@ def test_groups_are_outlined_when_asked_for_and_one_stands_out_that_is_pointed_a
     shown.key("m")
     shown.expect(groups="off")
     expect(panel(shown)).to_be_hidden()
+    expect(hidden).to_have_count(0)
 
 
 def test_a_task_says_its_groups_and_points_them_out(show: Open) -> None:

@@ -283,6 +283,18 @@ test("runs never depend on each other in a circle, although modules are not conv
   }
 });
 
+test("a run of tasks whose modules can't be boxes is called by the modules, else by its tasks and lines", () => {
+  const { names, edges } = withoutRepeats(300);
+  const calls = names.map((_, task) => ({ path: task < 150 ? "maker.steps" : "judge", className: "Net", parent: NONE }));
+  const runs = makeTree(graphOf({ names, edges, calls, callOf: names.map((_, task) => task) })).top.children;
+  const titles = runs.map((run) => (typeof run === "number" ? run : [run.title, run.subtitle]));
+  assert.deepEqual(titles, [
+    ["maker.steps", "tasks #0 to #99"],
+    ["maker, judge", "tasks #100 to #199"],
+    ["judge", "tasks #200 to #299"],
+  ]);
+});
+
 test("a module that needs tasks made long after its first one comes after them", () => {
   const { names, edges } = withoutRepeats(300);
   const sketch: Sketch = {

@@ -47,7 +47,18 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const index = facts.scene.boxes.get(box.id) as number;
   const said = closed ? cardSays(facts, index) : count(box.size, "task");
   const marks = markSays(facts.cardMarks.get(index) ?? []);
-  return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks].join("\n");
+  return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks, ...hiddenMembers(facts, placed)].join("\n");
+}
+
+/** `group A: 3 of 4 members in layers not shown`: around those there is no outline. */
+function hiddenMembers({ grouping, scene }: Facts, { box: { layers } }: PlacedBox): string[] {
+  if (!layers || !grouping) return [];
+  const found = grouping.outlines.of(grouping.direction).flatMap(({ name, tasks }) => {
+    const hidden = tasks.filter((task) => layers.layerOf(task) >= 0 && !scene.shows(task)).length;
+    return name && hidden ? [`group ${name}: ${hidden} of ${count(tasks.length, "member")} in layers not shown`] : [];
+  });
+  if (found.length > MOST_NAMED) found.splice(MOST_NAMED, Infinity, `and ${found.length - MOST_NAMED} more groups`);
+  return found;
 }
 
 /** `blocks.2 of 4 equal layers, runs`. */
@@ -126,7 +137,8 @@ export function nameOfBox(facts: Facts, placed: PlacedBox): string {
   const { box, closed } = placed;
   const name = [cut(pathOf(facts, placed) || titleOf(facts, placed)), cut(box.subtitle)].filter(Boolean).join(", ");
   const index = facts.scene.boxes.get(box.id) as number;
-  return `${name}, ${closed ? cardSays(facts, index) : count(box.size, "task")}`;
+  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  return [name, said, ...hiddenMembers(facts, placed)].join(", ");
 }
 
 function cut(text: string): string {

@@ -78,14 +78,19 @@ function titleOf(member: readonly Child[]): string {
 }
 
 /** "Sin, Mul and 4 more". */
-function namesOf(tasks: readonly number[], { titles }: DeckGraph): string {
-  const names = [...new Set(tasks.map((task) => titles[task]))];
+export function namesOf(tasks: readonly number[], { titles }: DeckGraph): string {
+  return someNames(tasks.map((task) => titles[task]));
+}
+
+/** Each once, and of many the first. */
+export function someNames(all: readonly string[]): string {
+  const names = [...new Set(all)];
   const more = names.length > MOST_NAMES + 1 ? names.splice(MOST_NAMES).length : 0;
   return names.join(", ") + (more ? ` and ${more} more` : "");
 }
 
 /** "model.py:60–66" of tasks that one function's lines made; otherwise "12 tasks". */
-function linesOf(tasks: readonly number[], graph: DeckGraph): string {
+export function linesOf(tasks: readonly number[], graph: DeckGraph): string {
   const lines = tasks.map((task) => graph.sourceLine(task));
   const [first] = lines;
   if (!first || lines.some((line) => line?.file !== first.file || line.function !== first.function)) {

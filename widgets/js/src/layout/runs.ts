@@ -1,5 +1,7 @@
 /** Cuts what one box would hold too much of into runs of siblings, each a box of its own. */
 
+import type { DeckGraph } from "../model/graph.ts";
+import { linesOf, namesOf, someNames } from "./layers.ts";
 import { type Child, Part } from "./parts.ts";
 import type { Links } from "./ranks.ts";
 
@@ -10,9 +12,9 @@ const RUN = 100;
 const MOST_RUNS = 30;
 
 /** The children in runs that don't depend on each other in a circle: stretches of an order in which none does. */
-export function cutIntoRuns(children: readonly Child[], links: Links, scope: string): Part[] {
+export function cutIntoRuns(children: readonly Child[], links: Links, scope: string, graph: DeckGraph): Part[] {
   const sorted = oldestFirst(children.length, links).map((index) => children[index]);
-  return cuts(sorted).map((start, index, starts) => run(sorted.slice(start, starts[index + 1]), scope));
+  return cuts(sorted).map((start, index, starts) => run(sorted.slice(start, starts[index + 1]), scope, graph));
 }
 
 /** The places at which runs begin. */
@@ -58,7 +60,7 @@ function roundNumber(limit: number): number {
   return ten * (limit >= 5 * ten ? 5 : limit >= 2 * ten ? 2 : 1);
 }
 
-function run(children: Child[], scope: string): Part {
+function run(children: Child[], scope: string, graph: DeckGraph): Part {
   const part = new Part("", "", 0);
   part.above = scope;
   part.children = children;
@@ -71,14 +73,14 @@ function run(children: Child[], scope: string): Part {
     }
   }
   part.setTasks(Int32Array.from(tasks));
-  part.labels = labelsOf(children, part);
+  part.labels = labelsOf(children, part, graph);
   return part;
 }
 
-function labelsOf(children: readonly Child[], { tasks, first }: Part): [string, string] {
+function labelsOf(children: readonly Child[], part: Part, graph: DeckGraph): [string, string] {
   const parts = children.filter((child) => typeof child !== "number");
   if (parts.length * 4 < children.length || parts.length < 2) {
-    return [`tasks #${first} to #${tasks.reduce((last, task) => Math.max(last, task))}`, ""];
+    return labelsOfTasks(part, graph);
   }
   const calls = callStarts(parts).map((place) => parts[place]);
   if (!calls.length) {
@@ -91,6 +93,21 @@ function labelsOf(children: readonly Child[], { tasks, first }: Part): [string, 
   const names = [...times.keys()].filter((title) => (times.get(title) as number) * 2 > calls.length);
   const title = names.length > 3 ? fromTo(names) : names.join(", ");
   return [`${title} ×${calls.length}`, `calls ${calls[0].index} to ${calls[calls.length - 1].index}`];
+}
+
+/** The modules that made most of them, else what they are and the lines that made them, else their numbers alone. */
+function labelsOfTasks({ above, first, tasks }: Part, graph: DeckGraph): [string, string] {
+  const numbers = `tasks #${first} to #${tasks.reduce((last, task) => Math.max(last, task))}`;
+  const all = [...tasks];
+  const depth = above ? above.split(".").length : 0;
+  const paths = all.map((task) => graph.module(task).split(".").slice(depth)).filter(([name]) => name);
+  if (paths.length * 2 > all.length) {
+    let shared = 0; // so many names begin all paths
+    while (paths[0].length > shared && paths.every((path) => path[shared] === paths[0][shared])) shared++;
+    return [shared ? paths[0].slice(0, shared).join(".") : someNames(paths.map(([name]) => name)), numbers];
+  }
+  const lines = linesOf(all, graph);
+  return lines.includes(":") ? [namesOf(all, graph), lines] : [numbers, ""];
 }
 
 function fromTo(names: readonly string[]): string {

@@ -67,7 +67,7 @@ export class Settling {
     lowerSources(ranks, links);
     let things = this.countThings(children, ranks);
     if (things > MOST_THINGS) {
-      children = cutIntoRuns(children, links, scope);
+      children = cutIntoRuns(children, links, scope, this.graph);
       links = this.linksBetween(children, edges);
       ({ ranks } = ranksOf(children.length, links));
       lowerSources(ranks, links);
