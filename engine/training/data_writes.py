@@ -138,6 +138,7 @@ class DataWrites:
     def forget_old(self) -> None:
         """Lets go of what no graph waits behind, and of what is no more."""
         self._begun.clear()  # of calls that raised, or that only read
+        self._arrays = [each for each in self._arrays if each() is not None]
         if not self.told and not self.shared:
             return
         for address in [each for each, followed in self._followed.items() if not followed.alive]:

@@ -255,6 +255,17 @@ def test_an_array_of_numpy_that_is_written_before_the_backward_is_found() -> Non
     assert off == 0 and silent(training) == []
 
 
+def test_arrays_that_are_no_more_are_forgotten_also_where_no_module_runs() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with th.training(writes=True) as training:
+        parts = watched_parts(training)
+        for _ in range(4):
+            loss = (weight * weight).sum()
+            float(loss.detach().numpy())
+            loss.backward()
+        assert not parts._arrays
+
+
 def test_a_write_under_a_capture_is_found_too() -> None:
     made, judge = pair()
     with th.training() as training:
