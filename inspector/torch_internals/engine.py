@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,15 +49,14 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     is not.
     """
     global _redirected
-    beneath: EngineRun = getattr(torch.autograd, _DOOR)
     ended = False
 
     def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         if ended:  # others wrapped the engine meanwhile, and have this in their chain for good
-            return beneath(outputs, *args, **kwargs)
+            return layer.beneath(outputs, *args, **kwargs)
         if _passage.granted or not kwargs["accumulate_grad"]:
             _passage.granted = False
-            return beneath(outputs, *args, **kwargs)
+            return layer.beneath(outputs, *args, **kwargs)
         redirect(outputs, *args)
         return ()
 
@@ -66,10 +65,10 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         global _redirected
         ended = True
         _redirected = False
-        leave()
+        layer.leave()
 
     _redirected = True
-    leave = _at_the_doors(run_redirected, beneath)
+    layer = _Layer(run_redirected)
     return end
 
 
@@ -83,37 +82,53 @@ def surround_backward(surround: Surround) -> Callable[[], None]:
 
     It stands where `redirect_backward` does. Returns what ends that.
     """
-    beneath: EngineRun = getattr(torch.autograd, _DOOR)
     ended = False
 
     def run_surrounded(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         if ended or not kwargs["accumulate_grad"]:
-            return beneath(outputs, *args, **kwargs)
-        return surround(lambda: beneath(outputs, *args, **kwargs), outputs, *args)
+            return layer.beneath(outputs, *args, **kwargs)
+        return surround(lambda: layer.beneath(outputs, *args, **kwargs), outputs, *args)
 
     def end() -> None:
         nonlocal ended
         ended = True
-        leave()
+        layer.leave()
 
-    leave = _at_the_doors(run_surrounded, beneath)
+    layer = _Layer(run_surrounded)
     return end
 
 
-def _at_the_doors(run: EngineRun, beneath: EngineRun) -> Callable[[], None]:
-    """Puts this in front of the engine. Returns what puts back what was there, where nobody else stands there now."""
+class _Layer:
+    """What stands in front of the engine, until it leaves.
 
-    def leave() -> None:
-        for module in doors:
-            if getattr(module, _DOOR) is run:
-                setattr(module, _DOOR, beneath)
+    Attributes:
+        run: what is called in place of what is beneath.
+        beneath: the engine, or what stood in front of it.
+    """
 
-    keep_compiler_out(run)
     # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
-    doors = torch.autograd, torch.autograd.graph
-    for module in doors:
-        setattr(module, _DOOR, run)
-    return leave
+    _doors = torch.autograd, torch.autograd.graph
+    _standing: ClassVar[list[_Layer]] = []
+
+    def __init__(self, run: EngineRun) -> None:
+        self.run = run
+        self.beneath: EngineRun = getattr(torch.autograd, _DOOR)
+        keep_compiler_out(run)
+        for module in self._doors:
+            setattr(module, _DOOR, run)
+        self._standing.append(self)
+
+    def leave(self) -> None:
+        """What was there stands there again: at the door, or beneath the layer that came after this one. Where somebody
+        else has wrapped this one it stays in that chain."""
+        if self in self._standing:
+            self._standing.remove(self)
+        for module in self._doors:
+            if getattr(module, _DOOR) is self.run:
+                setattr(module, _DOOR, self.beneath)
+        for each in self._standing:
+            if each.beneath is self.run:
+                each.beneath = self.beneath
 
 
 def torch_backward(*args: Any, **kwargs: Any) -> None:
