@@ -73,14 +73,20 @@ def look(tensor: Tensor | None) -> Seen | None:
         )
     itemsize = tensor.element_size()
     local = local_of(tensor)
-    try:
-        address = local.data_ptr()
-    except (NotImplementedError, RuntimeError):
+    address = address_below(local)
+    if address is None:
         return None
-    if address:
-        address -= int(local.storage_offset()) * itemsize
     wraps = local is not tensor
     return Seen(identity_of(tensor), address, local.shape, local.stride(), itemsize, is_view(tensor), wraps=wraps)
+
+
+def address_below(strided: Tensor) -> int | None:
+    """Where the bytes of its storage begin, which is not asked for, see `look`; None if it has none of its own."""
+    try:
+        address = strided.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+    return address - int(strided.storage_offset()) * strided.element_size() if address else 0
 
 
 @dataclass(slots=True)

@@ -7,10 +7,11 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.tensors import is_fake, parts_of, storage_of, stored_parts
-from ..measuring.memory_watch import look, unseen
+from ..measuring.memory_watch import address_below, look, unseen
 from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
 
@@ -101,19 +102,32 @@ class Holders:
             if tensor is None or is_fake(tensor):
                 continue
             for part in _with_bytes(tensor):
-                seen = look(part)
-                if seen is not None and seen.address:
-                    place = part.device, seen.address
+                address = _address(part)
+                if address:
+                    place = part.device, address
                     if place not in self.nbytes:
                         storage = storage_of(part)
-                        self.nbytes[place] = seen.layout.nbytes if storage is None else storage.nbytes
+                        self.nbytes[place] = part.nbytes if storage is None else storage.nbytes
                     yield place
+
+
+_COMMON = Tensor, Parameter
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where its bytes are. All that a loop holds is looked at several times a step: most are asked for no more."""
+    if type(tensor) in _COMMON and tensor.layout is torch.strided and not tensor.is_nested:
+        return address_below(tensor)
+    seen = look(tensor)
+    return None if seen is None else seen.address
 
 
 def _with_bytes(tensor: Tensor) -> Iterator[Tensor]:
     """The strided tensors of which it is made."""
     if tensor.layout is torch.sparse_coo:
         yield from stored_parts(tensor)
+    elif type(tensor) in _COMMON:
+        yield tensor
     else:
         yield from parts_of(tensor)
 
