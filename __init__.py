@@ -4,6 +4,7 @@ A name loads its module when it is asked for, so that `import tapehead` takes no
 """
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from .front_door import through_the_door
@@ -193,7 +194,8 @@ if not TYPE_CHECKING:  # a name that is not there would be of any type
         if name == "__version__":
             return _version()
         if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            me = modules[__name__]  # Python looks in it for a name that was meant
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=me)
         found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
         globals()[name] = found = through_the_door(name, found)
         return found

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from dis import opmap
 from functools import wraps
-from inspect import isfunction
-from types import TracebackType
+from inspect import isclass, isfunction
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 FULL = "TAPEHEAD_TRACEBACKS"
@@ -24,6 +25,8 @@ Class = TypeVar("Class", bound=type)
 
 def through_the_door(name: str, found: object) -> Any:
     """What `th.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
+    if isclass(found):
+        _constructor_ends_where_called(found)
     if not isfunction(found):
         return found
     call = _ending_where_called(found)
@@ -42,9 +45,19 @@ def verbs_end_where_called(kind: Class) -> Class:
             continue
         if isfunction(found):
             setattr(kind, name, _ending_where_called(found))
+        elif isinstance(found, staticmethod | classmethod):
+            setattr(kind, name, type(found)(_ending_where_called(found.__func__)))
         elif isinstance(found, property) and found.fget is not None:
             setattr(kind, name, found.getter(_ending_where_called(found.fget)))
     return kind
+
+
+def _constructor_ends_where_called(kind: type) -> None:
+    """Of a class of ours that looks at what it is given. Dataclasses that do not are made by the thousand."""
+    own = vars(kind)
+    found = own.get("__init__")
+    if isfunction(found) and not hasattr(found, "__wrapped__") and (not is_dataclass(kind) or "__post_init__" in own):
+        kind.__init__ = _ending_where_called(found)  # type: ignore[misc]
 
 
 def _ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +67,7 @@ def _ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if os.environ.get(FULL) != "full" and _ends_in_a_sentence(error):
+            if os.environ.get(FULL) != "full" and not _is_ours(sys._getframe(1)) and _ends_in_a_sentence(error):
                 error.__traceback__ = None
             raise  # without this frame: it is added when an error passes, not where one is caught
 
@@ -63,8 +76,11 @@ def _ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _ends_in_a_sentence(error: Exception) -> bool:
     """Whether no code of the user's ran, and somebody refused on purpose: tapehead by a `raise`, torch, or the system
-    for want of a file. A mistake of ours, and an error in a user's own code, keep all of their frames."""
+    for want of a file; or the call itself did not fit. A mistake of ours, and an error in a user's own code, keep all
+    of their frames."""
     traceback = last = error.__traceback__
+    if traceback is not None and traceback.tb_next is None:
+        return True  # nothing of the function has run: an argument is missing, or unknown
     while traceback is not None:
         if _package_of(traceback) not in _ON_THE_WAY:
             return False
@@ -72,8 +88,22 @@ def _ends_in_a_sentence(error: Exception) -> bool:
     if last is None:
         return False
     if _package_of(last) == _OURS:
-        return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+        return _is_raise(last) or (type(error) is RuntimeError and _calls_torch(last))
     return _package_of(last) == "torch" or isinstance(error, OSError)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a function of ours called: who called that one is to see where it ends."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+
+
+def _is_raise(traceback: TracebackType) -> bool:
+    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == _RAISE
+
+
+def _calls_torch(traceback: TracebackType) -> bool:
+    """Whether it is of the one room that calls torch's own code, which raises without a frame."""
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(f"{_OURS}.inspector.torch_internals.")
 
 
 def _package_of(traceback: TracebackType) -> str:

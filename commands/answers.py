@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -38,12 +40,20 @@ class Parser(argparse.ArgumentParser):
         super().set_defaults(**kwargs)
 
     def error(self, message: str) -> NoReturn:
+        message = _with_what_was_meant(message)
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """Where a command's parser is added."""
+
+
+def _with_what_was_meant(message: str) -> str:
+    """Behind a word that is none of the choices, the choice that is near."""
+    found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
+    near = found and get_close_matches(found[1], re.split(", ", found[2]), 1)
+    return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]}?", 1)
 
 
 def refuse(why: object) -> int:

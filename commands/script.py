@@ -17,9 +17,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..engine.programs.make_loss import has_run_backward
+from ..inspector.arguments import expect_callable
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph
+from ..inspector.torch_internals.sequence_numbers import sequence_nr
 from ..widgets.terminal.user_traceback import without_own_frames
 
 
@@ -118,13 +121,23 @@ def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
     _, function_name = _parts(target)
 
     with _users_function(target) as function:
+        looked_at = False
 
         def make_loss() -> Tensor:
+            nonlocal looked_at
+            since = sequence_nr()
             try:
                 result = function()
             except (Exception, SystemExit) as error:
                 raise UserError(error) from error
-            return _loss_and_model(result, function_name)[0]
+            loss = _loss_and_model(result, function_name)[0]
+            if not looked_at:  # once: it takes time, and calls are measured
+                looked_at = True
+                if has_run_backward(loss, since):
+                    raise ValueError(
+                        f"{function_name}() has run the backward of its loss itself; return the loss before that"
+                    )
+            return loss
 
         yield make_loss
 
@@ -203,6 +216,10 @@ def _parts(target: str) -> tuple[Path, str]:
 @contextmanager
 def _users_function(target: str) -> Iterator[Callable[[], Any]]:
     with functions_of(target) as (function,):
+        try:
+            expect_callable(function, 0, target, "a function that makes all it needs itself")
+        except TypeError as error:
+            raise ValueError(str(error)) from None
         yield function
 
 

@@ -59,8 +59,24 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "'hepa', did you mean 'heap'[?] known are",
     ),
     "a workload that is none": (lambda: th.accumulation_study("fanout"), "'fanout', did you mean 'fan_out'[?] known: "),
+    "an argument that is missing": (lambda: th.fits(MODEL), "missing 3 required"),  # type: ignore[call-arg]
+    "an argument that is none": (lambda: th.debug(make_loss(), polcy="bfs"), "polcy"),  # type: ignore[call-arg]
+    "a class given something else": (lambda: th.mirror("plan"), "takes a plan"),  # type: ignore[arg-type]
+    "a class of data": (lambda: th.Accumulation("inplce"), "inplce"),  # type: ignore[arg-type]
+    "a policy that is none, for a block": (lambda: th.policy("hepa"), "did you mean 'heap'"),
+    "a backward in make_loss": (lambda: th.find_nan(after_its_backward), "second time"),
+    "a session's verb": (lambda: th.debug(make_loss()).step("3"), "expected a task"),  # type: ignore[arg-type]
+    "a run's verb": (lambda: th.backward(make_loss()).save("/nowhere/x.tape.json"), "nowhere"),
+    "a size that is none": (lambda: th.workload("rnn").build("smal"), "unknown size"),  # type: ignore[arg-type]
+    "a plan that is not there": (lambda: th.MirrorPlan.load("nowhere.mirror"), "nowhere.mirror"),
     "a file that is not there": (lambda: th.load("nowhere.tape.json"), "nowhere.tape.json"),
 }
+
+
+def test_python_knows_which_name_was_meant() -> None:
+    with pytest.raises(AttributeError) as caught:
+        th.debgu  # type: ignore[attr-defined]  # noqa: B018
+    assert caught.value.obj is th and caught.value.name == "debgu"
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -449,6 +449,25 @@ def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixtur
     assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
 
 
+def test_a_function_that_can_not_be_measured_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import torch\nw = torch.ones(2, requires_grad=True)\ndef wants(batch): return (w * batch).sum()\n"
+        "def whole_step():\n    loss = (w * w).sum()\n    loss.backward()\n    return loss\n"
+    )
+    assert "wants, which can't be called with no arguments" in assert_refused(["graph", f"{train}:wants"], capsys)
+    assert main(["advise", f"{train}:whole_step"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("whole_step() has run the backward of its loss itself; return the loss before that\n")
+
+
+def test_a_misspelt_command_or_choice_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'comprae', did you mean 'compare'? (choose from" in assert_refused(["comprae"], capsys)
+    assert "'ordres', did you mean 'orders'? (choose from" in assert_refused(["bench", "ordres"], capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

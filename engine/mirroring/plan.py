@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from ...front_door import verbs_end_where_called
 from ...inspector.capturing.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ...inspector.capturing.operators import allocates_only
 from ...inspector.graph.bounded_file import content_of, path_of
@@ -96,6 +97,7 @@ class MirrorPrediction:
         return self.plain_seconds + self.replay_seconds + self.recording_seconds
 
 
+@verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False)
 class MirrorPlan:
     """Which storages a mirrored forward lets go of: `with th.mirror(plan): loss = model(x)`.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -21,6 +21,9 @@ from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from .backward import backward, check_choices
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
 
 _lock = threading.Lock()
 _installed: list[Installation] = []
@@ -45,10 +48,7 @@ class Installation:
         queues: Queues,
         on_run: Callable[[Run], object] | None,
     ) -> None:
-        check_choices(engine, trace)
-        expect_choice(queues, get_args(Queues), "queues")
-        if on_run is not None:
-            expect_callable(on_run, 1, "on_run", "a function that is given each Run")
+        _expect_choices(policy, engine, trace, queues, on_run)
         self.backwards = 0
         self.engine: Engine = engine
         self._policy = find_policy(policy)
@@ -192,7 +192,6 @@ def uninstall() -> None:
         each.remove()
 
 
-@contextmanager
 def policy(
     policy: AnyPolicy,
     *,
@@ -200,10 +199,32 @@ def policy(
     trace: Level | None = None,
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
-) -> Iterator[Installation]:
+) -> _GeneratorContextManager[Installation]:
     """Meanwhile every `.backward()` runs in the order of a policy: `with th.policy("bfs"): trainer.fit(model)`.
 
     Also a decorator: `@th.policy("bfs")` above a training step. For the arguments and what is covered see `th.install`.
     """
-    with install(policy, engine=engine, trace=trace, queues=queues, on_run=on_run) as installation:
+    _expect_choices(policy, engine, trace, queues, on_run)  # here, not where the block begins: contextlib is in between
+    return _meanwhile(policy, engine, trace, queues, on_run)
+
+
+@contextmanager
+def _meanwhile(
+    policy: AnyPolicy,
+    engine: Engine,
+    trace: Level | None,
+    queues: Queues,
+    on_run: Callable[[Run], object] | None,
+) -> Iterator[Installation]:
+    with Installation(policy, engine, trace, queues, on_run) as installation:
         yield installation
+
+
+def _expect_choices(
+    policy: AnyPolicy, engine: Engine, trace: Level | None, queues: Queues, on_run: Callable[[Run], object] | None
+) -> None:
+    check_choices(engine, trace)
+    expect_choice(queues, get_args(Queues), "queues")
+    if on_run is not None:
+        expect_callable(on_run, 1, "on_run", "a function that is given each Run")
+    find_policy(policy)

@@ -103,12 +103,17 @@ def refuse_whole_step(made: Tensor | HipsTape, since: int) -> None:
     Raises:
         RuntimeError: what its newest nodes had saved has been freed.
     """
-    if isinstance(made, Tensor) and first_freed(_made_since(since, made)) is not None:
+    if isinstance(made, Tensor) and has_run_backward(made, since):
         raise RuntimeError(
             "make_loss() has run the backward of its loss itself, so that there is nothing left to measure. "
             "th.profile_step(make_loss) measures a whole training step, with its backward and its optimizer; to "
             "measure the backward alone, return the loss before it"
         )
+
+
+def has_run_backward(loss: Tensor, since: int) -> bool:
+    """Whether what was made of a loss after this sequence number has had its backward."""
+    return first_freed(_made_since(since, loss)) is not None
 
 
 def _made_since(number: int, loss: Tensor) -> Iterator[Node]:

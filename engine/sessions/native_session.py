@@ -10,6 +10,7 @@ from weakref import finalize
 
 from torch import Tensor
 
+from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect_choice
 from ...inspector.graph.graph import Outputs, Task
 from ...inspector.torch_internals.engine import in_backward
@@ -66,6 +67,7 @@ def _one_at_a_time(
     return alone
 
 
+@verbs_end_where_called
 class NativeSession(OneWay):
     """A backward of PyTorch's own engine which runs one task at a time, when told to.
 

@@ -8,6 +8,7 @@ from typing import get_args
 
 from torch import Tensor
 
+from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect, expect_callable, expect_choice
 from ...inspector.graph.graph import Outputs, Task
 from ...inspector.tapes.hips_tape import HipsTape
@@ -37,6 +38,7 @@ from .rewinding import Rewinder
 from .standing_still import why_still
 
 
+@verbs_end_where_called
 class Stepper(GoesBack):
     """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect, expect_number
 from ...inspector.graph.graph import Task
 from ...inspector.shown import drawn
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..checking.check_task import Check
 
 
+@verbs_end_where_called
 class Verbs(SessionBase):
     """The verbs of a debugger that are the same for the sessions of both engines."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulation
@@ -32,6 +33,7 @@ Engine = Literal["native", "direct"]
 _reading = RLock()  # of late runs: what two threads ask for at once is read once
 
 
+@verbs_end_where_called
 @dataclass(frozen=True, eq=False)
 class Run:
     """What one backward did. Where nothing of it was recorded, its graph and order are read when they are asked for;

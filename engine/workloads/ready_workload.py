@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ...front_door import verbs_end_where_called
 from .programs_hips219 import Program
 from .workload_models_hips219 import ByHand, Step
 
@@ -32,6 +33,7 @@ class Parts:
     on_cpu: tuple[nn.Module, ...] = ()
 
 
+@verbs_end_where_called
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.

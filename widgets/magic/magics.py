@@ -24,7 +24,7 @@ from ...engine.memory.accumulation import Accumulate, Accumulation, Release
 from ...engine.orders.policies import POLICIES
 from ...engine.queue.device_queues import QUEUES
 from ...engine.words.phrases import joined
-from ...inspector.arguments import a_kind
+from ...inspector.arguments import a_kind, did_you_mean
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
 from ...inspector.graph.source import PACKAGE
@@ -179,7 +179,19 @@ class DeckMagics(Magics):
                 raise _with_users_lines(self.shell, error) from None
         if not verb:
             raise UsageError("%tapehead needs the name of a loss, or a verb: %tapehead? shows them all")
+        self._expect_loss(verb, line)
         return self._open(line, None)
+
+    def _expect_loss(self, word: str, line: str) -> None:
+        """Refuses a word that is neither a verb nor a variable: it was meant to be one of them."""
+        if not word.isidentifier() or (word in self.shell.user_ns and (_is_expression(line) or " --" in line)):
+            return
+        if word == "help":
+            raise UsageError("%tapehead? shows all verbs and options")
+        losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
+        neither = "no verb" if word in self.shell.user_ns else "neither a verb nor a variable"
+        near = did_you_mean(word, [*VERBS, *losses])
+        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(VERBS)}")
 
     def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
@@ -214,8 +226,7 @@ class DeckMagics(Magics):
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory
             run_captured(self.shell, line, cell, module, options.keep_inputs)
-        verbs = f"; the verbs are {', '.join(VERBS)}" if cell is None else "; the cell did not assign it"
-        loss = self._value(options.loss, "the loss", verbs)
+        loss = self._value(options.loss, "the loss", "" if cell is None else "; the cell did not assign it")
         if isinstance(loss, Tensor) and _is_freed(loss):
             if from_before is not None and from_before() is loss:
                 raise UsageError(

@@ -262,9 +262,12 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
             "%%tapehead nothing\n1",
             "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the cell did not assign it",
         ),
+        ("%tapehead help", "%tapehead? shows all verbs and options"),
+        ("%tapehead steps 3", "there is neither a verb nor a variable 'steps', did you mean 'step'? verbs are"),
+        ("%tapehead x 3", "there is no verb 'x'; verbs are"),
         (
             "%tapehead nothing",
-            "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the verbs are step,",
+            "there is neither a verb nor a variable 'nothing'; verbs are step, run,",
         ),
         (
             "%%tapehead --names made loss\nmade = model\nloss = made(x).sum()",
