@@ -32,6 +32,7 @@ from ..words.findings import findings_rich, findings_text
 from ..words.machine import Machine, this_machine
 from ..words.phrases import counted
 from ..words.sizes import percent_text, share_text, size_text
+from ..words.told_line import telling
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
 from .ensemble_change import Change, changes
 from .ensembles import Ensemble, find_ensembles
@@ -200,7 +201,8 @@ def advise(
         make_loss: runs the forward and returns the loss, one element; it has to do the same each time.
         model: which the code shall call `model`; None: the outermost module that was called.
         rounds: how often a change is timed; None: for about a second.
-        progress: called with what is being looked at or measured.
+        progress: called with what is being looked at or measured. None: on a terminal and in a notebook a line says
+            it, after two seconds.
 
     Known limitations: an ensemble's members are modules; members that are written out, or called inside of a compiled
     region, a custom Function or torch.vmap, are not seen.
@@ -218,8 +220,7 @@ def advise(
         expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
-    tell = (lambda said: None) if progress is None else progress
-    with AsFound() as world:
+    with telling(progress, "measuring") as tell, AsFound() as world:
         return _advise(world, make_loss, model, rounds, tell)
 
 

@@ -18,6 +18,7 @@ from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, real_loss_of
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..trace.buckets import nothing_reduced
+from ..words.told_line import telling
 from .bit_prints import Print, dense
 from .open_pairs import count_pairs
 from .order_dependence import GradientApart, OrderDependence
@@ -59,7 +60,8 @@ def order_dependent(
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
-        progress: called before each run with what comes, such as `bfs (2 of 8)`.
+        progress: called before each run with what comes, such as `bfs (2 of 8)`. None: on a terminal and in a notebook
+            a line says it, after two seconds.
 
     Known limitations: what only other orders show is not found: `both_ways` of `open_pairs` says how far the tried ones
     went. What is written past torch's operations (NumPy, extensions) is found by what comes of it, its writer is not.
@@ -75,9 +77,8 @@ def order_dependent(
     expect_model(model)
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
-    say = progress or (lambda said: None)
     others = _chosen(policies)
-    with AsFound() as world, nothing_reduced():
+    with telling(progress, "trying orders") as say, AsFound() as world, nothing_reduced():
         say("a run that shows what is written")
         real_loss_of(world.watch(make_loss))
         study = _Study(world, make_loss, model)

@@ -31,6 +31,7 @@ from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..steps.step import TrainingStep
+from ..words.told_line import telling
 from .comparison import MIRRORED, Comparison, Row
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def compare(
             each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
-        progress: called before each run with what comes, such as `bfs, round 3 of 7`.
+        progress: called before each run with what comes, such as `bfs, round 3 of 7`. None: on a terminal and in a
+            notebook a line says it, after two seconds.
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
@@ -96,7 +98,6 @@ def compare(
     expect_choice(queues, ("one", "per device"), "queues")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
-    tell = (lambda said: None) if progress is None else progress
     expect_number(repetitions, int, "repetitions", "how often each policy is timed, a whole number")
     for name, ways in (("accumulate", accumulate), ("release", release)):
         expect(ways, Iterable, name, "one way, or a list of them")
@@ -107,7 +108,7 @@ def compare(
     plans = _chosen_plans(mirroring)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
-    with AsFound() as world:
+    with telling(progress, "comparing") as tell, AsFound() as world:
         found = _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
     return found if beside is None else replace(found, step=step)
 
