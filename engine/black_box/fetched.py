@@ -11,10 +11,13 @@ from torch import Tensor
 
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import bytes_below, version_of
+from ..words.phrases import joined
 from .batch import ToldBatch, tell, tensors_in
 from .tensors import own_copy, why_not_kept
 
 _MOST_EARLIER = 64
+
+INPUTS = "the inputs of "
 
 Place = tuple[str, Tensor, int]
 """Where in a batch a tensor is, `['labels']`, the tensor, and its version as it came."""
@@ -147,3 +150,19 @@ class Fetching:
 
 def _storages(tensors: Iterable[Tensor]) -> set[int]:
     return {found._cdata for each in tensors if (found := bytes_below(each)) is not None}
+
+
+def inputs_of(origin: str) -> str | None:
+    """The class of the module whose inputs stand for the batch; None: a DataLoader handed it out."""
+    return origin.removeprefix(INPUTS) if origin.startswith(INPUTS) else None
+
+
+def inputs_alone(origins: Iterable[str]) -> str | None:
+    """What a batch lacks that no DataLoader handed out, in words; None where one has handed out all."""
+    called = [name for origin in dict.fromkeys(origins) if (name := inputs_of(origin)) is not None]
+    if not called:
+        return None
+    return (
+        f"Its batch is what {joined(called)} was called with, and nothing else: no DataLoader was seen to hand it out, "
+        "so what the loss takes besides, such as labels, is not there, and loss_of(model, batch) has to do without."
+    )

@@ -14,7 +14,7 @@ from ...inspector.holding.frames import variables_of
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.module_calls import frame_of_call
 from .batch import tensors_in
-from .fetched import Fetched, Fetching
+from .fetched import INPUTS, Fetched, Fetching
 from .models import BufferCopies, Models, has_tensors
 from .random_numbers import RandomNumbers
 from .surroundings import Autocast, autocast_now
@@ -153,7 +153,7 @@ class StepKeeper:
         if fetched is not None:
             return fetched
         batch = named if not given else given if not named else (given, named)
-        return Fetched.without_graphs(batch, f"the inputs of {type(module).__name__}", self._copies_batches)
+        return Fetched.without_graphs(batch, f"{INPUTS}{type(module).__name__}", self._copies_batches)
 
     def backward_begins(self, tensors: object) -> None:
         """An outermost backward, of these."""

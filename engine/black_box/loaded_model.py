@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...inspector.torch_internals.modes import unobserved
 from ..words.phrases import joined
+from .fetched import inputs_of
 from .models import named, unwrapped
 from .read import RecordedStep
 from .surroundings import FLAGS, flags_now, machine_now
@@ -106,8 +107,7 @@ def _of_batches(step: RecordedStep) -> Iterator[str]:
             yield f"of batch{of} the loop had written {places} in place before it was kept, so the replay will differ"
         if each.left_out:
             yield f"of batch{of} is not there, and None in its place: {joined(list(each.left_out))}"
-        if each.origin.startswith("the inputs of "):
-            called = each.origin.removeprefix("the inputs of ")
+        if (called := inputs_of(each.origin)) is not None:
             yield f"batch{of} is what {called} was called with: no DataLoader was seen to hand it out"
     if step.before:
         yield f"{step.before:,} micro-batches before these are not there, so the gradients are not the recorded ones"

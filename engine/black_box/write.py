@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..words.phrases import counted, joined
 from ..words.sizes import size_text
+from .fetched import inputs_alone
 from .keeper import MicroBatch, Unit
 from .models import Models, named
 from .step_folder import STATE, Written
@@ -134,6 +135,8 @@ def _readme(
     yield "`facts.json`: numbers and texts of the batch, names and shapes, versions of torch and of this machine,"
     yield "flags, and the traceback, if there is one, with paths of your files.\n"
     yield "Not in it: code, the optimizer's state, and what the loop keeps elsewhere.\n"
+    if alone := inputs_alone(origins):
+        yield f"{alone}\n"
     for said in [place for each in facts["micro_batches"] for place in each["left_out"]]:
         yield f"Not in it either, of the batch: {said}.\n"
 

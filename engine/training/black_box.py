@@ -17,6 +17,7 @@ from ...inspector.torch_internals.data_loaders import watching_batches
 from ...inspector.torch_internals.loss_scaling import watching_scales
 from ...inspector.torch_internals.ranks import world
 from ...inspector.torch_internals.tensors import version_of
+from ..black_box.fetched import inputs_alone
 from ..black_box.finite import Finiteness, is_finite
 from ..black_box.keeper import StepKeeper, Unit
 from ..black_box.models import Models
@@ -269,9 +270,10 @@ class BlackBox(LoopPart):
             why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             training.add(_finding(step, f"{reason.sentence} The step was not put into the black box: {why}"))
             return None
-        training.add(
-            _finding(step, f"{reason.sentence} The step is kept: {_again(folder)} runs it again.", str(folder))
-        )
+        said = f"{reason.sentence} The step is kept: {_again(folder)} runs it again."
+        if alone := inputs_alone(each.fetched.origin for each in unit.micro_batches):
+            said += f" {alone}"
+        training.add(_finding(step, said, str(folder)))
         return folder
 
     def ends(self) -> None:

@@ -24,6 +24,7 @@ from ...inspector.torch_internals.tensors import (
 from .forwards import Forwards
 from .silent_step import SilentStep, SilentWords, WrittenBytes
 
+_MOST_ARRAYS = 32  # each is copied at each forward: a loop may keep all that it has ever plotted
 _MOST_COPIES = 2  # of the same bytes: of a loop whose graphs never run
 
 _OF_DATA = SilentWords(
@@ -51,6 +52,7 @@ class DataWrites:
         shared: bytes that somebody could write since, in their order.
 
     Known limitations. `torch.from_numpy` is seen by no mode, so a tensor that was made of an array is none of these.
+    Of more than 32 arrays that live those made last are looked at.
     """
 
     def __init__(self, forwards: Forwards) -> None:
@@ -101,6 +103,8 @@ class DataWrites:
     def is_shared(self, array: Any) -> None:
         if get_ident() == self._thread and isinstance(array.base, Tensor):
             self._arrays.append(ref(array))
+            if len(self._arrays) > _MOST_ARRAYS:
+                self._arrays = [each for each in self._arrays if each() is not None][-_MOST_ARRAYS:]
 
     def forward_ends(self) -> None:
         """What arrays share with tensors is as the forward found it."""

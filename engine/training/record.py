@@ -26,6 +26,10 @@ from .frames import TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
 
+_NO_STEPS = (
+    "No step was seen, so next to nothing could be looked at: a step is told by an optimizer of torch's that steps in "
+    "the thread that opened the block, or by training.step() at its end."
+)
 _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five a step that is looked at
 
@@ -198,7 +202,8 @@ class Training(ShownAsFindings):
         if self.steps == 1:
             state = state.replace("are", "is").replace("were", "was")
         found = counted(len(self.findings), "finding") if self.findings else "nothing was found"
-        return [f"{counted(self.steps, 'step')} {state}: {found}.", *self.notes]
+        unseen = [] if self.steps else [_NO_STEPS]
+        return [f"{counted(self.steps, 'step')} {state}: {found}.", *unseen, *self.notes]
 
     @property
     def cells(self) -> list[list[str]]:

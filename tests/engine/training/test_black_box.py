@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import re
@@ -277,6 +278,17 @@ def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path
         lambda model, batch: loss(model, batch) * float("nan"),
     )
     assert is_same(again) and len(again.losses) == 1
+
+
+def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Path) -> None:
+    model, optimizer = a_model(Net)
+    x, y = data(1, None)
+    with th.training(black_box=tmp_path) as training:
+        nn.functional.mse_loss(model(x), y * math.inf).backward()
+        optimizer.step()
+    (found,) = [each for each in training.findings if each.kind == "black box"]
+    assert "Its batch is what Net was called with, and nothing else" in found.sentence
+    assert "such as labels, is not there" in (tmp_path / "step_0" / "README.md").read_text()
 
 
 def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.training import data_writes
 
 MODIFIED = "modified by an inplace operation"
 
@@ -507,3 +508,18 @@ def test_healthy_loops_are_left_alone_and_as_they_were(loop: Callable[..., None]
     assert silent(training) == [] and not training.notes
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_arrays_that_a_loop_keeps_are_not_all_copied_at_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Tensor] = []
+    bytes_of = data_writes._bytes_of
+    monkeypatch.setattr(data_writes, "_bytes_of", lambda tensor: copied.append(tensor) or bytes_of(tensor))
+    model, kept = nn.Linear(2, 2), []
+    with th.training(model, writes=True):
+        for _ in range(40):
+            out = model(torch.ones(1, 2))
+            kept.append(out.detach().numpy())
+            out.sum().backward()
+        copied.clear()
+        model(torch.ones(1, 2)).sum().backward()
+    assert 0 < len(copied) <= 32
