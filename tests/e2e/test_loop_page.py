@@ -215,3 +215,17 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(br
     assert re.fullmatch(rf"and ×{leak.alike - 1} more of this kind, \d+ B in all", row.locator(".more").inner_text())
     assert row.locator("small").last.inner_text() == "Keep .detach() of it; of a number, .item()."
     shown.close()
+
+
+def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    root = shown.locator(".th-loop")
+    html, body = "document.documentElement", "document.body"
+    for where, what in ((body, "data-theme"), (html, "theme")):  # marimo's, and Colab's
+        for theme in ("dark", "light"):
+            shown.evaluate(f"{where}.setAttribute('{what}', '{theme}')")
+            expect(root).to_have_attribute("data-theme", theme)
+        shown.evaluate(f"{where}.removeAttribute('{what}')")
+        expect(root).not_to_have_attribute("data-theme", re.compile(""))  # the system is asked
+    shown.evaluate("document.body.classList.add('vscode-dark')")
+    expect(root).to_have_attribute("data-theme", "dark")

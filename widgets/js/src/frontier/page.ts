@@ -1,6 +1,7 @@
 /** Plans for mirroring under a slider, which curve, prices, modules and storages follow. */
 
 import { el } from "../dom.ts";
+import { followAround } from "../theme_around.ts";
 import { drawCurve, lineColour } from "./curve.ts";
 import type { Frontier, Plan } from "./data.ts";
 import { put } from "./plot.ts";
@@ -52,7 +53,7 @@ export function showFrontier(root: HTMLElement): void {
     show();
   }
   slider.addEventListener("input", move);
-  followTheme(root);
+  followAround(root);
   root.dataset.ready = "";
   show();
   let wide = root.clientWidth;
@@ -101,16 +102,4 @@ function showFigures(host: Element, plan: Plan): void {
     put(one, "b", {}, value);
     put(one, "span", {}, text);
   }
-}
-
-/** JupyterLab and VS Code say on their page what theme they have; elsewhere the style sheet asks the system. */
-function followTheme(root: HTMLElement): void {
-  const { body } = document;
-  const apply = () => {
-    const { jpThemeLight, vscodeThemeKind } = body.dataset;
-    if (jpThemeLight !== undefined) root.dataset.theme = jpThemeLight === "false" ? "dark" : "light";
-    else if (vscodeThemeKind !== undefined) root.dataset.theme = vscodeThemeKind.includes("light") ? "light" : "dark";
-  };
-  new MutationObserver(apply).observe(body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
-  apply();
 }

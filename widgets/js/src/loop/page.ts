@@ -1,6 +1,7 @@
 /** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
 
 import { el } from "../dom.ts";
+import { followAround } from "../theme_around.ts";
 import { readLoop, said } from "./data.ts";
 import style from "./loop.css";
 import { cellAt, draw, drawChosen, frameOf, type Frame } from "./picture.ts";
@@ -28,7 +29,7 @@ export function showLoop(root: HTMLElement): void {
   const loop = readLoop(content?.textContent ?? "", root.dataset.title ?? "Training loop");
   const host = root.querySelector(".moving") as HTMLElement;
   const shadow = host.attachShadow({ mode: "open" }); // a notebook's style sheet stays outside
-  followTheme(root);
+  followAround(root);
   root.dataset.ready = "";
   shadow.append(el("style", {}, style), new Page(root, new State(loop)).root);
 }
@@ -291,16 +292,4 @@ class Page {
     const done = () => (this.aloud.textContent = `Copied: ${text}`);
     navigator.clipboard?.writeText(text).then(done, () => {}); // the text stands there to be selected, too
   }
-}
-
-/** JupyterLab and VS Code say on their page what theme they have; elsewhere the style sheet asks the system. */
-function followTheme(root: HTMLElement): void {
-  const { body } = document;
-  const apply = () => {
-    const { jpThemeLight, vscodeThemeKind } = body.dataset;
-    if (jpThemeLight !== undefined) root.dataset.theme = jpThemeLight === "false" ? "dark" : "light";
-    else if (vscodeThemeKind !== undefined) root.dataset.theme = vscodeThemeKind.includes("light") ? "light" : "dark";
-  };
-  new MutationObserver(apply).observe(body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
-  apply();
 }

@@ -3,6 +3,7 @@
 import { mixed } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import type { Store, Theme } from "../store.ts";
+import { themeAround, watchAround } from "../theme_around.ts";
 import type { Colours, Stage } from "../view.ts";
 
 const NAMES: readonly (keyof Colours)[] = [
@@ -41,6 +42,7 @@ const NAMES: readonly (keyof Colours)[] = [
 
 const forced = matchMedia("(forced-colors: active)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const asAround = (): Theme => themeAround() ?? (dark.matches ? "dark" : "light");
 
 /** The CSS variables as they are now, for what is drawn on a canvas. */
 export function readColours(root: HTMLElement): Colours {
@@ -64,7 +66,7 @@ function resolver(root: HTMLElement): (name: string) => string {
 /** As the page, the other theme, the page's own one for good, as the page, ...: the first press is always seen. */
 export function nextTheme(store: Store): void {
   const { theme } = store.state;
-  const around = themeAround(dark.matches);
+  const around = asAround();
   const other: Theme = around === "dark" ? "light" : "dark";
   store.update({ theme: theme === null ? other : theme === other ? around : null });
 }
@@ -72,15 +74,12 @@ export function nextTheme(store: Store): void {
 /** Keeps `data-theme` up to date and calls `changed` after each change, and at once. Returns what ends that. */
 export function followTheme(stage: Stage, changed: () => void): () => void {
   const apply = () => {
-    const theme = stage.store.state.theme ?? themeAround(dark.matches);
+    const theme = stage.store.state.theme ?? asAround();
     if (stage.root.dataset.theme === theme) return;
     stage.root.dataset.theme = theme;
     changed();
   };
-  const observer = new MutationObserver(apply);
-  for (const element of [document.documentElement, document.body]) {
-    observer.observe(element, { attributeFilter: ["data-jp-theme-light", "data-theme", "theme", "class"] });
-  }
+  const observer = watchAround(apply);
   const repaint = () => {
     apply();
     changed();
@@ -97,17 +96,4 @@ export function followTheme(stage: Stage, changed: () => void): () => void {
     forced.removeEventListener("change", repaint);
     unsubscribe();
   };
-}
-
-/** JupyterLab, VS Code and marimo say it on their body, Colab on its root; elsewhere the system's preference is asked. */
-function themeAround(prefersDark: boolean): Theme {
-  const { jpThemeLight, theme = document.documentElement.getAttribute("theme") } = document.body.dataset;
-  if (jpThemeLight) return jpThemeLight === "false" ? "dark" : "light";
-  const { classList } = document.body;
-  if (classList.contains("vscode-dark") || classList.contains("vscode-high-contrast")) {
-    return classList.contains("vscode-high-contrast-light") ? "light" : "dark";
-  }
-  if (classList.contains("vscode-light")) return "light";
-  if (theme === "dark" || theme === "light") return theme;
-  return prefersDark ? "dark" : "light";
 }
