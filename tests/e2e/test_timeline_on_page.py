@@ -163,6 +163,45 @@ def test_a_drag_scrubs_and_a_click_in_the_forward_goes_to_the_first_task(page: P
     deck.expect(t=len(played.run.order) - 1)
 
 
+def shown_tasks(deck: ShownDeck) -> list[int]:
+    deck.rests()
+    return [int(each.get_attribute("data-task") or "") for each in deck.tasks.all()]
+
+
+def test_a_finger_scrubs_the_timeline_and_taps_a_task_and_then_moves_the_graph(
+    browser: Browser, played: Played
+) -> None:
+    page = browser.new_page(has_touch=True)
+    touches = page.context.new_cdp_session(page)
+
+    def drag(x: float, y: float, across: float) -> None:
+        for kind, share in (("touchStart", 0.0), ("touchMove", 0.4), ("touchMove", 1.0), ("touchEnd", None)):
+            points = [] if share is None else [{"x": x + share * across, "y": y}]
+            touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def middle() -> tuple[float, float]:
+        """Of the task that has just been reached."""
+        entry.focus()
+        ring = box(deck, ".graph .focused")
+        return ring["x"] + ring["width"] / 2, ring["y"] + ring["height"] / 2
+
+    deck = opened(page, played.path)
+    bar, time = box(deck, "[data-phase=backward]"), box(deck, ".time")
+    drag(bar["x"] + 9, time["y"] + time["height"] / 2, bar["width"] / 2)
+    deck.settles(lambda deck: abs(int(deck.data("t")) - len(played.run.order) / 2) < 4, True)
+    deck.unfold_all()
+    task = shown_tasks(deck)[0]
+    entry = deck.task(task)
+    x, y = middle()
+    page.touchscreen.tap(x, y)
+    expect(deck.inspector).to_have_attribute("data-task", str(task))
+    x, y = middle()
+    page.touchscreen.tap(x, y)
+    drag(x, y, 90)
+    assert middle()[0] > x + 40
+    page.close()
+
+
 def test_it_is_the_slider_and_arrow_keys_step(page: Page, played: Played) -> None:
     deck = opened(page, played.path)
     slider = deck.root.get_by_role("slider", name="position in the run")
