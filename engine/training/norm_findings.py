@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...inspector.graph.graph import module_name
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
 from ..words.phrases import counted
@@ -124,7 +125,7 @@ class NormJudge:
         self._bad = Finding(
             "non-finite",
             step,
-            f"The gradient of {first} is {kind}, the first in the backward; {spread}, and {begins}. "
+            f"The gradient of {module_name(first)} is {kind}, the first in the backward; {spread}, and {begins}. "
             f"th.find_nan(make_loss) names the operation{self._advice}.",
             module=first,
         )
@@ -177,9 +178,9 @@ class NormJudge:
         last = float(values[-1, first])
         more = f", and so did {counted(len(new) - 1, 'module')} more" if len(new) > 1 else ""
         sentence = (
-            f"The gradient of {name} vanished{more}: its norm is {_number(last)}, of all gradients' norm less than a "
-            f"ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask before it "
-            f"gives 0 alone, nothing is learnt there any more: th.find_unused(make_loss) says by which task."
+            f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
+            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
+            f"before it gives 0 alone, nothing is learnt there any more: th.find_unused(make_loss) says by which task."
         )
         self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))
 
