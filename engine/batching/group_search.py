@@ -416,8 +416,9 @@ def _slot_reason(product: Product, output: int, kept: str) -> str:
 
 
 def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
-    """Finds the products of matrices that could run as one, in a backward and in its forward. Nothing runs, no hook
-    either, and no tensor is kept.
+    """Finds the products of matrices that could run as one, in a backward and in its forward.
+
+    Nothing runs, no hook either, and no tensor is kept.
 
         >>> import torch, tapehead as th
         >>> x = torch.ones(8, 4)

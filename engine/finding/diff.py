@@ -55,6 +55,7 @@ def diff(
     Args:
         run_a, run_b: runs, or their traces.
         tolerance: which relative differences are not looked at.
+        names: what the two are called in the report.
 
     Raises:
         TypeError: one is no run.

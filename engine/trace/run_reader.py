@@ -36,6 +36,9 @@ def load(path: str | Path) -> Run:
 
     Nothing of the file is executed, and no file that it names is opened.
 
+    Args:
+        path: the file, compressed or not.
+
     Raises:
         ValueError: the file is no saved run, is cut off, was written by a newer tapehead, or contradicts itself.
         OSError: it can't be read.
