@@ -383,6 +383,10 @@ PAGES = {
 }
 
 
+MISTAKES = "reference/errors"
+"""Each block of it raises, and `test_errors_page.py` says what."""
+
+
 def blocks_of(page: str) -> list[str]:
     """The blocks of Python of a page."""
     path = ROOT / "README.md" if page == "README" else DOCS / f"{page}.md"
@@ -436,7 +440,7 @@ class _Showing(ast.NodeTransformer):
 
 def test_each_page_that_shows_python_is_run() -> None:
     pages = ["README", *(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))]
-    assert sorted(page for page in pages if blocks_of(page)) == sorted(PAGES)
+    assert {page for page in pages if blocks_of(page)} - {MISTAKES} == {*PAGES}
     for page, told in PAGES.items():
         assert {*told.blocks, *told.left_out} <= {*range(len(blocks_of(page)))}, page
 
