@@ -19,6 +19,7 @@ from ...inspector.shown import drawn, saved_page, text_of
 from ..norms.norm_sums import TakenNorms
 from ..norms.norms import Norms
 from ..norms.step_table import StepTable
+from ..steps.recorded_steps import RecordedSteps, recorded_steps
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
 from .finding import Finding
@@ -241,20 +242,29 @@ class Training(ShownAsFindings):
         """
         return saved_page("training as a page", path, self, title)
 
-    def page(self, make_model: Callable[[], Any], loss_of: Callable[[Any, Any], Any]) -> Any:
+    def page(
+        self,
+        make_model: Callable[[], Any] | None = None,
+        loss_of: Callable[[Any, Any], Any] | None = None,
+        *,
+        steps: RecordedSteps = None,
+    ) -> Any:
         """The page as a widget of a notebook, in which Enter opens the backward of a kept step in its place, as a deck
         that runs: the step is replayed. `page.open_step(37)` does the same.
 
         Args:
-            make_model, loss_of: as for `th.replay`.
+            make_model, loss_of: as for `th.replay`; None: steps that the black box keeps are not opened.
+            steps: of `th.record_steps()` that was opened with the loop's first step; or a dict from steps of this loop
+                to recorded ones. Those that were followed task by task open, too, with their memory.
 
         Raises:
-            TypeError: an argument is no such function.
+            TypeError: an argument is no such thing, or one of both functions is missing.
             ModuleNotFoundError: anywidget is missing.
         """
-        expect_callable(make_model, 0, "make_model", "a function that makes the model")
-        expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
-        return drawn("training as a widget", self, make_model, loss_of)
+        if make_model is not None or loss_of is not None:
+            expect_callable(make_model, 0, "make_model", "a function that makes the model")
+            expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+        return drawn("training as a widget", self, make_model, loss_of, recorded_steps(steps))
 
     def to_pandas(self, table: TrainingTable = "norms") -> Any:
         """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.

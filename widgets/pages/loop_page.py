@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 from ...engine.training.document import document_of
@@ -66,9 +67,9 @@ def training_html(training: Training) -> str:
     return _loop_html(training, "Training loop", _MOST_IN_NOTEBOOK)
 
 
-def live_html(training: Training, title: str) -> str:
-    """The same for a widget, which opens kept steps: without its script, which the widget runs."""
-    return _root_html(training, title, _MOST_IN_NOTEBOOK, "data-live")
+def live_html(training: Training, title: str, opens: Iterable[int]) -> str:
+    """The same for a widget, which opens these steps: without its script, which the widget runs."""
+    return _root_html(training, title, _MOST_IN_NOTEBOOK, f'data-live="{" ".join(map(str, opens))}"')
 
 
 def _loop_html(training: Training, title: str, most: int) -> str:

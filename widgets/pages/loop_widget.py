@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
@@ -12,6 +12,7 @@ import traitlets
 from IPython.utils.capture import capture_output
 
 from ...engine.black_box.replay import replay
+from ...engine.steps.step import TrainingStep
 from ...engine.training.document import kept_steps
 from ...engine.training.record import Training
 from .loop_page import CODE, live_html
@@ -65,12 +66,19 @@ class LoopPage(ipywidgets.VBox):
         deck: the deck that stands in the page's place; None: the page is there.
     """
 
-    def __init__(self, training: Training, make_model: Callable[[], Any], loss_of: Callable[[Any, Any], Any]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        make_model: Callable[[], Any] | None,
+        loss_of: Callable[[Any, Any], Any] | None,
+        recorded: Mapping[int, TrainingStep],
+    ) -> None:
         self.deck: Any = None
-        self._kept = kept_steps(training)
-        self._functions = make_model, loss_of
+        self._recorded = recorded
+        self._kept = {} if make_model is None else kept_steps(training)
+        self._functions: Any = make_model, loss_of
         code = CODE.read_text(encoding="utf-8")
-        self._page = _Page(content=live_html(training, "Training loop"), code=code)
+        self._page = _Page(content=live_html(training, "Training loop", {**self._kept, **recorded}), code=code)
         self._page.on_msg(self._hear)
         self._said = ipywidgets.HTML()
         self._back = ipywidgets.Button(description="‹ loop", tooltip="Back to the training loop")
@@ -89,8 +97,8 @@ class LoopPage(ipywidgets.VBox):
             self.close_deck()
 
     def open_step(self, step: int) -> None:
-        """Runs a kept step again, and shows a deck of its backward in the page's place. What goes wrong is said above
-        the page."""
+        """Runs a kept step again, or takes what was recorded of it, and shows a deck of its backward in the page's
+        place. What goes wrong is said above the page."""
         self.close_deck()
         try:
             with capture_output(
@@ -106,9 +114,12 @@ class LoopPage(ipywidgets.VBox):
         self._page.send({"shown": "deck"})
 
     def _deck_of(self, step: int) -> Any:
-        if step not in self._kept:
-            raise ValueError(f"step {step} is not kept; kept: {', '.join(map(str, self._kept)) or 'none'}")
-        return replay(self._kept[step], *self._functions).deck()
+        if step in self._kept:
+            return replay(self._kept[step], *self._functions).deck()
+        if step in self._recorded:
+            return self._recorded[step].deck()
+        recorded = f"; recorded: {', '.join(map(str, self._recorded))}" if self._recorded else ""
+        raise ValueError(f"step {step} is not kept; kept: {', '.join(map(str, self._kept)) or 'none'}{recorded}")
 
     def close_deck(self) -> None:
         """Back to the page."""

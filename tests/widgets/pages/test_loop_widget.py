@@ -1,47 +1,45 @@
-"""The live page of a training loop: a kept step is opened as a deck in the page's place."""
+"""The page of a training loop as a widget: which steps open in its place."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tapehead as th
-
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(4, 1)
+from tapehead.engine.training.record import Training
 
 
-def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    loss: Tensor = model(*batch).sum() * float("nan")
-    return loss
-
-
-def test_a_kept_step_opens_in_the_pages_place_and_goes_again(tmp_path: Path) -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer, black_box=tmp_path) as training:
-        for number in range(3):
+@pytest.fixture(scope="module")
+def recorded() -> tuple[Training, th.record_steps]:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with th.training(model, optimizer) as training, th.record_steps(3) as steps:
+        for _ in range(5):
             optimizer.zero_grad()
-            (model(torch.ones(2, 4)).sum() * (float("nan") if number == 1 else 1)).backward()
+            model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-    page = training.page(make_model, loss_of)
-    (shown,) = page.children
+    return training, steps
+
+
+def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
+    recorded: tuple[Training, th.record_steps],
+) -> None:
+    training, steps = recorded
+    page = training.page(steps=steps)
+    assert 'data-live="1"' in page._page.content, "the one that was followed, and no other"
     page.open_step(1)
-    assert page.deck is not None and page.children[-1] is page.deck and page.deck.position == 0
-    assert shown.layout.display == "none", "it keeps what is chosen in it"
-    page.deck.run()
-    deck = page.deck
-    page.close_deck()
-    assert page.children == (shown,) and deck.status == "closed" and shown.layout.display == ""
+    assert page.deck in page.children
+    page._hear(None, {"leave": True}, [])
+    assert page.deck is None and page.children == (page._page,)
     page.open_step(2)
-    assert page.deck is None and "step 2 is not kept; kept: 1" in page.children[0].value
-    with pytest.raises(TypeError, match="make_model"):
-        training.page(3, loss_of)
+    assert "step 2 is not kept; kept: none; recorded: 1" in page._said.value
+
+
+def test_recorded_steps_may_have_other_numbers_in_the_loop(recorded: tuple[Training, th.record_steps]) -> None:
+    training, steps = recorded
+    assert 'data-live="4"' in training.page(steps={4: steps[1], 3: steps[0]})._page.content
+    with pytest.raises(TypeError, match="steps has an int at 1; expected th.record_steps"):
+        training.page(steps={1: 5})
+    with pytest.raises(TypeError, match="loss_of"):
+        training.page(lambda: None)

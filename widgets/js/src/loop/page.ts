@@ -179,7 +179,7 @@ class Page {
     if (chosen === this.chosen) return; // zoomed, or moved
     this.chosen = chosen;
     showCell(this.cell, state);
-    showBackward(this.backward, state, this.live, (text) => this.copy(text));
+    showBackward(this.backward, state, this.opens, (text) => this.copy(text));
     const facts = [...this.cell.querySelectorAll(".fact")].slice(0, 2).map((fact) => fact.textContent);
     if (line) this.aloud.textContent = `step ${state.step}, ${line.name || "the model itself"}: ${facts.join(", ")}`;
   }
@@ -269,7 +269,7 @@ class Page {
       u: () => state.show(MEASURES[1 - MEASURES.indexOf(state.measure)]),
       "?": () => (this.help.hidden = !this.help.hidden),
       Escape: () => (this.help.hidden = true),
-      Enter: () => (this.live && state.loop.kept.has(state.step) ? this.open(state.step) : this.backward.querySelector("button")?.focus()),
+      Enter: () => (this.opens ? this.open(state.step) : this.backward.querySelector("button")?.focus()),
     };
     const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
@@ -278,9 +278,9 @@ class Page {
     this.change(act);
   }
 
-  /** Whether a kernel is there that runs kept steps again. */
-  private get live(): boolean {
-    return this.outside.dataset.live !== undefined;
+  /** Whether a kernel is there that opens the chosen step's backward. */
+  private get opens(): boolean {
+    return (this.outside.dataset.live ?? "").split(" ").includes(String(this.state.step));
   }
 
   private open(step: number): void {

@@ -154,20 +154,21 @@ function spark(numbers: Numbers, modules: readonly number[], state: State): Elem
 }
 
 /** How the step's backward is opened where the black box keeps it, and else what would keep it. */
-export function showBackward(host: HTMLElement, state: State, live: boolean, copied: (text: string) => void): void {
+export function showBackward(host: HTMLElement, state: State, opens: boolean, copied: (text: string) => void): void {
   host.textContent = "";
   const { loop, step } = state;
   const folder = loop.kept.get(step);
   host.append(el("h2", {}, `The backward of step ${NUMBERS.format(step)}`));
+  if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${NUMBERS.format(step)} `, el("kbd", {}, "↵")));
   if (folder !== undefined) {
-    if (live) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${NUMBERS.format(step)} `, el("kbd", {}, "↵")));
-    host.append(el("p", {}, live ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
+    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
     command(host, `tapehead replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
-    if (live) return;
+    if (opens) return;
     host.append(el("p", {}, "In a notebook, as a deck:"));
     command(host, `th.replay(${JSON.stringify(folder)}, make_model, loss_of).debug()`, copied);
     return;
   }
+  if (opens) return void host.append(el("p", {}, "It was recorded, with its memory."));
   const nearest = [...loop.kept.keys()].sort((one, other) => Math.abs(one - step) - Math.abs(other - step))[0];
   const why = loop.black_box
     ? "It is not kept: the black box keeps bad steps, the first of several in a row."
