@@ -108,7 +108,7 @@ class Norms:
     @property
     def ratios_by_column(self) -> Tensor:
         """`ratios` likewise."""
-        return _ratios(self._sampled.values[:, ::2], self._sampled.values[:, 1::2])
+        return ratio_of(self._sampled.values[:, ::2], self._sampled.values[:, 1::2])
 
     @property
     def sampled_steps(self) -> Tensor:
@@ -128,7 +128,7 @@ class Norms:
     @property
     def ratios(self) -> Tensor:
         """Update over weight; -1 where there was no update, or the weight was 0."""
-        return _ratios(self.weights, self.updates)
+        return ratio_of(self.weights, self.updates)
 
     @property
     def losses(self) -> Tensor:
@@ -205,6 +205,7 @@ def norm_of(norms: Tensor) -> Tensor:
     return torch.where(there.any(1), whole, ABSENT).float()
 
 
-def _ratios(weights: Tensor, updates: Tensor) -> Tensor:
+def ratio_of(weights: Tensor, updates: Tensor) -> Tensor:
+    """Updates over weights, of norms; -1 where one of them is none, or the weight is 0."""
     there = (weights != ABSENT) & (updates != ABSENT) & (weights != 0)
     return torch.where(there, updates / weights, ABSENT)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...inspector.arguments import a_kind, expect_number
-from ..norms.norms import NO_SCALAR, Norms, norm_of
+from ..norms.norms import NO_SCALAR, Norms, norm_of, ratio_of
 from ..norms.step_table import ABSENT
 from .finding import Finding
 from .frames import numbered
@@ -112,7 +112,7 @@ def numbers_of(norms: Norms, depth: int, since: int = 0) -> Numbers:
         _put(found, steps, f"gradient_norm/{name}", norm_of(_columns(gradients, columns)).tolist())
     steps, weights, updates = norms.samples_since(since)
     for name, columns in groups.items():
-        ratios = norm_of(_columns(updates, columns)) / norm_of(_columns(weights, columns))
+        ratios = ratio_of(*(norm_of(_columns(each, columns)) for each in (weights, updates)))
         _put(found, steps, f"update_ratio/{name}", ratios.tolist())
     return found
 

@@ -229,3 +229,18 @@ def test_tensorboard_reads_what_it_was_told(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(each.step, each.value) for each in events.Scalars("tapehead/loss")] == [*enumerate(losses)]
+
+
+def test_what_no_optimizer_steps_has_no_update_ratio() -> None:
+    frozen, stepped = perceptron().requires_grad_(False), nn.Linear(1, 1)
+    model = nn.ModuleDict({"frozen": frozen, "head": stepped, "other": nn.Linear(1, 1)})
+    optimizers = [SGD(model[name].parameters(), lr=0.1) for name in ("head", "other")]
+    board = Board()
+    with th.training(model, optimizers, writer=board, every=1):
+        for step in range(4):
+            optimizers[step % 2].zero_grad()
+            model["head" if step % 2 == 0 else "other"](frozen(torch.ones(1, 8))).sum().backward()
+            optimizers[step % 2].step()
+    ratios = {tag: values for tag, values in board.scalars.items() if "update_ratio" in tag}
+    assert ratios and not any("frozen" in tag for tag in ratios)
+    assert all(0 < each < 1 for values in ratios.values() for each in values.values())
