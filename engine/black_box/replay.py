@@ -16,6 +16,7 @@ from ...inspector.arguments import expect_callable
 from ...inspector.capturing.capture import capture
 from ...inspector.shown import drawn
 from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.module_calls import watching_modules
 from ..finding.find_nan import NanReport, find_nan
 from ..programs.backward import backward
@@ -125,7 +126,8 @@ class _Player:
             name = f"{number}/batch/{place}"
             if name not in facts:
                 raise ValueError(f"{self.step.folder} can't be used: there is no tensor {place} of batch {number}")
-            return self.tensors[name].to(home_of(facts[name]), copy=True)
+            with unobserved():  # what looks at the forward has its first operation in the user's code
+                return self.tensors[name].to(home_of(facts[name]), copy=True)
 
         try:
             return batch_of(self.step.micro_batches[number].batch, tensor)

@@ -88,7 +88,10 @@ class HeldParameters(LoopPart):
         assert self._training is not None
         held = parameters_of(optimizer)
         idle = [each for each in held if each.requires_grad and id(each) not in self._got]
-        if not idle or len(idle) == len(held):
+        if not idle:
+            return
+        if len(idle) == len(held):
+            self._tell_of_steps_without_gradients(optimizer)
             return
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
@@ -101,6 +104,20 @@ class HeldParameters(LoopPart):
                 f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
                 "th.find_unused(loss) says why; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
+                certain=False,
+            )
+        )
+
+    def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:
+        assert self._training is not None
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
+                f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
+                "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
+                "th.find_unused(make_loss) says where the path to each parameter is cut.",
                 certain=False,
             )
         )

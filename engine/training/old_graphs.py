@@ -68,7 +68,7 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
             kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
         if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
             continue
-        node = each.grad_fn if kinds[kind] is Tensor else each
+        node = _maker(each) if kinds[kind] is Tensor else each
         if node is not None and leads.to_an_old(node):
             found.append((tokens.step_of(node) or 0, each))
     found.sort(key=lambda pair: pair[0])
@@ -76,6 +76,15 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
     nodes = [each for _, each in found if not issubclass(type(each), Tensor)]
     is_all = len(tensors) <= _MOST_TARGETS
     return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, _MOST_TARGETS - len(tensors))], is_all
+
+
+def _maker(tensor: Tensor) -> Node | None:
+    """Its node. A view that came with others (of chunk, split, unbind) and whose base was written since has none: torch
+    raises where it is asked for."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _ends(found: list[Any], most: int) -> list[Any]:

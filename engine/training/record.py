@@ -28,8 +28,8 @@ from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
 
 _NO_STEPS = (
-    "No step was seen, so next to nothing could be looked at: a step is told by an optimizer of torch's that steps in "
-    "the thread that opened the block, or by training.step() at its end."
+    "No step was seen, so next to nothing could be looked at: the loop runs inside of `with th.training(...):`, and a "
+    "step is told by an optimizer of torch's that steps in the same thread, or by training.step() at its end."
 )
 _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five a step that is looked at

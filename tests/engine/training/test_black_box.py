@@ -280,6 +280,19 @@ def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path
     assert is_same(again) and len(again.losses) == 1
 
 
+def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path) -> None:
+    model, optimizer = a_model(Net)
+    x, y = data(1, None)
+    x[3, 0] = math.nan
+    with th.training(model, optimizer, black_box=tmp_path):
+        for batch in DataLoader(TensorDataset(x, y), batch_size=SIZE):
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+    again = th.replay(tmp_path / "step_0", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
+    found = str(again.find_nan())
+    assert "was given what was bad before any operation" in found and "replay.py" not in found, found
+
+
 def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Path) -> None:
     model, optimizer = a_model(Net)
     x, y = data(1, None)

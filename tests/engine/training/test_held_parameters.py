@@ -49,3 +49,16 @@ def test_frozen_tied_and_shared_out_parameters_are_as_they_should_be() -> None:
     assert train(tied, SGD(tied.parameters(), 0.1)).findings == []
     both = net()
     assert train(both, SGD(both[0].parameters(), 0.1), SGD(both[1].parameters(), 0.1)).findings == []
+
+
+def test_steps_without_any_gradient_are_told() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    with th.training(model, optimizer) as training:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).sum()  # no backward
+            optimizer.step()
+    (found,) = training.findings
+    assert found.kind == "without gradient" and not found.certain
+    assert "No parameter that SGD holds had a gradient when it stepped" in str(found)

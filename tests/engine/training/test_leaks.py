@@ -547,3 +547,19 @@ def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_pytho
     (leak,) = [each for each in training.findings if each.kind == "leak"]
     assert f"{min(steps - 2, 128) - 1} more like it" in str(leak) and "history[0]" in str(leak)
     assert ("at least" in str(leak)) is (steps > 128)
+
+
+def test_a_view_of_a_parameter_that_a_step_has_spoiled_does_not_end_the_search() -> None:
+    weight = nn.Parameter(torch.randn(8, 4))
+    view = weight.chunk(2)[0]
+    optimizer, kept = torch.optim.SGD([weight], 0.1), []
+    with th.training(None, optimizer) as training:
+        for _ in range(4):
+            loss = (torch.ones(2, 4) @ weight.t()).sum()
+            kept.append(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        _ = view.grad_fn
+    assert [each.kind for each in training.findings] == ["leak"] and not training.notes
