@@ -16,7 +16,7 @@ from ...inspector.graph.source import PACKAGE
 
 _OTHERS = (
     str(Path(torch.__file__).parent),
-    *(str(PACKAGE / name) for name in ("inspector", "engine", "widgets", "commands")),
+    *(str(PACKAGE / name) for name in ("inspector", "engine", "widgets", "commands", "front_door.py")),
 )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ...inspector.graph.source import PACKAGE
 
-OWN = tuple(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands"))
+OWN = tuple(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands", "front_door.py"))
 TORCH = str(Path(torch.__file__).parent)
 LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 

@@ -43,6 +43,9 @@ TINY = {
     "needless": {"width": 8, "additions": 8},
     "two_devices": {"width": 8, "batch": 4, "far_layers": 2, "near_layers": 2},
     "mlp_norm": {"layers": 5, "width": 8, "batch": 4},
+    "mnist": {"batch": 2},
+    "sequence_labeler": {"vocabulary": 20, "labels": 4, "sentences": 2, "words": 5},
+    "mlstm": {"steps": 4, "batch": 2, "inputs": 4, "width": 8},
 }
 
 
