@@ -39,7 +39,15 @@ export default { render({ model, el }) {
     room()?.addEventListener("tapehead-leave", () => model.send({ leave: true }));
   };
   put();
-  const focus = (find) => soon(() => seen(find()), (found) => found.focus({ preventScroll: true }));
+  // What had the keys may be taken away only after that, and they with it.
+  const hold = (found, frames = 60) => {
+    if (document.activeElement === document.body) found.focus({ preventScroll: true });
+    if (frames) requestAnimationFrame(() => hold(found, frames - 1));
+  };
+  const focus = (find) => soon(() => seen(find()), (found) => {
+    found.focus({ preventScroll: true });
+    hold(found);
+  });
   const hear = ({ shown }) => {
     if (shown === "page") focus(() => root.querySelector(".moving").shadowRoot?.querySelector(".picture"));
     else focus(() => room()?.querySelector(".tapehead-deck")?.shadowRoot?.querySelector(".deck"));
