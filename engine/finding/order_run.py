@@ -22,7 +22,7 @@ from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.random_states import accelerators_awake, random_states
-from ...inspector.torch_internals.tensors import computes_itself, local_of
+from ...inspector.torch_internals.tensors import computes_itself, equal_elements, local_of
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, loss_of
@@ -212,7 +212,7 @@ def _is_sum_of(found: Tensor, parts: Sequence[Tensor]) -> bool:
     if any(part.shape != found.shape for part in parts):
         return False
     if len(parts) == 1:
-        return _is_same(found, parts[0])
+        return bool(equal_elements(found, parts[0]).all())
     exact = torch.complex128 if found.is_complex() else torch.float64
     if found.device.type == "mps":  # which has no float64
         exact = found.dtype
@@ -256,7 +256,3 @@ def _is_same_state(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     same = one == other
     return bool(same.all() if hasattr(same, "all") else same)  # NumPy's
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import equal_elements
 from ..stops.origin import index_text, number_text
 from ..tasks.function_nodes import APPLIED
 from ..words.phrases import joined
@@ -127,7 +128,7 @@ def _element(first: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> 
         for one, two in zip(first, other, strict=False):
             if one is None or two is None or one.shape != two.shape:
                 continue
-            differs = (one != two) & ~((one != one) & (two != two))
+            differs = ~equal_elements(one, two)
             if differs.any():
                 index = tuple(int(each) for each in differs.nonzero()[0])
                 value, before = (number_text(each[index].item()) for each in (two, one))

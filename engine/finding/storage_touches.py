@@ -78,15 +78,6 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
         others = [write for write in writes if write.task != task]
         return others or writes
 
-    def readers_beside(self, task: int) -> list[int]:
-        """Which others read what a task writes."""
-        readers: dict[int, None] = {}
-        for touched in self._touched.values():
-            if any(write.task == task for write in touched.writes):
-                readers.update(touched.readers)
-        readers.pop(task, None)
-        return list(readers)
-
     def _read(self, tensor: Tensor) -> None:
         for touched in self._those_of(tensor):
             assert self._task is not None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from ...inspector.torch_internals.optimizer_steps import is_fused
 from ..mirroring.plan_mirror import plan_mirror
 from ..programs.make_loss import same_random_numbers
 from ..words.sizes import percent_text, share_text, size_text
@@ -76,7 +77,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
     kinds: list[type[Optimizer]] = []
 
     def fuse(model: nn.Module, optimizer: Optimizer) -> None:
-        if "fused" in optimizer.defaults and not any(group.get("fused") for group in optimizer.param_groups):
+        if "fused" in optimizer.defaults and not is_fused(optimizer):
             kinds.append(type(optimizer))
         for group in optimizer.param_groups:
             group.update(foreach=False, fused=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...inspector.torch_internals.checkpoints import is_recomputed, region_code
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import set_version, version_of
+from ...inspector.torch_internals.tensors import equal_elements, set_version, version_of
 from .hook_state import tensors_below
 
 
@@ -108,4 +108,4 @@ class _Noted:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """NaN is the same as NaN: statistics that have become so are put back, too."""
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(one, other) or bool(equal_elements(one, other).all())

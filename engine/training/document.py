@@ -21,6 +21,9 @@ from .record import Training
 FORMAT = "tapehead.training"
 VERSION = 1
 
+PAGE_BEGINS, DATA_BEGINS = '<div class="th-loop"', '<script type="application/json">'
+"""In HTML what a loop begins with, and its document in it."""
+
 _MOST_MODULES = 100_000
 _MOST_BYTES = 2**27  # of a page: its numbers, two million at most of a kind, take some tens of megabytes
 
@@ -197,14 +200,11 @@ def read_page(path: Path) -> TrainingDocument:
     if len(content) > _MOST_BYTES:
         raise ValueError(f"{path.name} has more than {size_text(_MOST_BYTES)}, which no page of a loop needs")
     text = content.decode("utf-8", "replace")
-    start = text.find(_BEGINS, text.find('class="th-loop"'))
+    start = text.find(DATA_BEGINS, text.find(PAGE_BEGINS))
     end = text.find("</script>", start)
-    if 'class="th-loop"' not in text or start < 0 or end < 0:
+    if PAGE_BEGINS not in text or start < 0 or end < 0:
         raise ValueError(f"{path.name} is no page of a training loop, as training.save_html() writes one")
-    return read_document(text[start + len(_BEGINS) : end])
-
-
-_BEGINS = '<script type="application/json">'
+    return read_document(text[start + len(DATA_BEGINS) : end])
 
 
 def _read(found: dict[str, Any]) -> TrainingDocument:

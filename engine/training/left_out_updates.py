@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.optimizer_steps import is_fused
 from .columns import parameters_of
 
 
@@ -30,8 +31,7 @@ class LeftOutUpdates:
         self.ends()
         if getattr(optimizer, "found_inf", None) is not None:
             return False
-        fused = any(group.get("fused") for group in optimizer.param_groups)
-        if not fused or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        if not is_fused(optimizer) or not getattr(optimizer, "_step_supports_amp_scaling", False):
             return None
         with unobserved():
             gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]

@@ -75,7 +75,7 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
     tensors = [each for _, each in found if issubclass(type(each), Tensor)]
     nodes = [each for _, each in found if not issubclass(type(each), Tensor)]
     is_all = len(tensors) <= _MOST_TARGETS
-    return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, _MOST_TARGETS - len(tensors))], is_all
+    return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, max(0, _MOST_TARGETS - len(tensors)))], is_all
 
 
 def _maker(tensor: Tensor) -> Node | None:
@@ -91,8 +91,8 @@ def _ends(found: list[Any], most: int) -> list[Any]:
     """The first and the last ones, so many together."""
     if len(found) <= most:
         return found
-    first = max(0, most) // 2
-    return [*found[:first], *found[len(found) - max(0, most) + first :]]
+    first = most // 2
+    return [*found[:first], *found[len(found) - most + first :]]
 
 
 class _Leads:

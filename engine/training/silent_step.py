@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.source import Place
-from ...inspector.torch_internals.tensors import View, local_of, on_storage
+from ...inspector.torch_internals.tensors import View, equal_elements, local_of, on_storage
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class WrittenBytes:
             return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
         saved = local_of(saved)
         before = self._before(saved)
-        return before is None or bool(((before == saved) | ((before != before) & (saved != saved))).all())
+        return before is None or bool(equal_elements(before, saved).all())
 
     def off(self, saved: Tensor) -> float | None:
         """By how much it differs at most; None: nobody knows, or truth values do."""

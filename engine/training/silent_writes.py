@@ -18,6 +18,7 @@ from ...inspector.graph.source import users_place
 from ...inspector.graph.words import counted
 from ...inspector.graph.written import note_write
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.optimizer_steps import is_fused
 from ...inspector.torch_internals.saved import SavedSlot, saved_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
 from ...inspector.torch_internals.tensors import storage_of, version_of
@@ -207,8 +208,7 @@ def _read_for(node: Node, slot: SavedSlot) -> int | None:
 
 def step_title(optimizer: Optimizer) -> str:
     """`Adam.step() (fused)`."""
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    return f"{type(optimizer).__name__}.step(){' (fused)' if fused else ''}"
+    return f"{type(optimizer).__name__}.step(){' (fused)' if is_fused(optimizer) else ''}"
 
 
 def _how_far(spoiled: Sequence[_Spoiled]) -> str:

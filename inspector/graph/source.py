@@ -18,6 +18,12 @@ import torch
 PACKAGE = Path(__file__).parents[2]
 """Where tapehead itself is installed."""
 
+OWN_CODE = (
+    *(str(PACKAGE / name) + os.sep for name in ("commands", "engine", "inspector", "widgets")),
+    str(PACKAGE / "front_door.py"),
+)
+"""How the files of tapehead's own code begin: a clone of it may have scripts of the user's beside them."""
+
 _ENGINE = PACKAGE / "engine"
 _FINDING = [f"finding/{name}.py" for name in ("function_calls", "storage_touches", "value_flow")]
 _LIBRARY_FOLDERS = (

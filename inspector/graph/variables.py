@@ -9,7 +9,7 @@ from types import FrameType
 from torch import Tensor, nn
 
 from ..torch_internals.modes import unobserved
-from .source import PACKAGE, is_library
+from .source import OWN_CODE, is_library
 
 _MOST_VALUES = 10_000
 _DEPTH = 4
@@ -39,12 +39,9 @@ def _users_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not is_library(file) and not any(file.startswith(folder) for folder in _OWN):
+        if not is_library(file) and not file.startswith(OWN_CODE):
             yield frame
         frame = frame.f_back
-
-
-_OWN = tuple(f"{PACKAGE / name}/" for name in ("engine", "widgets", "commands"))
 
 
 def _tensors(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor | None]]:

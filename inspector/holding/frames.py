@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import threading
 from types import FrameType
 
-from ..graph.source import PACKAGE, Source
+from ..graph.source import OWN_CODE, Source
 
-_OURS = tuple(str(PACKAGE / room) + os.sep for room in ("commands", "engine", "inspector", "widgets"))
 _NOBODY_ELSE = 3  # references to a dict that only its frame has: the frame's, the reader's, the call's that counts them
 
 
@@ -18,7 +16,7 @@ def running_frames() -> list[tuple[int, FrameType]]:
     """The frames of all threads with their thread, callers first; without those of tapehead that are looking."""
     tops = sys._current_frames()
     own: FrameType | None = tops.pop(threading.get_ident())
-    while own is not None and own.f_code.co_filename.startswith(_OURS):
+    while own is not None and own.f_code.co_filename.startswith(OWN_CODE):
         own = own.f_back
     found: list[tuple[int, FrameType]] = []
     for thread, top in [(threading.get_ident(), own), *tops.items()]:

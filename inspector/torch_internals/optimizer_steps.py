@@ -53,6 +53,11 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
         yield
 
 
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether a kernel of its own steps some of its parameters (`fused=True`)."""
+    return any(group.get("fused") for group in optimizer.param_groups)
+
+
 def optimizers_alive() -> list[Optimizer]:
     """All that Python's garbage collector sees; without those that stand around another one (Accelerate's), whose
     groups are that one's."""

@@ -16,6 +16,11 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def equal_elements(one: Tensor, other: Tensor) -> Tensor:
+    """By element whether two tensors of one shape are equal there; NaN is equal to NaN."""
+    return (one == other) | ((one != one) & (other != other))
+
+
 def version_of(tensor: Tensor) -> int:
     """How often the tensor was modified in place; -1 for an inference tensor, of which nobody counts it."""
     return -1 if tensor.is_inference() else tensor._version

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
-from .chromium import chromium, find_chromium
+from .chromium import chromium, find_chromium, trouble_of
 from .lab import Lab, Notebook, lab_server
 from .shown import ShownDeck
 
@@ -20,6 +20,16 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs Chromium")
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """Nothing may go wrong on it."""
+    page = browser.new_page(viewport={"width": 1420, "height": 900})
+    trouble = trouble_of(page)
+    yield page
+    page.close()
+    assert trouble == []
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
 
-from .chromium import trouble_of
 from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
@@ -29,15 +28,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     run = th.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
     return run.save_html(tmp_path_factory.mktemp("everyone") / "run.html")
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1420, "height": 900})
-    trouble = trouble_of(page)
-    yield page
-    page.close()
-    assert trouble == []
 
 
 def opened(page: Page, path: Path, width: int = 1420, height: int = 900) -> ShownDeck:

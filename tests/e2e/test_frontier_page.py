@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 from torch import nn
 
 import tapehead as th
 from tapehead.engine.mirroring.planned_mirror import MirrorFrontier
+
+from .theme_around import expect_theme_of_the_page_around
 
 pytestmark = pytest.mark.e2e
 
@@ -109,13 +110,4 @@ def test_no_label_lies_on_another_and_none_is_cut(
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    root = shown.locator(".th-frontier")
-    html, body = "document.documentElement", "document.body"
-    for where, what in ((body, "data-theme"), (html, "theme")):  # marimo's, and Colab's
-        for theme in ("dark", "light"):
-            shown.evaluate(f"{where}.setAttribute('{what}', '{theme}')")
-            expect(root).to_have_attribute("data-theme", theme)
-        shown.evaluate(f"{where}.removeAttribute('{what}')")
-        expect(root).not_to_have_attribute("data-theme", re.compile(""))  # the system is asked
-    shown.evaluate("document.body.classList.add('vscode-dark')")
-    expect(root).to_have_attribute("data-theme", "dark")
+    expect_theme_of_the_page_around(shown, ".th-frontier")

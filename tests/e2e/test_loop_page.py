@@ -14,6 +14,8 @@ from torch import nn
 import tapehead as th
 from tapehead.engine.training.record import Training
 
+from .theme_around import expect_theme_of_the_page_around
+
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:th.training:UserWarning")]
 
 STEPS = 40
@@ -219,13 +221,4 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(br
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    root = shown.locator(".th-loop")
-    html, body = "document.documentElement", "document.body"
-    for where, what in ((body, "data-theme"), (html, "theme")):  # marimo's, and Colab's
-        for theme in ("dark", "light"):
-            shown.evaluate(f"{where}.setAttribute('{what}', '{theme}')")
-            expect(root).to_have_attribute("data-theme", theme)
-        shown.evaluate(f"{where}.removeAttribute('{what}')")
-        expect(root).not_to_have_attribute("data-theme", re.compile(""))  # the system is asked
-    shown.evaluate("document.body.classList.add('vscode-dark')")
-    expect(root).to_have_attribute("data-theme", "dark")
+    expect_theme_of_the_page_around(shown, ".th-loop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,6 @@ from tapehead.inspector.graph.words import nth
 from tapehead.widgets.deck.page import save_page
 from tapehead.widgets.deck.run_document import run_document
 
-from .chromium import trouble_of
 from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
@@ -67,16 +65,6 @@ def on_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = [re.match(r"h\.(\d)", path) for path in paths]
     content["tasks"]["device"] = [0 if each is None else int(each[1]) + 1 for each in found]
     return save_page(document.packed(), tmp_path_factory.mktemp("five") / "five.html", "five")
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """Nothing may go wrong on it."""
-    page = browser.new_page(viewport={"width": 1420, "height": 900})
-    trouble = trouble_of(page)
-    yield page
-    page.close()
-    assert trouble == []
 
 
 def opened(page: Page, path: Path, width: int = 1420, height: int = 900) -> ShownDeck:

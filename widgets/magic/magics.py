@@ -27,7 +27,7 @@ from ...engine.words.phrases import joined
 from ...inspector.arguments import a_kind, did_you_mean
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.tape import Tape
-from ...inspector.graph.source import PACKAGE
+from ...inspector.graph.source import OWN_CODE
 from ...inspector.graph.spent import first_over
 from ...inspector.torch_internals.operators import warm_up_fakes
 from ..deck.debug import debug, in_notebook
@@ -40,13 +40,9 @@ FLAGS = ("keep-inputs",)
 _NEAR = 50  # nodes
 _SOON_S = 0.2  # a cell that is waiting begins first
 
-_NOT_THE_USERS = tuple(
-    str(folder) + os.sep
-    for folder in (
-        *(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands")),
-        Path(IPython.__file__).parent,
-        Path(concurrent.futures.__file__).parent,
-    )
+_NOT_THE_USERS = (
+    *OWN_CODE,
+    *(str(Path(file).parent) + os.sep for file in (IPython.__file__, concurrent.futures.__file__)),
 )
 
 

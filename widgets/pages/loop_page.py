@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ...engine.training.document import document_of
+from ...engine.training.document import DATA_BEGINS, PAGE_BEGINS, document_of
 from ...engine.training.record import Training
 from ...inspector.graph.source import PACKAGE
 from .report_html import cells_html
@@ -81,7 +81,7 @@ def _root_html(training: Training, title: str, most: int, attributes: str = "") 
     content = document.to_json().replace("<", "\\u003c")
     still = cells_html(training.cells, training.sentences, training.right)
     return (
-        f'<div class="th-loop" data-title="{escape(title)}" {attributes}><style>{_STYLE}</style>'
+        f'{PAGE_BEGINS} data-title="{escape(title)}" {attributes}><style>{_STYLE}</style>'
         f'<div class="still">{still}</div>'
-        f'<div class="moving"></div><script type="application/json">{content}</script></div>'
+        f'<div class="moving"></div>{DATA_BEGINS}{content}</script></div>'
     )

@@ -109,9 +109,8 @@ class LoopPage(ipywidgets.VBox):
         place. What goes wrong is said above the page."""
         self.close_deck()
         try:
-            with capture_output(
-                stdout=False, stderr=False
-            ):  # where no cell runs a deck would be displayed elsewhere, too
+            # Where no cell runs a deck would be displayed elsewhere, too.
+            with capture_output(stdout=False, stderr=False):
                 self.deck = self._deck_of(step)
         except Exception as error:
             self._said.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"

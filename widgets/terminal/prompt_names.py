@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
-from ...inspector.graph.source import PACKAGE
+from ...inspector.graph.source import OWN_CODE
 
-_OTHERS = (
-    str(Path(torch.__file__).parent),
-    *(str(PACKAGE / name) for name in ("inspector", "engine", "widgets", "commands", "front_door.py")),
-)
+_OTHERS = (str(Path(torch.__file__).parent), *OWN_CODE)
 
 
 def users_frame() -> FrameType | None:

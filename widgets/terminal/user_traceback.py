@@ -10,9 +10,8 @@ from types import TracebackType
 
 import torch
 
-from ...inspector.graph.source import PACKAGE
+from ...inspector.graph.source import OWN_CODE
 
-OWN = tuple(PACKAGE / name for name in ("inspector", "engine", "widgets", "commands", "front_door.py"))
 TORCH = str(Path(torch.__file__).parent)
 LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
@@ -53,7 +52,7 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
     after_own = False
     while frames is not None:
         code = frames.tb_frame.f_code
-        own = _is_own(code.co_filename)
+        own = code.co_filename.startswith(OWN_CODE)
         if code is start.__code__:
             kept.clear()
         elif not own:
@@ -79,10 +78,4 @@ def _leave_out_detour(kept: list[TracebackType], frame: TracebackType) -> None:
 
 
 def _is_users(filename: str) -> bool:
-    return (
-        not filename.startswith("<") and not _is_own(filename) and not any(map(Path(filename).is_relative_to, LIBRARY))
-    )
-
-
-def _is_own(filename: str) -> bool:
-    return any(map(Path(filename).is_relative_to, OWN))
+    return not filename.startswith(("<", *OWN_CODE)) and not any(map(Path(filename).is_relative_to, LIBRARY))

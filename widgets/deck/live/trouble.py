@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 
-from ....inspector.graph.source import PACKAGE, Source, innermost_user_line
-
-_OURS = tuple(f"{PACKAGE / name}{os.sep}" for name in ("engine", "widgets"))
+from ....inspector.graph.source import OWN_CODE, Source, innermost_user_line
 
 
 def why(error: BaseException) -> str:
@@ -28,4 +25,4 @@ def in_words(error: BaseException) -> str:
 
 def _users_line(error: BaseException) -> Source | None:
     frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
-    return innermost_user_line(frame for frame in frames if not frame.filename.startswith(_OURS))
+    return innermost_user_line(frame for frame in frames if not frame.filename.startswith(OWN_CODE))
