@@ -17,7 +17,8 @@ FULL = "TAPEHEAD_TRACEBACKS"
 """The environment variable that, set to "full", leaves all frames where they are."""
 
 _OURS = __name__.partition(".")[0]
-_ON_THE_WAY = {_OURS, "torch", *sys.stdlib_module_names}
+_OTHERS = {"torch", "traitlets"}  # whose own refusals are sentences; a deck's attributes are traits
+_ON_THE_WAY = {_OURS, *_OTHERS, *sys.stdlib_module_names}
 _RAISE = opmap["RAISE_VARARGS"]
 
 Class = TypeVar("Class", bound=type)
@@ -29,7 +30,7 @@ def through_the_door(name: str, found: object) -> Any:
         _constructor_ends_where_called(found)
     if not isfunction(found):
         return found
-    call = _ending_where_called(found)
+    call = ending_where_called(found)
     if "torch" in sys.modules:
         from .inspector.torch_internals.compiled import look_past
 
@@ -44,11 +45,12 @@ def verbs_end_where_called(kind: Class) -> Class:
         if name.startswith("_"):
             continue
         if isfunction(found):
-            setattr(kind, name, _ending_where_called(found))
+            setattr(kind, name, ending_where_called(found))
         elif isinstance(found, staticmethod | classmethod):
-            setattr(kind, name, type(found)(_ending_where_called(found.__func__)))
-        elif isinstance(found, property) and found.fget is not None:
-            setattr(kind, name, found.getter(_ending_where_called(found.fget)))
+            setattr(kind, name, type(found)(ending_where_called(found.__func__)))
+        elif isinstance(found, property):
+            get, put = (None if each is None else ending_where_called(each) for each in (found.fget, found.fset))
+            setattr(kind, name, property(get, put, found.fdel, found.__doc__))
     return kind
 
 
@@ -57,10 +59,12 @@ def _constructor_ends_where_called(kind: type) -> None:
     own = vars(kind)
     found = own.get("__init__")
     if isfunction(found) and not hasattr(found, "__wrapped__") and (not is_dataclass(kind) or "__post_init__" in own):
-        kind.__init__ = _ending_where_called(found)  # type: ignore[misc]
+        kind.__init__ = ending_where_called(found)  # type: ignore[misc]
 
 
-def _ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
+def ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the same for one function."""
+
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -89,7 +93,7 @@ def _ends_in_a_sentence(error: Exception) -> bool:
         return False
     if _package_of(last) == _OURS:
         return _is_raise(last) or (type(error) is RuntimeError and _calls_torch(last))
-    return _package_of(last) == "torch" or isinstance(error, OSError)
+    return _package_of(last) in _OTHERS or isinstance(error, OSError)
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -66,6 +66,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a policy that is none, for a block": (lambda: th.policy("hepa"), "did you mean 'heap'"),
     "a backward in make_loss": (lambda: th.find_nan(after_its_backward), "second time"),
     "a session's verb": (lambda: th.debug(make_loss()).step("3"), "expected a task"),  # type: ignore[arg-type]
+    "a session's attribute": (lambda: setattr(th.debug(make_loss()), "policy", "hepa"), "did you mean 'heap'"),
+    "a native session's": (lambda: setattr(th.debug(make_loss(), engine="native"), "policy", 7), "policy"),
+    "what a deck has and a session has not": (
+        lambda: th.debug(make_loss()).save_html("x"),
+        "a session has no save_html",
+    ),
+    "a name that nobody has": (lambda: th.debug(make_loss()).stpe(), "has no attribute 'stpe'"),
     "a run's verb": (lambda: th.backward(make_loss()).save("/nowhere/x.tape.json"), "nowhere"),
     "a size that is none": (lambda: th.workload("rnn").build("smal"), "unknown size"),  # type: ignore[arg-type]
     "a plan that is not there": (lambda: th.MirrorPlan.load("nowhere.mirror"), "nowhere.mirror"),
@@ -96,6 +103,10 @@ def test_what_a_deck_refuses_ends_where_it_was_asked() -> None:
             "step.. runs either": lambda: deck.step(0, device="cpu"),
             "nothing in this graph is called": lambda: deck.break_at("nowhere"),
             "no task of this backward runs on cuda:7": lambda: deck.step(device="cuda:7"),
+            "there is no policy 'hepa'": lambda: setattr(deck, "policy", "hepa"),
+            "there is no task 999": lambda: setattr(deck, "breakpoints", [999]),
+            "expected an int, not the str": lambda: setattr(deck, "selection", "fc"),
+            "a deck has no peak: its memory is predicted": lambda: deck.peak(),  # type: ignore[attr-defined]
         }
         for sentence, ask in asked.items():
             with pytest.raises(Exception, match=sentence) as caught:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor
 
+from ...front_door import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from ..memory.footprint import Footprints
 from ..orders.planning import bound
@@ -19,6 +20,38 @@ from ..queue.ready_queue import AnyTask, ReadyTask
 from ..stops.stopped import Stop
 from ..stops.stops import Stops
 from ..trace.run import Run
+from ..words.asked_in_vain import asked_in_vain
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("save_html", "save_perfetto"),
+        "session.result().{name}(path) writes what has run so far, th.profile(make_loss).{name}(path) a whole backward "
+        "with its memory, and th.deck(loss) is a deck anywhere, which has {name}",
+    ),
+    "save_picture": "th.deck(loss).save_picture(path) does that anywhere, and th.graph(loss).save_svg(path) draws the "
+    "graph",
+    "save": "session.save_trace(path) writes what has run so far",
+    "compare": "th.plan(loss) predicts the memory of several policies, th.compare(make_loss) measures it",
+    "predict_memory": "th.plan(loss) and th.simulate(th.graph(loss)) predict it",
+    "switch": 'set session.policy = "bfs", at any stop',
+    "position": "len(session.order) says how many tasks have run",
+    "current_task": "session.current is the task that runs next",
+    "selection": "it shows no task; th.deck(loss) is a deck anywhere, on whose page one can be selected",
+    "status": "session.current is None when all have run, session.over says why no step is possible any more",
+    "why_stopped": "session.stopped says why the last run ended",
+    "breakpoints": "session.stops has them, and the watchpoints",
+    **dict.fromkeys(
+        ("engine", "elapsed_ns", "longest_queue", "queue_lengths", "to_pandas", "deck", "note", "late", "elsewhere"),
+        "session.result() is a Run of what has run so far, which has {name}",
+    ),
+    **dict.fromkeys(
+        ("peak", "peak_bytes", "timeline", "timelines", "footprints_by_device", "with_memory"),
+        "a session measures no memory; th.profile(make_loss) does, and its Run has {name}",
+    ),
+    **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "session.step() runs one task, session.run() all"),
+    "backward": "session.run() runs all that is left of it",
+}
+"""What users look for in a session that a deck or a run has, or that is called otherwise here, and where that is."""
 
 
 class Backward(Protocol):
@@ -55,6 +88,12 @@ class SessionBase(ABC):
     footprints: Footprints | None = None
     _backward: Backward
     _keep_graph: bool | None = None  # None: as a backward does that is told nothing
+
+    if not TYPE_CHECKING:  # a name that is not there would be of any type
+
+        @ending_where_called
+        def __getattr__(self, name: str) -> Any:
+            return asked_in_vain(self, name, "a session", _ELSEWHERE)
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,8 @@ from ...engine.queue.policy import AnyPolicy
 from ...engine.sessions.native_session import NativeSession
 from ...engine.sessions.session_base import session_over
 from ...engine.sessions.stepper import Stepper
+from ...engine.words.asked_in_vain import asked_in_vain
+from ...front_door import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from .document import title_of
 from .live.asking import Asking
@@ -24,6 +26,42 @@ from .still import Moment
 
 if TYPE_CHECKING:
     from ...engine.mirroring.plan import MirrorPlan
+
+
+_ELSEWHERE = {
+    "result": "deck.run() gives a Run of what has run, and deck.save_trace(path) writes it",
+    "save": "deck.save_trace(path) writes what has run, deck.save_html(path) the deck as a page",
+    "interact": "it is driven by its buttons and verbs; in a script th.debug(loss).interact() is a prompt",
+    "keep_history": "th.deck(loss, history=True) begins with one, and deck.history says what it costs",
+    "late": "deck.run() gives a Run of what has run, which has late",
+    "left": "deck.status says whether it has finished, deck.position how many tasks have run of deck.planned",
+    "over": "deck.status says whether it has finished, failed or is closed",
+    "needed": "deck.planned has the tasks that run at all",
+    "next_on": "deck.step(device=...) runs the next one of a device",
+    **dict.fromkeys(("picks", "queues", "together"), "deck.ready is the ready queue, deck.policy what picks"),
+    **dict.fromkeys(
+        ("footprints", "timeline", "timelines", "peak", "peak_bytes", "footprints_by_device", "with_memory"),
+        "its memory is predicted, deck.compare([deck.policy]) has that; th.profile(make_loss) measures, and its Run "
+        "has {name}",
+    ),
+    **dict.fromkeys(
+        [
+            "accumulation",
+            "elapsed_ns",
+            "longest_queue",
+            "queue_lengths",
+            "to_pandas",
+            "deck",
+            "note",
+            "late",
+            "elsewhere",
+        ],
+        "deck.run() gives a Run of what has run, which has {name}",
+    ),
+    **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "deck.step() runs one task, deck.run() all"),
+    "backward": "deck.run() runs all that is left of it",
+}
+"""What users look for in a deck that a session or a run has, or that is called otherwise here, and where that is."""
 
 
 class DeckTraits(Played):
@@ -39,6 +77,12 @@ class DeckTraits(Played):
     policy = traitlets.Unicode().tag(sync=True)
     why_stopped = traitlets.Unicode(read_only=True).tag(sync=True)
     _stops = traitlets.List(traitlets.Dict()).tag(sync=True)
+
+    if not TYPE_CHECKING:  # a name that is not there would be of any type
+
+        @ending_where_called
+        def __getattr__(self, name: str) -> Any:
+            return asked_in_vain(self, name, "a deck", _ELSEWHERE)
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class Looking(DeckTraits):
         """What going back costs, in bytes, and how far it can go; None where no task can be taken back."""
         return self._live.at.history
 
-    def compare(self, policies: Sequence[AnyPolicy]) -> Prediction:
+    def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
         """The memory that this graph would take under several policies, from the start on. Nothing runs.
 
         Raises:

@@ -6,13 +6,14 @@ import hashlib
 import sys
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import ipywidgets
 import traitlets
 from IPython.display import display
 
+from ...front_door import ending_where_called
 from ...inspector.graph.graph import Graph
 from .display import is_held, is_laid_out_by, names_of
 from .page import CODE
@@ -72,6 +73,12 @@ class Played(anywidget.AnyWidget):
     _is_live = traitlets.Bool().tag(sync=True)
     selection = traitlets.Int(None, allow_none=True).tag(sync=True)
     breakpoints = traitlets.List(traitlets.Int()).tag(sync=True)
+
+    if not TYPE_CHECKING:  # a name that is not there could be set
+
+        @ending_where_called
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
 
     def __init__(self, graph: Graph, title: str, **traits: Any) -> None:
         self._shown = False

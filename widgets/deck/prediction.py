@@ -10,18 +10,20 @@ from ...engine.memory.timeline import Timeline
 from ...engine.queue.pending import queue_lengths
 from ...engine.words.estimates import estimate_sentence
 from ...engine.words.sizes import share_text, size_text
+from ...engine.words.tables import ShownAsTable
 from ...inspector.shown import GraphTheme
-from ..pages.report_html import table_html
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(ShownAsTable):
     """Timelines by policy; the highest peak first in `rows`. `th.compare` measures the same on fresh forwards."""
 
     timelines: Mapping[str, Timeline]
+
+    words = ("policy", "peak in")
 
     @property
     def rows(self) -> tuple[Timeline, ...]:
@@ -57,9 +59,6 @@ class Prediction:
     def __repr__(self) -> str:
         peaks = ", ".join(f"{policy} {size_text(each.peak_bytes)}" for policy, each in self.timelines.items())
         return f"<Prediction: {peaks}>"
-
-    def _repr_html_(self) -> str:
-        return table_html(self)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""

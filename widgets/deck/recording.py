@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ...engine.mirroring.plan import MirrorPlan
 from ...engine.trace.run import Run
+from ...engine.words.asked_in_vain import asked_in_vain
+from ...front_door import ending_where_called
 from .played import Played
 from .run_document import other_policies, run_document
 from .still import Moment
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ["step", "run", "run_to", "step_over", "step_out", "back", "goto", "switch", "replace", "watch", "break_at"],
+        "nothing is executed here, its page plays; th.debug(loss) steps a backward that is yet to run",
+    ),
+    **dict.fromkeys(
+        ["save_html", "save_perfetto", "save", "order", "peak", "timeline", "trace", "policy", "to_pandas"],
+        "the run that it plays has {name}",
+    ),
+}
 
 
 class Recording(Played):
@@ -27,6 +42,12 @@ class Recording(Played):
         self._planned: list[int] = document.content["schedules"][0]["order"]
         self._packed = document.packed()
         super().__init__(run.graph, document.content["title"], _is_live=False)
+
+    if not TYPE_CHECKING:  # a name that is not there would be of any type
+
+        @ending_where_called
+        def __getattr__(self, name: str) -> Any:
+            return asked_in_vain(self, name, "a run that is played again", _ELSEWHERE)
 
     def __repr__(self) -> str:
         return f"<Recording of {self._run!r}>"

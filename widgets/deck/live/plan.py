@@ -10,6 +10,7 @@ from ....engine.orders.policies import POLICIES, TABS, find_policy
 from ....engine.queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ....engine.sessions.native_session import NativeSession
 from ....engine.sessions.stepper import Stepper
+from ....inspector.arguments import expect
 from ..document import Json
 from ..prediction import Prediction
 from .branches import LiveBranches
@@ -94,12 +95,15 @@ class LivePlan:
         """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
         return self._foresight.timelines(self._terms.name)
 
-    def compare(self, policies: Sequence[AnyPolicy]) -> Prediction:
+    def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
         """The memory from the start on under each policy.
 
         Raises:
             ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
         """
+        if isinstance(policies, str | Policy) or callable(policies):
+            policies = (policies,)
+        expect(policies, Sequence, "policies", 'a policy, or several, such as ("heap", "dfs")')
         if not policies:
             raise ValueError("compare which policies? Give at least one")
         return self._foresight.compare([self.find(policy) for policy in policies])

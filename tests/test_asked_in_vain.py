@@ -1,0 +1,86 @@
+"""What one result has and another has not is said where somebody asks for it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import ipywidgets
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.sessions.session_base import SessionBase
+from tapehead.widgets.deck.deck import Deck
+
+MODEL = nn.Linear(3, 3)
+INNER = {"packed", "moment", "close_unseen", "is_shown", "stop_here", "forget", "tasks_to_leave"}
+"""What no guide speaks of."""
+
+
+def make_loss() -> Tensor:
+    loss: Tensor = MODEL(torch.ones(2, 3)).sum()
+    return loss
+
+
+def names_of(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")} | {
+        name for name in inspect.get_annotations(kind) if not name.startswith("_")
+    }
+
+
+SESSION = names_of(th.Stepper) | {"accumulation"}
+DECK = names_of(Deck) - names_of(ipywidgets.DOMWidget)
+RUN = names_of(th.Run)
+ASKED: dict[str, tuple[Callable[[], object], set[str]]] = {
+    "a session": (lambda: th.debug(make_loss()), (DECK | RUN) - SESSION - INNER),
+    "a deck": (lambda: th.deck(make_loss()), (SESSION | RUN) - names_of(Deck) - INNER - {"runs_in_this_thread"}),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_what_others_have_is_said_in_a_sentence(what: str) -> None:
+    make, names = ASKED[what]
+    with make() as asked:  # type: ignore[attr-defined]
+        assert len(names) > 15
+        for name in sorted(names):
+            assert not hasattr(asked, name), name
+            with pytest.raises(AttributeError, match=f"{what} has no {name}: .* "):
+                getattr(asked, name)
+
+
+def test_no_repr_pickle_or_copy_is_misled() -> None:
+    with th.deck(make_loss()) as deck:
+        for asked in (th.debug(make_loss()), deck):
+            assert not hasattr(asked, "_ipython_canary_method_should_not_exist_")
+            assert not hasattr(asked, "timeline") and not hasattr(asked, "_repr_latex_")
+            bare = type(asked).__new__(type(asked))
+            assert not hasattr(bare, "no_such_name")
+    assert getattr(th.debug(make_loss()), "_repr_html_", None) is None
+    with pytest.raises(AttributeError) as caught:
+        th.debug(make_loss()).redy  # type: ignore[union-attr]  # noqa: B018
+    assert caught.value.name == "redy" and isinstance(caught.value.obj, SessionBase)  # Python says what was meant
+    copy.copy(th.backward(make_loss()))
+
+
+def test_the_error_of_a_property_is_not_taken_for_a_name_in_vain() -> None:
+    class Wrong(th.Stepper):
+        @property
+        def position(self) -> int:
+            raise AttributeError("from inside")
+
+    assert inspect.isclass(Wrong)
+    with Wrong(make_loss()) as session, pytest.raises(AttributeError, match="from inside"):
+        session.position  # noqa: B018
+
+
+def test_a_decks_comparison_is_printed_as_the_table() -> None:
+    with th.deck(make_loss()) as deck:
+        said = str(deck.compare(["heap", "bfs"])).splitlines()
+        assert said[0].split() == ["policy", "peak", "peak", "in", "longest", "queue"]
+        assert [line.split()[0] for line in said[1:3]] == ["heap", "bfs"]
+        assert str(deck.compare("heap")).splitlines()[1].startswith("heap")
+        with pytest.raises(TypeError, match="policies is an int; expected a policy"):
+            deck.compare(3)  # type: ignore[arg-type]
