@@ -40,6 +40,7 @@ nb_execution_mode = "off"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 maximum_signature_line_length = 90
+add_module_names = False
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -55,13 +56,23 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
 
+_COLON = "\ue000"
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _mark_code)
+
+
+def _hide_colons(app: Sphinx, what: str, name: str, owner: object, options: object, lines: list[str]) -> None:
+    """What stands before a colon in the first line of a property's docstring, napoleon would take for its type."""
+    if what in ("attribute", "property") and lines:
+        lines[0] = lines[0].replace(":", _COLON)
 
 
 def _mark_code(app: Sphinx, what: str, name: str, owner: object, options: object, lines: list[str]) -> None:
     """In docstrings examples stand as paragraphs of code: these become blocks of it."""
-    blocks = "\n".join(lines).split("\n\n")
+    blocks = "\n".join(lines).replace(_COLON, ":").split("\n\n")
     lines[:] = "\n\n".join(_as_code(block) if _is_code(block) else block for block in blocks).split("\n")
 
 

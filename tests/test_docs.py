@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,29 +22,6 @@ def test_every_public_name_is_in_the_reference_once() -> None:
         name for text in texts for name in re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", text, re.MULTILINE)
     )
     assert dict(named) == dict.fromkeys(th.__all__, 1)
-
-
-FUNCTIONS = [name for name in th.__all__ if inspect.isfunction(getattr(th, name))]
-FEW = 2  # so many the first line tells
-
-
-def words_on(name: str) -> str:
-    """What the docstring of a function says, and those of the functions that it refers to."""
-    names = [name]
-    for each in names:
-        found = re.findall(r"`th\.(\w+)", inspect.getdoc(getattr(th, each)) or "")
-        names += [other for other in found if other in th.__all__ and other not in names]
-    return "\n".join(inspect.getdoc(getattr(th, each)) or "" for each in names)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_docstring_tells_of_each_argument_and_of_what_is_refused(name: str) -> None:
-    first, _, _ = (inspect.getdoc(getattr(th, name)) or "").partition("\n")
-    arguments, words = inspect.signature(getattr(th, name)).parameters, words_on(name)
-    assert first.endswith((".", ":", "`"))
-    if len(arguments) > FEW:
-        assert [each for each in arguments if not re.search(rf"\b{each}\b", words)] == []
-        assert "Raises:" in words
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -82,7 +82,8 @@ class Group:
             sum: the other outputs of its tasks stay where they are, and may be another group's.
         product: that of the first task. In a tree the others may have other numbers of rows.
         shared: the factors that are one and the same tensor for all members and need no stacking.
-        levels: of the first and the last member, counted from the roots; in a forward group from the inputs.
+        levels: of the graph, those of the first and the last member, counted from the roots; in a forward group from
+            the inputs.
         into: of a tree the task, and the number of its input, where PyTorch sums.
         launches_before, launches_after: kernels one by one: products, the sums of a tree and of biases; and in the
             group, those among them that stack. As in `Batch`.
@@ -123,7 +124,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Products that lie together and were not joined, and why, in a sentence."""
+    """Products that lie together and were not joined.
+
+    Attributes:
+        tasks: the ids of their tasks.
+        why: the reason, in a sentence.
+        direction: "backward" or "forward".
+    """
 
     tasks: tuple[int, ...]
     why: str

@@ -143,8 +143,8 @@ class StepReplay(ShownAsFindings):
         folder: from which.
         step: its number in the loop.
         differences: what is not as it was, in sentences.
-        losses: one of each micro-batch, as `.backward()` was called of it.
-        gradients: by parameter; those that got none are not there.
+        losses: the scalar of each micro-batch of which `.backward()` was called.
+        gradients: by parameter, of its shape; those that got none are not there.
         error: what it raised, if it did.
         same_loss, same_gradients: whether they are bit for bit the recorded ones; None: none were recorded.
     """
@@ -175,7 +175,7 @@ class StepReplay(ShownAsFindings):
 
     @property
     def loss(self) -> Tensor | None:
-        """Of the last micro-batch; None: it raised before there was one."""
+        """The scalar of the last micro-batch; None: it raised before there was one."""
         return self.losses[-1] if self.losses else None
 
     def make_loss(self) -> Tensor:

@@ -46,6 +46,7 @@ class Cost:
 
     @property
     def peak_bytes(self) -> int:
+        """The higher of both peaks."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
 
@@ -68,6 +69,7 @@ class Deviation:
 
     @property
     def ok(self) -> bool:
+        """Whether that is within the tolerance."""
         return self.share <= self.tolerance  # NaN is not
 
 

@@ -33,9 +33,12 @@ _COMPARED = "The norms, means, least and largest elements"
 
 @dataclass(frozen=True, slots=True)
 class OrderDifference:
-    """Where two orders part: the places, and what runs there. None where a run has ended.
+    """Where two orders part. Tasks that only one of the runs has are passed over.
 
-    Tasks that only one of the runs has are passed over; `common` have run before, the same in both.
+    Attributes:
+        common: how many tasks have run before, the same in both.
+        places: for each run the place where they part, from 0; None where it has ended.
+        tasks: for each run the task that it runs there; None where it has ended.
     """
 
     common: int
@@ -93,6 +96,7 @@ class ValueDifference:
 
     @property
     def share(self) -> float:
+        """How far, as a relative difference: 0.05 for 5 %."""
         return self.apart.share
 
     @property

@@ -126,6 +126,7 @@ class UnusedReport(ShownAsFindings):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of those without, in the model's order."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @property

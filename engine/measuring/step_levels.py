@@ -32,7 +32,7 @@ class StepLevels:
 
     Attributes:
         start_bytes: as the backward starts.
-        peaks: by step the highest level while it ran, the level at its start included.
+        peaks: by step the highest level while it ran, in bytes, the level at its start included.
         end_bytes: when all is over: the gradients, and what else was returned.
         forward_peak_bytes: the highest of the forward.
         forward: by step of the forward the highest level while it ran. Of what tells none a step is what the allocator

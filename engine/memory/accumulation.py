@@ -43,6 +43,7 @@ class Accumulation:
 
     @property
     def lists(self) -> bool:
+        """Whether what comes waits in a list until its task runs."""
         return self.accumulate == "list"
 
     @property

@@ -10,7 +10,12 @@ from .footprint import Footprints
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:
-    """Bytes of a graph's leaves, and of the .grad which they had as the backward started."""
+    """What was there before the forward, and is in no level.
+
+    Attributes:
+        leaf_bytes: of the graph's leaves, parameters and inputs.
+        grad_bytes: of the .grad which they had as the backward started.
+    """
 
     leaf_bytes: int
     grad_bytes: int
@@ -23,6 +28,7 @@ class NotCounted:
 
     @property
     def sentence(self) -> str:
+        """All of it in words."""
         return f"Not counted is what was there before the forward, such as {self.what}."
 
 

@@ -36,7 +36,21 @@ IN_TREE = "product of a sum"
 
 
 class Category(IntEnum):
-    """What a storage is for at a moment. `title` is how people read it."""
+    """What a storage is for at a moment.
+
+    Attributes:
+        SAVED: a node keeps it for its backward; for the second derivative, a gradient.
+        BUFFER: a gradient on its way to the next task.
+        GRADIENT: the .grad of a leaf.
+        FORWARD: no node keeps it, the user's code does: the loss, an output.
+        HELD: neither .grad of a leaf nor on its way: a hook or retain_grad() holds it.
+        WORKSPACE: born and freed inside one kernel, formula or operation.
+        UNKNOWN: not attributed.
+        LISTED: a gradient that waits to be summed with others when the task runs (`accumulate="list"`).
+        CONSUMED: its task has run, and it is never let go (`release="never"`).
+        PARAMETER: of the model, or a buffer of it; where a whole step is shown.
+        STATE: what an optimizer keeps from step to step; where a whole step is shown.
+    """
 
     SAVED = 0
     BUFFER = 1
@@ -52,6 +66,7 @@ class Category(IntEnum):
 
     @property
     def title(self) -> str:
+        """How people read it: `input buffer`."""
         return _TITLES[self]
 
     @property
@@ -64,17 +79,17 @@ class Category(IntEnum):
 
 
 _TITLES = {
-    Category.SAVED: "saved activation",  # a node keeps it for its backward; for the second derivative, a gradient
-    Category.BUFFER: "input buffer",  # a gradient on its way to the next task
-    Category.GRADIENT: "parameter gradient",  # the .grad of a leaf
-    Category.FORWARD: "forward value",  # no node keeps it, the user's code does: the loss, an output
-    Category.HELD: "held gradient",  # neither .grad of a leaf nor on its way: a hook or retain_grad() holds it
-    Category.WORKSPACE: "workspace",  # born and freed inside one kernel, formula or operation
+    Category.SAVED: "saved activation",
+    Category.BUFFER: "input buffer",
+    Category.GRADIENT: "parameter gradient",
+    Category.FORWARD: "forward value",
+    Category.HELD: "held gradient",
+    Category.WORKSPACE: "workspace",
     Category.UNKNOWN: "not attributed",
-    Category.LISTED: "gradient in a list",  # waits to be summed with others when the task runs (accumulate="list")
-    Category.CONSUMED: "consumed buffer",  # its task has run, and it is never let go (release="never")
-    Category.PARAMETER: "parameter",  # of the model, or a buffer of it; where a whole step is shown
-    Category.STATE: "optimizer state",  # what an optimizer keeps from step to step; where a whole step is shown
+    Category.LISTED: "gradient in a list",
+    Category.CONSUMED: "consumed buffer",
+    Category.PARAMETER: "parameter",
+    Category.STATE: "optimizer state",
 }
 _PLURALS = {
     Category.UNKNOWN: "not attributed",
@@ -109,13 +124,17 @@ class Maker:
 class Keeper:
     """What kept a storage alive.
 
-    `kind` says how: "saved" in the slot `slot` of a task's node, from the forward until that task has run ("hidden" is
-    the slot of what torch does not show, "product of a sum" of what tasks before it left behind for `batch=`);
-    "buffer", a gradient in the input buffer of `task`; "grad", the .grad of the leaf of `task`; "list", the list of
-    input `slot` of `task`, until that runs; "consumed", a buffer or a list that `task` has consumed, until the backward
-    ends (`release="never"`); "node", the node of `task` as long as there is the graph: on the `ctx` of a custom
-    Function ("ctx.name"), since it did not run (`inputs=`), or for the second derivative ("graph of the gradients");
-    "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
+    Attributes:
+        kind: "saved" in a slot of a task's node, from the forward until that task has run; "buffer", a gradient in the
+            input buffer of a task; "grad", the .grad of the leaf of a task; "list", the list of an input of a task,
+            until that runs; "consumed", a buffer or a list that a task has consumed, until the backward ends
+            (`release="never"`); "node", the node of a task as long as there is the graph: on the `ctx` of a custom
+            Function, since it did not run (`inputs=`), or for the second derivative; "user", the user's own code or a
+            hook; "backward", the call of backward itself, until its end.
+        task: the id of that task; None for "user" and "backward".
+        slot: what the node calls it: "self", "result", "ctx.name"; "hidden" is the slot of what torch does not show,
+            "product of a sum" of what tasks before it left behind for `batch=`, "graph of the gradients" of what is
+            kept for the second derivative; of a list the number of the input.
     """
 
     kind: Literal["saved", "buffer", "grad", "list", "consumed", "node", "user", "backward"]
@@ -331,7 +350,7 @@ class Timeline:
 
     @cached_property
     def task_peaks(self) -> array[int]:
-        """By place the highest level while the task ran, the level at its start included."""
+        """By place the highest level while the task ran, in bytes, the level at its start included."""
         levels, starts = self.levels, self.starts
         return array("q", (max(levels[starts[i] : starts[i + 1] + 1]) for i in range(len(self.order))))
 

@@ -66,6 +66,7 @@ class MirroredMemory:
 
     @property
     def plain_peak_bytes(self) -> int:
+        """The highest level of the plain backward."""
         return self.plain.peak_bytes
 
     def reached(self, dropped: Iterable[int]) -> set[int]:

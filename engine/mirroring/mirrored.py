@@ -45,7 +45,6 @@ class mirrored:
 
     Attributes:
         plan: what was planned; None before the first call.
-        report: what came of the newest call, its backward included, once that has run; None before.
 
     Raises:
         TypeError, ValueError: an argument is none that `th.plan_mirror` takes.
@@ -71,6 +70,7 @@ class mirrored:
 
     @property
     def report(self) -> MirrorReport | None:
+        """What came of the newest call, its backward included, once that has run; None before."""
         return None if self._newest is None else self._newest.report
 
     def __call__(self, function: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:

@@ -63,6 +63,7 @@ class PlannedStorage:
 
     @property
     def is_dropped(self) -> bool:
+        """Whether the plan lets go of it."""
         return self.fate in ("dropped", "dropped on the way")
 
 
@@ -85,15 +86,17 @@ class MirrorPrediction:
 
     @property
     def plain_peak_bytes(self) -> int:
+        """The highest level of the backward without the plan."""
         return max(self.plain_levels, default=0)
 
     @property
     def peak_bytes(self) -> int:
+        """The same with it."""
         return max(self.levels, default=0)
 
     @property
     def seconds(self) -> float:
-        """A step with the plan."""
+        """What a step takes with the plan, replays and recording included."""
         return self.plain_seconds + self.replay_seconds + self.recording_seconds
 
 

@@ -47,12 +47,13 @@ class PlannedMirror(MirrorPlan):
         plain, timeline: the memory of the backward without and with it, predicted.
         left_alone: why nothing is dropped, as a sentence; None: something is.
         notes: what else is to be known, in sentences.
-        order: of the backward that it was planned for; `policy` is what runs it.
+        order: the ids of the tasks of the backward that it was planned for; `policy` is what runs it, and `order_name`
+            what that order is called.
         met: whether what was asked for is reached.
         solver: what found it; `evaluations`: among how many choices; `seconds`: in what time.
         program, memory: what it was judged by.
-        recording_ns: what the forward takes longer for each operation that is noted, to run again.
-        ratio: what replays and recording were measured to take, to what was reckoned with.
+        recording_ns: nanoseconds that the forward takes longer for each operation that is noted, to run again.
+        ratio: what replays and recording were measured to take, over what was reckoned with.
         banned: by number the storages that did not come out the same when they were made again, and how.
         wanted: what was asked for; None: it is one of the plans of `explore`.
         estimates: why its figures are estimates, as in `Timeline.estimates`; none where forward and backward were run.
@@ -78,7 +79,7 @@ class PlannedMirror(MirrorPlan):
 
     @property
     def peak_bytes(self) -> int:
-        """The highest level of the backward with the plan, predicted."""
+        """The highest level of the backward with the plan, predicted, in bytes."""
         return self.timeline.peak_bytes
 
     @property

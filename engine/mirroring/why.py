@@ -40,11 +40,14 @@ class MirrorReason:
     """Why what one operation gives is made again in the backward, or is not.
 
     Attributes:
-        number: the operation's in the forward; name: `softmax`; module, source: where it was called.
+        number: the operation's in the forward.
+        name: what it is called, `softmax`.
+        module, source: where it was called.
         because: "mirrored", or "on the way": nodes save nothing of it, but what is mirrored is made of it. Not:
             "not saved", "can't be" made again, "not the same" bits when it is, "no gain", "after the peak" (its node
             has run by then), "time": more than is allowed; "enough": the budget is reached without; "not found".
-        nbytes: what nodes save of it; saved_by: their (task, slot) pairs.
+        nbytes: what nodes save of it.
+        saved_by: the (task, slot) pairs of these.
         newly_kept_bytes: what is, or would be, kept for making it again, and would have died in the forward.
         seconds: what making it again takes, or would take: recording, replay, and those of what it needs.
         peak_bytes: of the backward without mirroring it, where it is; with it, where it is not.
@@ -69,7 +72,11 @@ class MirrorReason:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MirrorReasons:
-    """The answers of `PlannedMirror.why`, one for each operation that is meant. In a notebook it shows itself."""
+    """The answers of `PlannedMirror.why`: a sequence of them. In a notebook it shows itself.
+
+    Attributes:
+        reasons: one for each operation that is meant.
+    """
 
     reasons: tuple[MirrorReason, ...]
 

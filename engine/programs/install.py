@@ -34,7 +34,6 @@ class Installation:
     """A policy that is in force, until it is removed; `with` removes it at its end.
 
     Attributes:
-        policy: its name.
         engine: "native" or "direct".
         backwards: how many have ended without an error. No run is kept: a graph holds its nodes, and those what their
             hooks and leaves hold. `on_run` gets each one.
@@ -63,6 +62,7 @@ class Installation:
 
     @property
     def policy(self) -> str:
+        """The policy's name."""
         return policy_name(self._policy)
 
     def __repr__(self) -> str:

@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some numbers, and the ends of their middle half."""
+    """Some numbers in three, in the unit that they have.
+
+    Attributes:
+        low, high: the ends of their middle half: a quarter of them is below, a quarter above.
+        middle: their median.
+    """
 
     low: float
     middle: float

@@ -16,7 +16,13 @@ class PolicyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReadyTask:
-    """An entry of the ready queue. `arrival` counts from 0; `label` is the policy's key as people read it."""
+    """An entry of the ready queue.
+
+    Attributes:
+        task: the task that is ready.
+        arrival: its place in the order in which tasks got ready, from 0.
+        label: the policy's key, as people read it.
+    """
 
     task: Task
     arrival: int

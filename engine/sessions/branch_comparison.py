@@ -83,6 +83,7 @@ class BranchComparison(ShownAsTable):
 
     @property
     def current(self) -> BranchRow:
+        """The row of the branch on which the session stands."""
         return next(row for row in self.rows if row.branch.is_current)
 
     @property

@@ -27,8 +27,8 @@ class Branch:
         terms: from which position on which policy picked.
         trace: what was recorded, if anything was; of the current branch the session has it.
         is_current: whether the session stands on it.
-        gradients: by the id of its task the .grad of a leaf after it, as far as the session has gone back over that.
-            None where that would have been more than the history's budget.
+        gradients: by the id of its task the .grad of a leaf after it, of the leaf's shape, as far as the session has
+            gone back over that. None where that would have been more than the history's budget.
         shared: how many of its first tasks have run in the session as it stands.
         ahead: of the current branch: how many more had run before the session went back.
     """
@@ -51,6 +51,7 @@ class Branch:
 
     @property
     def name(self) -> str:
+        """`branch 2`."""
         return f"branch {self.number}"
 
     @property

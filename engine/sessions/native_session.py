@@ -175,7 +175,8 @@ class NativeSession(OneWay):
     @property
     @_one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """What the current task is about to get, one per input number: its input buffer after tensor and pre-hooks.
+        """What the current task is about to get, one per input number, of the shapes in `current.inputs`: its input
+        buffer after tensor and pre-hooks.
 
         While somebody holds one of them, the engine does not add to it in place, nor take it for a leaf's .grad.
         """
@@ -184,7 +185,7 @@ class NativeSession(OneWay):
 
     @_one_at_a_time
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients of the current task.
+        """The gradients of the current task, of the shapes in `task.inputs`.
 
         Raises:
             NotImplementedError: for any other task. The engine shows an input buffer only as its task starts.

@@ -25,12 +25,15 @@ class OneWay(Verbs):
         return ()
 
     def keep_history(self, budget_bytes: int | str = 0) -> Never:
+        """Refused: PyTorch's own engine takes no task back. Raises NotImplementedError."""
         raise NotImplementedError(NO_HISTORY)
 
     def forget(self) -> Never:
+        """Refused, as `keep_history`."""
         raise NotImplementedError(NO_HISTORY)
 
     def back(self, count: int = 1) -> Never:
+        """Refused, as `keep_history`."""
         raise NotImplementedError(NO_HISTORY)
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
@@ -47,9 +50,11 @@ class OneWay(Verbs):
         return self.run_to(task)
 
     def restore(self, task: AnyTask | None = None) -> Never:
+        """Refused: PyTorch's own engine keeps no gradients that were replaced. Raises NotImplementedError."""
         raise NotImplementedError(
             "PyTorch's engine keeps no gradients that were replaced, so they can't be restored; use engine=\"direct\""
         )
 
     def compare_branches(self) -> Never:
+        """Refused, as `keep_history`."""
         raise NotImplementedError(NO_HISTORY)

@@ -157,7 +157,7 @@ class SessionBase(ABC):
 
     @abstractmethod
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer."""
+        """The gradients in a task's input buffer, of the shapes in `task.inputs`."""
 
     @abstractmethod
     def replace(self, gradients: Any, task: AnyTask | None = None) -> None:

@@ -180,7 +180,7 @@ class Stepper(GoesBack):
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get: its input buffer.
+        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`.
 
         Raises:
             RuntimeError: no task is left, or the session is over.
@@ -210,7 +210,8 @@ class Stepper(GoesBack):
         return None if recorder is None else recorder.trace()
 
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, None where nothing has come yet.
+        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
+        nothing has come yet.
 
         They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it. Of a
         list it is the sum as it stands, which is computed for this call and not kept.

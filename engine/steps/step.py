@@ -231,13 +231,19 @@ def _records(timeline: StepTimeline) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepPeak(ShownAsTable):
-    """What is alive when a step is at its highest on one device."""
+    """What is alive when a step is at its highest on one device. In a notebook, and printed, it is a table.
+
+    Attributes:
+        step: whose peak it is.
+        timeline: the memory of that device, over the whole step.
+    """
 
     step: TrainingStep
     timeline: StepTimeline
 
     @property
     def nbytes(self) -> int:
+        """The peak: all bytes that are alive at it, see `StepTimeline`."""
         return self.timeline.peak_bytes
 
     @property

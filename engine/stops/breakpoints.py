@@ -33,6 +33,7 @@ class Breakpoint:
         hit: it stops only at the n-th task that it meets, counted in the order in which the tasks run.
         when: it stops only where this says so.
         enabled: whether it stops anything.
+        kind: "break": what tells it from a watchpoint.
     """
 
     number: int

@@ -22,7 +22,7 @@ class Stop:
             gradient.
         text: what it is, and at which task, with its module and source line.
         lines: what else is known: of a bad gradient the way back to its origin.
-        tensors: by name the tensors which it speaks of, the session's own, not copies.
+        tensors: by name the tensors which it speaks of, the session's own in their own shapes, not copies.
         since: how many tasks have run since that one. Not 0 only where an accelerator was not waited for.
     """
 

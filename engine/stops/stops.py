@@ -101,6 +101,7 @@ class Stops:
         self._made = max(self._made, number - 1)
 
     def enable(self, number: int) -> None:
+        """It stops runs again, after `disable`."""
         self[number].enabled = True
         self._arrange()
 

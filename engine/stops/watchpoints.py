@@ -26,7 +26,9 @@ class Watchpoint:
         text: its conditions as they were given.
         tasks: the ids of the tasks whose gradients it watches; None: all.
         synchronize: whether each gradient is looked at before the next task runs. None: only those on the CPU.
+        conditions: these as functions of a gradient.
         enabled: whether it stops anything.
+        kind: "watch": what tells it from a breakpoint.
         needs: what has to be read of each gradient.
         flow: what follows the norms of modules' gradients, where a ratio is watched.
         muted_until: of what was asked for up to this count of tasks a stop has spoken: it is only counted.
@@ -50,9 +52,11 @@ class Watchpoint:
         return len(self._found_at)
 
     def watches(self, task_id: int) -> bool:
+        """Whether it looks at the gradients of this task."""
         return self.tasks is None or task_id in self.tasks
 
     def hit(self, *task_ids: int) -> None:
+        """Notes that it found something at these tasks."""
         self._found_at.update(task_ids)
 
 

@@ -72,6 +72,7 @@ class StudiedRule:
 
     @property
     def peak_bytes(self) -> int:
+        """The highest level of the backward."""
         return self.levels.peak_bytes
 
     @property

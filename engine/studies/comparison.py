@@ -48,7 +48,8 @@ class Row:
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
             no other run, or no prediction. Of a mirrored forward, and of the plain one where there is no other run,
             what the plan predicts for this order.
-        planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task.
+        planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task, in
+            bytes.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
         dry_run_estimates: why that is an estimate, as far as it is known.
         plan: by which the forward was mirrored; None: it was not.
@@ -67,6 +68,7 @@ class Row:
 
     @property
     def peak_bytes(self) -> int:
+        """The highest level of the backward, measured."""
         return self.timeline.peak_bytes
 
     @property
@@ -76,17 +78,24 @@ class Row:
 
     @property
     def predicted_bytes(self) -> int | None:
+        """The same, predicted; None where nothing is."""
         return max(self.planned_levels, default=None) if self.predicted is None else self.predicted.peak_bytes
 
     @property
     def predicted_levels(self) -> Sequence[int]:
-        """The highest level while each task runs, predicted, by place; empty where nothing is."""
+        """The highest level while each task runs, predicted, in bytes, by place; empty where nothing is."""
         return self.planned_levels if self.predicted is None else self.predicted.task_peaks
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place at which two orders differ, and the task which each runs there; None where it has ended."""
+    """Where two orders part. As text it is the sentence.
+
+    Attributes:
+        place: the first place at which they differ, from 0.
+        first, second: the task which each of them runs there; None where it has ended.
+        sentence: both, in words.
+    """
 
     place: int
     first: Task | None

@@ -51,6 +51,7 @@ class Bar:
 
     @property
     def elapsed_ns(self) -> int:
+        """How long it ran."""
         return self.end_ns - self.start_ns
 
 
@@ -76,6 +77,7 @@ class Idle:
 
     @property
     def elapsed_ns(self) -> int:
+        """How long that was."""
         return self.end_ns - self.start_ns
 
 
@@ -306,6 +308,7 @@ class MakespanReport(ShownAsFindings):
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """The devices on which tasks run: "cpu", "cuda:0"."""
         return tuple(self.rows[0].rows)
 
     @property

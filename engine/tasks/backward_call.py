@@ -23,6 +23,16 @@ from .roots import as_gradients, as_outputs, expect_flags, given_gradients, root
 class BackwardCall:
     """The arguments of one `torch.autograd.backward`, of whose generators each is read once; or of that of a tape.
 
+    `Stepper` and `NativeSession` take one where more is to be said than the loss.
+
+    Args:
+        tensors: the outputs where the backward starts, one or several; or a tape (`th.hips_tape`).
+        grad_tensors: by output its gradient, of the output's shape; None where the output is a scalar, or for all.
+        retain_graph: whether nodes keep what they saved; None: as `create_graph`.
+        create_graph: whether the backward gets a graph of its own, for the second derivative.
+        inputs: the tensors whose gradients are wanted; the tasks that no path to them needs do not run. None: all
+            leaves.
+
     Raises:
         TypeError: a flag is none, or what should be several can't be gone through. The rest is PyTorch's to judge.
     """
@@ -50,7 +60,7 @@ class BackwardCall:
 
     @property
     def outputs(self) -> Sequence[Tensor | GradientEdge]:
-        """The tensors where the backward starts.
+        """The tensors where the backward starts, of any shape.
 
         Raises:
             NotImplementedError: it is one of a tape.
@@ -61,7 +71,7 @@ class BackwardCall:
 
     @property
     def limits(self) -> tuple[Tensor | GradientEdge, ...] | None:
-        """What `inputs=` names; None: nothing was given."""
+        """The tensors that `inputs=` names, of any shape; None: it was not given."""
         return None if self.inputs is None else inputs_tuple(self.inputs)
 
     @property
@@ -75,7 +85,13 @@ class BackwardCall:
         return given_gradients(self.outputs, self.grad_tensors)
 
     def graph(self) -> Graph:
-        """The graph that would run. Says what is wrong with the arguments, as far as this can be told before."""
+        """The graph that would run.
+
+        Raises:
+            RuntimeError: compiled autograd is on; or as PyTorch says it, a given gradient has another shape, or is
+                missing where the output is no scalar. What can't be told before is not looked at.
+            NotImplementedError: it is one of a tape.
+        """
         if compiled_autograd_is_on():
             raise RuntimeError(
                 "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
@@ -87,7 +103,7 @@ class BackwardCall:
         return graph
 
     def needed(self, graph: Graph) -> frozenset[int] | None:
-        """The tasks which `inputs=` leaves; None: all."""
+        """The ids of the tasks which `inputs=` leaves; None: all."""
         if self.limits is None:
             return None
         wanted = [each for each in self.limits if not isinstance(each, Tensor) or each.requires_grad]
@@ -96,5 +112,5 @@ class BackwardCall:
         return needed_tasks(graph, wanted)
 
     def run(self) -> None:
-        """PyTorch's own backward."""
+        """Runs PyTorch's own backward. Raises what that raises."""
         torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)

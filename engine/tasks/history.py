@@ -30,7 +30,7 @@ class Edited:
     Attributes:
         position: how many tasks had run.
         task: the id of the task.
-        before, after: its gradients, one per input number.
+        before, after: its gradients, one per input number, of the shapes in `Task.inputs`.
         waited: all that waited before, of which `before` are the sums.
     """
 
@@ -252,6 +252,7 @@ class History:
 
     @property
     def nbytes(self) -> int:
+        """All bytes that going back takes."""
         return self.gradient_bytes + self.saved_bytes
 
     def begin(self, entry: Ran, leaf: HasGrad | None) -> None:
@@ -298,6 +299,7 @@ class History:
         return taken
 
     def edits_at(self, position: int) -> list[Edited]:
+        """The edits in force that were made when so many tasks had run."""
         return [edit for edit in self.edits if edit.position == position]
 
     def clear(self) -> None:

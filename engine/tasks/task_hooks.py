@@ -121,7 +121,12 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
 
 
 class Hook(NamedTuple):
-    """A hook that ran. `kind` is "tensor", "retain_grad", "pre", "post" or "post_accumulate"; see `TaskRecord`."""
+    """A hook that ran.
+
+    Attributes:
+        kind: "tensor", "retain_grad", "pre", "post" or "post_accumulate"; see `TaskRecord.hooks`.
+        name: the function's `__qualname__`, or the class of another callable.
+    """
 
     kind: str
     name: str

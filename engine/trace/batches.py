@@ -47,7 +47,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A group that did not run as one, or not all of it, and why, in a sentence that names a task."""
+    """A group that did not run as one, or not all of it.
+
+    Attributes:
+        kind: as in `Group`.
+        tasks: the ids of its tasks that ran by themselves, in the order in which the group has them.
+        why: the reason, in a sentence that names a task.
+    """
 
     kind: GroupKind
     tasks: tuple[int, ...]

@@ -62,7 +62,13 @@ _VIEWING = (
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One thing that could be done about a peak: how many bytes of it this is about, what is the case, what to do."""
+    """One thing that could be done about a peak.
+
+    Attributes:
+        nbytes: how many bytes of the peak this is about.
+        fact: what is the case.
+        advice: what to do.
+    """
 
     nbytes: int
     fact: str

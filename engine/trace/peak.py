@@ -78,6 +78,7 @@ class PeakReport:
 
     @property
     def nbytes(self) -> int:
+        """The peak: all bytes that are alive at it, see `Timeline`."""
         return self.timeline.peak_bytes
 
     @cached_property
@@ -93,7 +94,7 @@ class PeakReport:
         return title_of(self.timeline.graph, group)
 
     def module_title(self, group: PeakGroup) -> str:
-        """`layer1.0`, `12 × blocks.*.mlp`."""
+        """The module, or modules, in which a group was made: `layer1.0`, `12 × blocks.*.mlp`."""
         return _module_title(self.timeline.graph, group)
 
     def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:

@@ -126,6 +126,7 @@ class Run:
 
     @property
     def longest_queue(self) -> int:
+        """The most tasks that were ready at one moment."""
         return max(self.queue_lengths, default=0)
 
     @property

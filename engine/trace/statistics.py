@@ -39,6 +39,11 @@ class Histogram:
     Gradients span many powers of ten on both sides of zero, so the edges do, too, and are the same for all gradients:
     histograms can be compared bin by bin. The outermost bins take whatever is larger than 1000, the two innermost what
     is smaller than 1e-12.
+
+    Attributes:
+        counts: how many elements lie in each bin, the most negative values first.
+        edges: of the bins, ascending, one more than there are bins: -inf, -1e3, two per power of ten, -1e-12, 0, 1e-12,
+            and so on up to inf.
     """
 
     counts: tuple[int, ...]
@@ -51,6 +56,7 @@ class Statistics:
 
     Attributes:
         shape: None for nested tensors, which have none.
+        dtype, device, layout: the gradient's own.
         count: the number of elements; of a sparse tensor of all, stored or not.
         min, max, mean, norm: over the finite elements, of a complex gradient over absolute values, of a sparse one over
             the stored values (those of an index that comes twice are not added up). None where there are none. Computed

@@ -25,7 +25,13 @@ from .trace_columns import NONE, Columns, EditRow, Forms, Label, PolicyTerm, ter
 
 @dataclass(frozen=True, slots=True)
 class RecordedGradient:
-    """A gradient as it was seen. `statistics` is None at level "off"."""
+    """A gradient as it was seen; the tensor itself is not kept.
+
+    Attributes:
+        meta: its shape, dtype and device.
+        layout: its layout.
+        statistics: None at level "off".
+    """
 
     meta: TensorMeta
     layout: torch.layout
@@ -34,7 +40,12 @@ class RecordedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A gradient that was replaced by hand before its task ran. `input` is the input number."""
+    """A gradient that was replaced by hand before its task ran.
+
+    Attributes:
+        input: the input number.
+        before, after: what waited there, and what was put in its place; None: no gradient.
+    """
 
     input: int
     before: RecordedGradient | None
@@ -170,7 +181,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskRecord:
-    """What happened to one task. `place` counts from 0, in the order in which tasks started."""
+    """What happened to one task.
+
+    Attributes:
+        trace: the trace that it is part of.
+        place: counts from 0, in the order in which tasks started.
+    """
 
     trace: Trace = field(repr=False)
     place: int
@@ -181,6 +197,7 @@ class TaskRecord:
 
     @property
     def task(self) -> Task:
+        """The task."""
         return self.trace.graph.tasks[self._id]
 
     @property
@@ -210,6 +227,7 @@ class TaskRecord:
 
     @property
     def by_hand(self) -> bool:
+        """Whether it was chosen by hand, and not by the policy."""
         return bool(self.trace.columns.by_hand[self._id])
 
     @property

@@ -36,11 +36,18 @@ class Parts:
 @verbs_end_where_called
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A ready model. `small` and `full` hold the arguments that `make` is called with for either size.
+    """A ready model.
 
-    `gradient` is the gradient written by hand (workload_models_hips219.py), `program` the same for NumPy's arrays and
-    HIPS autograd (programs_hips219.py); None where there is none. `blocks` are the classes of the modules that its
-    user would put under torch.utils.checkpoint; none where nothing repeats as a module.
+    Attributes:
+        name: what users call it, "resnet50".
+        title: what it is, in words.
+        source: where the model is from: paper or repository.
+        make: makes the model and its data, called with the arguments of a size.
+        small, full: those arguments for either size.
+        gradient: the gradient written by hand (workload_models_hips219.py); None where there is none.
+        program: the same program for NumPy's arrays and HIPS autograd (programs_hips219.py); None where there is none.
+        blocks: the classes of the modules that its user would put under torch.utils.checkpoint; none where nothing
+            repeats as a module.
     """
 
     name: str

@@ -38,18 +38,31 @@ from .capture import Observer, capture
 
 
 class Cut(StrEnum):
-    """How the path of the gradients ends in an operation."""
+    """How the path of the gradients ends in an operation.
 
-    FROZEN = "frozen"  # the parameter did not require gradients when it was taken
+    Attributes:
+        FROZEN: the parameter did not require gradients when it was taken.
+        DETACH: `detach`, of any kind.
+        DATA: `Tensor.data`, read or set.
+        PYTHON: numbers for Python: item, tolist, numpy, `if tensor:`.
+        COPY: `torch.tensor(x)`: a new tensor of the same numbers.
+        INTEGER: the result is of integers or booleans.
+        INFERENCE, NO_GRAD: it ran under `torch.inference_mode()` or `torch.no_grad()`.
+        ALIAS: it reads what was written in place behind its back, through .data or a detached tensor.
+        FUNCTION: a custom Function marks the result as not differentiable.
+        OTHER: none of these.
+    """
+
+    FROZEN = "frozen"
     DETACH = "detach"
-    DATA = "data"  # Tensor.data, read or set
-    PYTHON = "python"  # numbers for Python: item, tolist, numpy, `if tensor:`
-    COPY = "copy"  # torch.tensor(x): a new tensor of the same numbers
-    INTEGER = "integer"  # the result is of integers or booleans
+    DATA = "data"
+    PYTHON = "python"
+    COPY = "copy"
+    INTEGER = "integer"
     INFERENCE = "inference_mode"
     NO_GRAD = "no_grad"
-    ALIAS = "alias"  # it reads what was written in place behind its back, through .data or a detached tensor
-    FUNCTION = "function"  # a custom Function marks the result as not differentiable
+    ALIAS = "alias"
+    FUNCTION = "function"
     OTHER = "other"
 
 

@@ -231,7 +231,12 @@ def _paths_below(module: nn.Module) -> dict[nn.Module, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredOperation:
-    """A forward operation as a file keeps it."""
+    """A forward operation as a file keeps it.
+
+    Attributes:
+        name: what was called, as torch calls it.
+        source: the user's line; None where it was not seen.
+    """
 
     name: str
     source: Source | None

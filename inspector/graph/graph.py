@@ -39,7 +39,12 @@ _MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow;
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What torch knows of a gradient before it exists. `shape` is None for nested tensors, which have none."""
+    """What torch knows of a gradient before it exists.
+
+    Attributes:
+        shape: None for nested tensors, which have none.
+        dtype, device: those that it is going to have.
+    """
 
     shape: tuple[int, ...] | None
     dtype: torch.dtype
@@ -56,7 +61,13 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The gradient which `task` gives as its output number `output` goes to input number `input` of `next_task`."""
+    """The way of a gradient from one task to another.
+
+    Attributes:
+        task, output: the id of the task that gives it, and the number of that output, from 0.
+        next_task, input: the id of the task that takes it, and the number of that input, from 0. What several edges
+            bring to one input is summed there.
+    """
 
     task: int
     output: int
@@ -66,7 +77,11 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where the backward starts: input number `input` of `task` takes a given gradient."""
+    """Where the backward starts.
+
+    Attributes:
+        task, input: the id of the task that takes a given gradient, and the number of its input that does, from 0.
+    """
 
     task: int
     input: int
@@ -76,8 +91,12 @@ class Root:
 class ModuleCall:
     """One call of one module in the forward.
 
-    `path` is the module's name below the model ("encoder.layer.3"; "" for the model itself),
-    `parent` the id of the call in which this one happened, `index` counts the calls of the same module.
+    Attributes:
+        id: its place in `Graph.calls`.
+        path: the module's name below the model, "encoder.layer.3"; "" for the model itself.
+        class_name: the name of the module's class.
+        parent: the id of the call in which this one happened; None: it happened in none.
+        index: counts the calls of the same module, from 0.
     """
 
     id: int
@@ -96,9 +115,17 @@ class ModuleCall:
 class Task:
     """One node's turn in the backward.
 
-    `inputs` describes the gradients which it takes, one per input number. `parameter` is the leaf's name, for an
-    AccumulateGrad whose tensor has one. Where a capture saw the forward, `call` is the id of the innermost module call
-    and `operation` the forward operation that made the node; several tasks may share one.
+    Attributes:
+        id: its place in `Graph.tasks`.
+        name: the node's, as torch has it: "AddmmBackward0".
+        kind: what kind of node that is.
+        sequence_nr: torch's number of the node, which counts those of one thread as they are made. AccumulateGrad has
+            the highest there is (variable.h), so that HEAP runs it as soon as it can.
+        inputs: what is known before of the gradients that it takes, one per input number.
+        parameter: of an AccumulateGrad the name of its leaf; None where that has none, and of all others.
+        call: the id of the innermost module call in which the node was made; None where no capture saw one.
+        operation: the forward operation that made the node, which several tasks may share; None where no capture saw
+            it.
     """
 
     id: int
@@ -143,10 +170,17 @@ class Graph:
     """The tasks of one backward and the edges between them.
 
     Task ids count from 0 in order of creation: ascending sequence number, and then the AccumulateGrad tasks, whose
-    sequence number is the highest there is, in the order in which the forward first used their leaf. `edges` are sorted
-    by task and output. `nodes[i]` is the torch node of task i; holding it keeps the node's saved tensors alive until a
-    backward frees them, as holding the loss does. `raised` says which exception ended the forward, and where, if the
-    graph is what had been built by then (`Tape.graph`). A graph from a file (`th.load`) has no nodes.
+    sequence number is the highest there is, in the order in which the forward first used their leaf.
+
+    Attributes:
+        tasks: by id.
+        edges: sorted by task and output.
+        roots: where the backward starts: one for each tensor that the graph was read from, in their order.
+        calls: by id the module calls of the forward; none where no capture saw it.
+        nodes: by task id torch's node. Holding it keeps the node's saved tensors alive until a backward frees them, as
+            holding the loss does. A graph from a file (`th.load`) has none.
+        raised: which exception ended the forward, and where, if the graph is what had been built by then
+            (`Tape.graph`); None: none did.
     """
 
     tasks: tuple[Task, ...]
@@ -194,7 +228,8 @@ class Graph:
 
     @property
     def leaves(self) -> dict[int, Tensor]:
-        """By the id of each AccumulateGrad its leaf. Empty where there are no nodes: in a graph from a file."""
+        """By the id of each AccumulateGrad its leaf, of which the .grad has the shape. Empty where there are no nodes:
+        in a graph from a file."""
         return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf} if self.nodes else {}
 
     @cached_property

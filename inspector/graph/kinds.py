@@ -12,17 +12,29 @@ from ..torch_internals.nodes import function_of
 
 
 class Kind(StrEnum):
-    """The kind of a task's node; the value is what exports and style sheets call it."""
+    """The kind of a task's node; the value is what exports and style sheets call it.
 
-    CPP = "cpp"  # generated C++ nodes: MmBackward0, ReluBackward0, ...
-    FUNCTION = "function"  # a user's torch.autograd.Function
-    ACCUMULATE_GRAD = "accumulate_grad"  # writes .grad of a leaf
-    COPY_SLICES = "copy_slices"  # an in-place write into a view
-    COMPILED = "compiled"  # a torch.compile region: one opaque node
-    CHECKPOINT = "checkpoint"  # torch.utils.checkpoint(use_reentrant=True)
-    MODULE_HOOK = "module_hook"  # the identity nodes of nn.Module full backward hooks
-    ERROR = "error"  # nodes that raise when they run: not implemented, not differentiable
-    PRIMITIVE = "primitive"  # a function of HIPS autograd's, with its vjp
+    Attributes:
+        CPP: generated C++ nodes: MmBackward0, ReluBackward0, ...
+        FUNCTION: a user's torch.autograd.Function.
+        ACCUMULATE_GRAD: writes .grad of a leaf.
+        COPY_SLICES: an in-place write into a view.
+        COMPILED: a torch.compile region: one opaque node.
+        CHECKPOINT: torch.utils.checkpoint(use_reentrant=True).
+        MODULE_HOOK: the identity nodes of nn.Module full backward hooks.
+        ERROR: nodes that raise when they run: not implemented, not differentiable.
+        PRIMITIVE: a function of HIPS autograd's, with its vjp.
+    """
+
+    CPP = "cpp"
+    FUNCTION = "function"
+    ACCUMULATE_GRAD = "accumulate_grad"
+    COPY_SLICES = "copy_slices"
+    COMPILED = "compiled"
+    CHECKPOINT = "checkpoint"
+    MODULE_HOOK = "module_hook"
+    ERROR = "error"
+    PRIMITIVE = "primitive"
 
 
 ARGUMENT = "Argument"

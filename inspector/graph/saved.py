@@ -25,6 +25,7 @@ class SavedTensor:
         storage: numbers storages within one graph: equal numbers share bytes. None for sparse and nested tensors, which
             have no storage of their own.
         storage_bytes: the size of that storage; the tensor may be a part of it.
+        shape, dtype, device: the tensor's; the shape is None of nested tensors.
         version: the tensor's version counter; None where the tensor was modified in place since it was saved, so that
             a backward is going to raise.
         parameter: the name of the parameter whose bytes these are.

@@ -47,7 +47,13 @@ class Frame(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of a source file."""
+    """A line of a source file.
+
+    Attributes:
+        file: its path; of a cell what IPython calls it.
+        line: counts from 1.
+        function: the name of the function in which the line is.
+    """
 
     file: str
     line: int

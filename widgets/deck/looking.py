@@ -49,7 +49,7 @@ class Looking(DeckTraits):
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get: its input buffer."""
+        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`."""
         return self._asking.look(lambda: self._live.session.gradients)
 
     @property
@@ -64,7 +64,8 @@ class Looking(DeckTraits):
         return self._asking.look(lambda: session.batches if isinstance(session, Stepper) else None)
 
     def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, None where nothing has come yet.
+        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
+        nothing has come yet.
 
         Raises:
             NotImplementedError: the native engine shows those of the current task alone.

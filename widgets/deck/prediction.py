@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ShownAsTable):
-    """Timelines by policy; the highest peak first in `rows`. `th.compare` measures the same on fresh forwards."""
+    """The memory that a graph would take under several policies. `th.compare` measures the same on fresh forwards.
+
+    Attributes:
+        timelines: by policy its memory, simulated.
+    """
 
     timelines: Mapping[str, Timeline]
 
@@ -27,10 +31,12 @@ class Prediction(ShownAsTable):
 
     @property
     def rows(self) -> tuple[Timeline, ...]:
+        """The timelines, the highest peak first."""
         return tuple(self.timelines.values())
 
     @property
     def highest(self) -> Timeline:
+        """The one with the highest peak, the first of several."""
         return max(self.rows, key=lambda timeline: timeline.peak_bytes)
 
     @property
