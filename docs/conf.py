@@ -41,7 +41,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 maximum_signature_line_length = 90
 add_module_names = False
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -62,6 +62,15 @@ _COLON = "\ue000"
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _mark_code)
+    app.connect("autodoc-process-signature", _leave_out_signature)
+
+
+def _leave_out_signature(
+    app: Sphinx, what: str, name: str, owner: object, options: object, signature: str, gives: str
+) -> tuple[str, str] | None:
+    """Of what users are given and never make: its docstring has attributes, and no arguments."""
+    made_by_users = what != "class" or "Args:" in (owner.__doc__ or "")
+    return None if made_by_users else ("", "")
 
 
 def _hide_colons(app: Sphinx, what: str, name: str, owner: object, options: object, lines: list[str]) -> None:

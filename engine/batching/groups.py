@@ -33,7 +33,7 @@ class GroupRules:
     """From when on products are joined. The defaults are TorchScript's (torch/csrc/jit/passes/batch_mm.cpp), the sizes
     among them measured there on a TITAN V with float32.
 
-    Attributes:
+    Args:
         min_fusion_size: fewer products are not joined.
         how_many_is_many: from so many on, products that share a factor are a group of their own, apart from others of
             their shape; and products of the forward are made as one wide product of that factor and the others side by

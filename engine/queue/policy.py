@@ -29,7 +29,7 @@ def _unplanned(task: Task, arrival: int) -> Key:
 class Policy:
     """A scheduling policy by keys: of the ready tasks the one with the least key runs next.
 
-    Attributes:
+    Args:
         name: what users call it.
         title: the rule in words.
         key: from a task and its place in the order of arrival (0 for the first that got ready) to its key, a tuple that

@@ -120,7 +120,7 @@ class Task:
         name: the node's, as torch has it: "AddmmBackward0".
         kind: what kind of node that is.
         sequence_nr: torch's number of the node, which counts those of one thread as they are made. AccumulateGrad has
-            the highest there is (variable.h), so that HEAP runs it as soon as it can.
+            the highest there is (accumulate_grad.cpp), so that HEAP runs it as soon as it can.
         inputs: what is known before of the gradients that it takes, one per input number.
         parameter: of an AccumulateGrad the name of its leaf; None where that has none, and of all others.
         call: the id of the innermost module call in which the node was made; None where no capture saw one.
