@@ -100,7 +100,7 @@ class LeafState:
     has_grad: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Footprints:
     """The footprints of all tasks of a graph, on one device.
 
@@ -131,6 +131,10 @@ class Footprints:
     limits: tuple[str, ...] = field(default=())
     unsure: tuple[str, ...] = field(default=())
     regions: tuple[tuple[int, ...], ...] = ()
+
+    def __repr__(self) -> str:
+        kind = "calibrated" if self.basis == "calibrated" else "a dry run"
+        return f"<Footprints of {len(self.tasks):,} tasks on {self.device}, {kind}>"
 
     def other_openers(self, order: Sequence[int]) -> list[int]:
         """The tasks that have a checkpointed region computed again in this order, and did not when this was seen."""

@@ -13,9 +13,10 @@ from ...inspector.graph.graph import Fold, Graph
 from ...inspector.shown import GraphTheme, drawn, saved_page, text_of
 from ..memory.timeline import Timeline
 from ..prediction.simulation import difference
+from ..words.columns import lines_of
 from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, percent_text, share_text, size_text
-from ..words.tables import cells_lines, cells_table
+from ..words.tables import cells_table
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
 from .modules import RIGHT, module_cells, module_sentences, ms_text
@@ -185,7 +186,7 @@ class PlannedMirror(MirrorPlan):
         rows = self.cells
         if len(rows) == 1:
             return "\n".join(self.sentences)
-        return "\n".join([*cells_lines(rows, RIGHT), "", *self.sentences])
+        return "\n".join([*lines_of(rows, RIGHT), "", *self.sentences])
 
     def __repr__(self) -> str:
         if self.left_alone is not None:

@@ -81,6 +81,8 @@ class BranchComparison(ShownAsTable):
     note: str = ""
     estimates: tuple[str, ...] = ()
 
+    words = ("branch", "policy", "ran", "forked", "order", "gradients")
+
     @property
     def current(self) -> BranchRow:
         """The row of the branch on which the session stands."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..programs.timing import Spread
+from ..words.columns import lines_of
 from ..words.machine import Machine
 from ..words.phrases import joined
 from ..words.sizes import size_text
-from ..words.tables import ShownAsTable, cells_lines, row_called
+from ..words.tables import ShownAsTable, row_called
 from ..workloads.ready_workload import Size, Workload
 from .comparison import Comparison
 from .gantt import MakespanReport, time_text
@@ -326,7 +327,16 @@ class OrderStudy(ShownAsTable):
     def __str__(self) -> str:
         about = [f"{row.name}: {row.sentence}" for row in self.rows]
         return "\n".join(
-            [*cells_lines(self.cells), "", *self.sentences, "", *about, "", *self.how_measured, str(self.machine)]
+            [
+                *lines_of(self.cells, numbers=self.cells[0]),
+                "",
+                *self.sentences,
+                "",
+                *about,
+                "",
+                *self.how_measured,
+                str(self.machine),
+            ]
         )
 
     def __repr__(self) -> str:

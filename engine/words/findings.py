@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ...inspector.shown import text_of
+from .columns import lines_of
 from .tables import cells_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-_WIDTH = 120  # characters of a line of text
-_FIRST = 40  # the most that the first column takes
-_LAST = 40  # the least that the last one keeps
 
 
 class ShownAsFindings:
@@ -60,23 +55,8 @@ class ShownAsFindings:
 def findings_text(sentences: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
     """The sentences, and below them the table, its headings first. `right`: headings of columns of numbers."""
     parts = ["\n".join(sentences)] if sentences else []
-    headings, *rows = cells
-    if rows:
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        widths[0] = min(widths[0], _FIRST)
-        widths[-1] = min(widths[-1], max(_LAST, _WIDTH - sum(widths[:-1]) - 2 * len(widths)))
-        lines = []
-        for row in cells:
-            wrapped = [
-                textwrap.wrap(text, width, break_on_hyphens=False) for text, width in zip(row, widths, strict=True)
-            ]
-            for texts in zip_longest(*wrapped, fillvalue=""):
-                line = [
-                    text.rjust(width) if heading in right else text.ljust(width)
-                    for heading, text, width in zip(headings, texts, widths, strict=True)
-                ]
-                lines.append("  ".join(line).rstrip())
-        parts.append("\n".join(lines))
+    if cells[1:]:
+        parts.append("\n".join(lines_of(cells, right)))
     return "\n\n".join(parts)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ...inspector.shown import text_of
+from .columns import lines_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,46 +41,37 @@ class ShownAsTable:
     @property
     def table(self) -> Table:
         """The rows as a table of rich."""
-        headings, *rows = self.cells
-        return cells_table([headings, *rows], [heading for heading in headings if heading not in self.words])
+        cells = self.cells
+        return cells_table(cells, self._numbers(cells[0]))
 
     def __rich__(self) -> Table:
         return self.table
 
     def __str__(self) -> str:
-        return "\n".join([*cells_lines(self.cells), *([""] if self.sentences else []), *self.sentences])
+        cells = self.cells
+        lines = lines_of(cells, numbers=self._numbers(cells[0]))
+        return "\n".join([*lines, *([""] if self.sentences else []), *self.sentences])
+
+    def _numbers(self, headings: Sequence[str]) -> list[str]:
+        return [heading for heading in headings if heading not in self.words]
 
     def _repr_html_(self) -> str:
         return text_of(self.html, self)
 
 
-def cells_lines(cells: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
-    """The lines of a table of text, its headings first. `right`: the headings of columns that end at one line."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    ends = [heading in right for heading in cells[0]]
-    return [
-        "  ".join(
-            text.rjust(width) if end else text.ljust(width)
-            for text, width, end in zip(texts, widths, ends, strict=True)
-        ).rstrip()
-        for texts in cells
-    ]
-
-
 def cells_table(
     cells: Sequence[Sequence[str]], right: Collection[str] = (), bold: Collection[int] | None = None
 ) -> Table:
-    """The same as a table of rich. `bold`: the places of the rows whose first cell is bold; None: of all."""
-    from rich.table import Table
-    from rich.text import Text
+    """A table of text as one of rich.
 
-    headings, *rows = cells
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left")
-    for place, (first, *others) in enumerate(rows):
-        table.add_row(Text(first, "bold" if bold is None or place in bold else ""), *map(Text, others))
-    return table
+    Args:
+        cells: the texts, its headings first.
+        right: the headings of columns of numbers.
+        bold: the places of the rows whose first cell is bold; None: of all.
+    """
+    from .fitted_table import FittedTable
+
+    return FittedTable(cells, right, range(len(cells)) if bold is None else bold)
 
 
 def row_called(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...engine.sessions.branches import Branch
 from ...engine.stops.stops import Entry, Stops
-from ..pages.report_html import cells_html, cells_text
+from ...engine.words.columns import lines_of
+from ..pages.report_html import cells_html
 
 _NUMBERS = ("number", "hits", "tasks", "ran", "edits")
 
@@ -63,7 +64,7 @@ class StopsView:
         return found
 
     def __repr__(self) -> str:
-        return cells_text(self.cells) if len(self) else "no breakpoints, no watchpoints"
+        return "\n".join(lines_of(self.cells, numbers=_NUMBERS)) if len(self) else "no breakpoints, no watchpoints"
 
     def _repr_html_(self) -> str:
         return cells_html(self.cells, [] if len(self) else ["There are no breakpoints and no watchpoints."], _NUMBERS)
@@ -98,7 +99,7 @@ class BranchesView(Sequence[Branch]):
         return found
 
     def __repr__(self) -> str:
-        return cells_text(self.cells) if len(self) else "no branches: no history is kept"
+        return "\n".join(lines_of(self.cells, numbers=_NUMBERS)) if len(self) else "no branches: no history is kept"
 
     def _repr_html_(self) -> str:
         return cells_html(self.cells, [] if len(self) else ["There are no branches: no history is kept."], _NUMBERS)

@@ -121,12 +121,6 @@ def cells_html(
     return f'<div class="th-report"><style>{STYLE}</style>{said}{table}</div>'
 
 
-def cells_text(cells: Sequence[Sequence[str]]) -> str:
-    """The same as text, in columns."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
-
-
 def _text(heading: str, text: str, right: bool, bar: float | None) -> str:
     shown = escape(_unbroken(text) if right else text)
     if heading in _BOLD:

@@ -346,7 +346,7 @@ def test_a_group_of_each_task_is_found_and_written_down() -> None:
     record = found.records()[0]
     assert (record["members"], record["where"], record["tasks"]) == (4, "members.*.6", group.tasks)
     assert (record["launches_before"], record["launches_after"]) == (4 * (2 + 1), 2 + 1 + 3)  # the sums of biases, too
-    assert "4 × addmm → bmm" in repr(found)
+    assert "4 × addmm →" in repr(found) and found.cells[1][1] == "4 × addmm → bmm"
     assert "<table" in found._repr_html_()
     assert not found.graph.nodes
 

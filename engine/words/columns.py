@@ -1,0 +1,106 @@
+"""A table of text that is too wide, made narrower: what a row is called loses its front, numbers lose nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
+
+WIDTH = 80
+"""Characters of a line where nobody says how many there are: a terminal's as it opens, and a pipe's."""
+
+GAP = 2
+"""Spaces between columns."""
+
+_NAME = 24  # of a first column: what it keeps before others lose more than what stands between spaces
+_LEAST = 12  # of any column of words
+
+_Cells = Sequence[Sequence[str]]
+
+
+def lines_of(cells: _Cells, right: Collection[str] = (), numbers: Collection[str] | None = None) -> list[str]:
+    """The lines of a table of text, its headings first, of at most `WIDTH` characters where that can be.
+
+    Args:
+        cells: the texts, row by row.
+        right: the headings of columns that end at one line.
+        numbers: the headings of those that are never cut; None: `right`.
+    """
+    cells = fitted(cells, right if numbers is None else numbers)
+    ends = [heading.replace("\n", " ") in right for heading in cells[0]]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        for texts in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            line = (
+                text.rjust(width) if end else text.ljust(width)
+                for text, width, end in zip(texts, widths, ends, strict=True)
+            )
+            lines.append((GAP * " ").join(line).rstrip())
+    return lines
+
+
+def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> list[list[str]]:
+    """The same cells with line ends in them, so that a line has at most so many characters.
+
+    Headings go onto several lines first, then words, at their spaces. What stands between two spaces and is still too
+    long, a path mostly, is cut at its front, "…encoder.layers.0.weight". Columns of numbers keep all that they have,
+    what is in brackets on a line below; so a table of nothing but numbers may stay too wide.
+    """
+    headings, *rows = [[*row] for row in cells]
+    columns = range(len(headings))
+    bodies = [max((len(row[column]) for row in rows), default=0) for column in columns]
+    widths = [max(len(heading), body) for heading, body in zip(headings, bodies, strict=True)]
+    words = [column for column in columns if column == 0 or headings[column] not in numbers]
+    tokens = [_longest([headings[column]] + [row[column] for row in rows] * (column in words)) for column in columns]
+    least = [max(token, 0 if column in words else bodies[column]) for column, token in enumerate(tokens)]
+    by_heading = [max(bodies[column], least[column]) for column in columns]
+    beside = [least[at] if at in words else max(tokens[at], _longest_part(row[at] for row in rows)) for at in columns]
+    others = [column for column in words if column]
+    available = width - GAP * (len(headings) - 1)
+    for which, floor in (
+        (columns, by_heading),
+        (others, least),
+        ([0], least),
+        (columns, beside),
+        ([0], [_NAME] * len(headings)),
+        (others, [_LEAST] * len(headings)),
+        ([0], [_LEAST] * len(headings)),
+    ):
+        _narrow(widths, which, floor, available)
+    return [[_broken(text, each) for text, each in zip(row, widths, strict=True)] for row in [headings, *rows]]
+
+
+def _narrow(widths: list[int], which: Iterable[int], floor: Sequence[int], available: int) -> None:
+    """Takes from the widest of these columns until all fit, or none is above its floor."""
+    which = [*which]
+    while sum(widths) > available:
+        above = [column for column in which if widths[column] > floor[column]]
+        if not above:
+            return
+        widths[max(above, key=lambda column: widths[column])] -= 1
+
+
+def _broken(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    shortened = " ".join(cut_at_front(token, width) for token in text.split())
+    return "\n".join(textwrap.wrap(shortened, width, break_long_words=False, break_on_hyphens=False))
+
+
+def cut_at_front(text: str, width: int) -> str:
+    """A name of at most so many characters: of a path the end says more than its beginning."""
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+def _longest_part(texts: Iterable[str]) -> int:
+    """Of figures what is in brackets may stand below the rest."""
+    return max((len(part) for text in texts for part in text.replace(" (", "\n(").split("\n")), default=0)
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max((len(token) for text in texts for token in text.split()), default=0)

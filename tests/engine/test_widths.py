@@ -1,0 +1,132 @@
+"""Whatever is printed as a table is as wide as a terminal at most, however long the names of the program are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+
+LONG = "the_encoder_of_the_sequence_with_attention_and_a_feed_forward"
+
+
+class Named(nn.Module):
+    def __init__(self, inner: nn.Module, name: str = LONG) -> None:
+        super().__init__()
+        self.add_module(name, inner)
+
+    def forward(self, value: Tensor) -> Tensor:
+        (inner,) = self.children()
+        called: Tensor = inner(value)
+        return called
+
+
+def make_model() -> nn.Module:
+    layers = [Named(Named(nn.Linear(8, 8, bias=False))) for _ in range(2)]
+    return nn.Sequential(*layers, nn.Linear(8, 1, bias=False))
+
+
+MODEL, UNUSED = make_model(), make_model()
+OPTIMIZER = torch.optim.AdamW(MODEL.parameters())
+
+
+def make_loss(model: nn.Module = MODEL) -> Tensor:
+    loss: Tensor = model(torch.ones(2, 8)).sum()
+    return loss
+
+
+def captured() -> Tensor:
+    with th.capture(MODEL):
+        return make_loss()
+
+
+def step() -> None:
+    OPTIMIZER.zero_grad()
+    make_loss().backward()
+    OPTIMIZER.step()
+
+
+def run(policy: str) -> th.Run:
+    return th.backward(captured(), policy=policy, trace="cheap", memory=True)
+
+
+def steps() -> object:
+    with th.record_steps(steps=2) as recorded:
+        for _ in range(3):
+            step()
+    return recorded
+
+
+def branches() -> Any:
+    with th.debug(captured(), history=True) as session:
+        session.step(count=3)
+        session.back(2)
+        session.step(session.ready[-1])
+        session.run()
+        return session.compare_branches()
+
+
+def shown_by_a_deck() -> list[object]:
+    with th.deck(captured()) as deck:
+        deck.break_at(f"0.{LONG}")
+        return [deck.compare(["heap", "delay_accumulate"]), deck.stops, deck.branches]
+
+
+def fit() -> th.Fit:
+    def batch(size: int = 2) -> Tensor:
+        return torch.ones(size, 8)
+
+    return th.fits(make_model(), batch, torch.optim.Adam, "1MB", lambda model, batch: model(batch).sum())
+
+
+def accumulated() -> object:
+    return th.accumulation_study("needless", repetitions=1, additions=3)
+
+
+POLICIES = ["bfs", "delay_accumulate", "critical_path"]
+RULES = partial(th.compare, accumulate=["inplace", "list"], release=["eager", "never"])
+PRINTED: dict[str, Callable[[], object]] = {
+    "compare": lambda: th.compare(make_loss, POLICIES, repetitions=1, model=MODEL),
+    "compare with rules": lambda: RULES(make_loss, POLICIES[:2], repetitions=1, step=th.profile_step(step)),
+    "plan": lambda: th.plan(captured(), [*POLICIES, "postorder"]),
+    "accumulation_study": accumulated,
+    "find_unused": lambda: th.find_unused(make_loss, nn.ModuleDict({"used": MODEL, "left_out": UNUSED})),
+    "fits": fit,
+    "groups": lambda: th.groups(captured()),
+    "makespan": lambda: th.makespan(captured(), policies=POLICIES),
+    "makespan on two": lambda: th.makespan(captured(), policies=POLICIES, device_of={f"0.{LONG}": "cuda:0"}),
+    "makespan of one": lambda: th.makespan(captured()),
+    "order_dependent": lambda: th.order_dependent(make_loss, "bfs", model=MODEL),
+    "plan_mirror": lambda: th.plan_mirror(make_loss, 0.9, seconds=0.1, model=MODEL),
+    "profile_step": lambda: th.profile_step(step),
+    "a step's peak": lambda: th.profile_step(step).peak(),
+    "record_steps": steps,
+    "diff": lambda: th.diff(run("heap"), run("bfs")),
+    "unpack_order": lambda: th.unpack_order(captured()),
+    "batches": lambda: th.backward(captured(), engine="direct", batch="auto").batches,
+    "branches": branches,
+    "a deck's": shown_by_a_deck,
+}
+
+
+@pytest.mark.parametrize("what", PRINTED)
+def test_no_line_of_a_table_is_wider_than_a_terminal(what: str) -> None:
+    found = PRINTED[what]()
+    for each in found if isinstance(found, list) else [found]:
+        text = str(each)
+        said = set("\n".join([*getattr(each, "sentences", ()), *getattr(each, "answer", ())]).splitlines())
+        lines = [line for line in text.splitlines() if line not in said and ": " not in line]
+        assert [line for line in lines if len(line) > 80] == []
+        for row in getattr(each, "cells", [[]])[1:]:
+            figures = [found[0] for cell in row if (found := re.match(r"\d[\d,.]*(?= |$)", cell))]
+            assert [figure for figure in figures if figure not in text] == []
+
+
+def test_what_tasks_allocate_is_one_line() -> None:
+    assert len(repr(th.dry_run(th.graph(make_loss())))) <= 80
