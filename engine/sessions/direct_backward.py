@@ -199,10 +199,10 @@ class DirectBackward:
             raise ValueError(f"{self.described(task_id)} is not ready: it {_why_not(self, task_id)}")
         return task_id
 
-    def run_one(self, task_id: int, by_hand: bool) -> None:
-        """Runs a ready task, and those that run as one with it."""
+    def run_one(self, task_id: int, by_hand: bool, last: int | None = None) -> None:
+        """Runs a ready task, and those that run as one with it, but for `last`."""
         self.stops.stopped = None
-        self.inside(lambda: _run_next(self, task_id, hooks=True, by_hand=by_hand), ends=True)
+        self.inside(lambda: _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last), ends=True)
 
     def run_to(self, task_id: int) -> None:
         """Runs what the policy picks before this task, or up to what stops a run."""

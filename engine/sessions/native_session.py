@@ -223,7 +223,7 @@ class NativeSession(OneWay):
         backward.edit(about, after)
 
     @_one_at_a_time
-    def _step(self, task: AnyTask | None = None) -> Task:
+    def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
         """Runs the current task and stops before the next."""
         return self._backward.step(None if task is None else self._task(task))
 

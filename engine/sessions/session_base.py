@@ -181,8 +181,9 @@ class SessionBase(ABC):
         return "one"
 
     @abstractmethod
-    def _step(self, task: AnyTask | None = None) -> Task:
-        """Runs one task, by default the policy's choice. Returns it."""
+    def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
+        """Runs one task, by default the policy's choice, and what runs as one with it but for the task of the id
+        `before`. Returns it."""
 
     @abstractmethod
     def _next_on(self, device: str) -> Task:

@@ -234,10 +234,10 @@ class Stepper(GoesBack):
         check_edit(self.graph, self.graph.tasks[task_id], self._backward.buffers.shown(task_id), after)
         self._backward.put(task_id, after)
 
-    def _step(self, task: AnyTask | None = None) -> Task:
+    def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
         self._check_open()
         task_id = self._picked(task)
-        self._backward.run_one(task_id, by_hand=task is not None)
+        self._backward.run_one(task_id, task is not None, before)
         return self.graph.tasks[task_id]
 
     def _next_on(self, device: str) -> Task:

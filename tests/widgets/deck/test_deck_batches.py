@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapehead as th
+from tapehead.engine.sessions.stepper import Stepper
 from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.run_document import run_document
 
@@ -44,6 +45,41 @@ def test_a_step_of_a_group_shows_all_that_ran_and_what_comes(page: Page, policy:
     (own, *_) = page.document["schedules"]
     assert [len(batch) for batch in own["batches"]] == [4, 4]
     assert any("batch=" in each for each in own["memory"]["estimates"])
+
+
+class Sum(nn.Module):
+    """What several modules give, whose products run as one."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts]).sum(0)
+
+
+def test_a_decks_steps_end_where_a_sessions_do_though_tasks_run_as_one() -> None:
+    found = []
+    for make in (lambda session: session, Deck):
+        model = Sum(*(Sum(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
+        x = torch.randn(4, 8, requires_grad=True)
+
+        def session() -> Stepper:
+            with th.capture(model):
+                return th.debug(model(x).sum(), batch="auto")
+
+        batch = next(each.tasks for each in session().run().batches or ())
+        reached = []
+        for verbs in ([("run_to", batch[1])], [("step",), *[("step_over",)] * 6]):
+            driven = make(session())
+            for verb, *given in verbs:
+                if driven.current is not None:
+                    getattr(driven, verb)(*given)
+                    reached.append((len(driven.order), driven.current and driven.current.id))
+            driven.close()
+        assert reached[0][1] == batch[1]
+        found.append(reached)
+    assert found[0] == found[1] and len(found[0]) > 3
 
 
 def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) -> None:

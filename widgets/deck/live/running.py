@@ -60,20 +60,25 @@ class LiveRunning:
         if session.needed is not None and target not in session.needed:
             raise ValueError(f"{self._at.graph.describe(target)} is not going to run: inputs= makes it needless")
         if not (self._at.current == target or self._driver.stop_asked):
-            self._go(until=lambda last, current: current == target)
+            self._go(until=lambda: self._at.current == target, before=target)
 
     def step_over(self, out: int = 0) -> None:
         """Runs until all tasks of the current task's innermost module call have run, or of the call `out` around it."""
-        left = None if self._at.current is None else self._at.session.tasks_to_leave(out)
+        session = self._at.session
+        left = None if self._at.current is None else session.tasks_to_leave(out)
         if left is None:
             self._go()
-        else:
+            return
+        seen = len(session.order)
 
-            def all_ran(last: Task, current: int | None) -> bool:
-                left.discard(last.id)
-                return not left
+        def all_ran() -> bool:
+            nonlocal seen
+            ran = session.order[seen:]  # several, where they ran as one
+            left.difference_update(ran)
+            seen += len(ran)
+            return not left
 
-            self._go(until=all_ran)
+        self._go(until=all_ran)
 
     def goto(self, task: AnyTask | None, branch: int | None = None) -> None:
         """Goes to where a task is the current one, back or on; or to where a branch was left.
@@ -121,15 +126,17 @@ class LiveRunning:
         self,
         count: int | None = None,
         task: AnyTask | None = None,
-        until: Callable[[Task, int | None], bool] = lambda last, current: False,
+        until: Callable[[], bool] = lambda: False,
         device: str | torch.device | None = None,
+        before: int | None = None,
     ) -> Task:
         """Runs tasks, the first of which may be given, until something stops it. Returns the last.
 
         Args:
             count: how many; None: all.
-            until: whether to stop, from the task that ran last and the id of the current one.
+            until: whether to stop, asked after each step.
             device: runs the tasks of this one alone.
+            before: the id of a task that is not to run as one with others.
         """
         at, session, report = self._at, self._at.session, self._report
         ran = 0
@@ -140,7 +147,10 @@ class LiveRunning:
                 at.status = "running"
                 report.tell(report.news())
             while True:
-                last = session.step(task if ran == 0 else None, device=device)
+                if before is None:
+                    last = session.step(task if ran == 0 else None, device=device)
+                else:
+                    last = session._step(before=before)
                 ran += 1
                 report.note_replays(last)
                 if session.over is not None:
@@ -149,7 +159,7 @@ class LiveRunning:
                 at.stopped = session.stop_here(wait=ran == count)
                 if at.stopped is not None or ran == count or at.has_ended:
                     break
-                if until(last, at.current):
+                if until():
                     break
                 if self._driver.stop_asked:
                     at.stopped = self._asked_to_stop()
