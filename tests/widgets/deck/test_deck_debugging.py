@@ -327,6 +327,21 @@ def test_going_back_takes_the_policy_back(page: Page) -> None:
     assert deck.order == page.order == list(th.backward(forward(Branches()), policy="bfs").order)
 
 
+def test_a_policy_that_is_defined_again_is_the_one_that_its_name_means(page: Page) -> None:
+    deck = opened(page)
+    reach = []
+    for place in (0, -1):
+
+        def mine(ready: Any, state: Any, place: int = place) -> Any:
+            return ready[place]
+
+        deck.switch(mine)
+        reach.append(page.order)
+        deck.switch("heap")
+    deck.switch("mine")
+    assert reach[0] != reach[1] == page.order
+
+
 def test_goto_goes_back_and_on(page: Page) -> None:
     deck = opened(page)
     planned = page.order

@@ -82,9 +82,10 @@ class Foresight:
             self._note = f"Memory was not predicted: {why(error)}"
             raise
 
-    def forget(self) -> None:
-        """What was predicted is predicted anew."""
-        self._simulated.clear()
+    def forget(self, name: str | None = None) -> None:
+        """What was predicted is predicted anew: under the policy of this name, or under all."""
+        for each in [*self._simulated] if name is None else [name]:
+            self._simulated.pop(each, None)
 
     def let_go(self) -> None:
         """The session is over."""

@@ -109,7 +109,11 @@ class LivePlan:
         return self._foresight.compare([self.find(policy) for policy in policies])
 
     def _know(self, policy: Policy | Choice) -> None:
-        self._known.setdefault(policy_name(policy), policy)
+        """By its name the policy that had it last is meant: a cell that is run again defines another function."""
+        name = policy_name(policy)
+        if self._known.get(name) is not policy:
+            self._known[name] = policy
+            self._foresight.forget(name)
 
     def _made(self) -> list[int]:
         """What has run, and the order from here on. A policy that decides as it runs has none: shown is PyTorch's."""
