@@ -132,7 +132,8 @@ class Document:
 
     def packed(self) -> bytes:
         """The whole as gzipped JSON."""
-        content = self.content | {"records": self.content["records"].copy()}  # first, since it refers to the others
+        content = self.content.copy()  # its revision first: of news that come meanwhile the page must ask for the rest
+        content["records"] = content["records"].copy()  # before what it refers to
         return packed(
             content
             | {

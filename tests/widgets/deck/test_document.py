@@ -101,6 +101,22 @@ def test_statistics_without_a_finite_number_are_json(value: float) -> None:
         packed({"value": float("nan")})
 
 
+def test_what_comes_while_it_is_packed_is_in_it_or_is_asked_for() -> None:
+    document = Document(th.graph(forward(Branches())), "t", "direct")
+    document.content["schedules"] = [{}]
+
+    class Slow(dict[str, object]):
+        def copy(self) -> dict[str, object]:
+            found = dict(self)
+            document.content["records"] = found.copy()
+            document.take(1, {"0": document.record([])}, None, None)
+            return found
+
+    document.content["records"] = Slow()
+    content = unpacked(document.packed())
+    assert content["records"] or content["revision"] < document.content["revision"]
+
+
 def test_packing_is_the_same_each_time() -> None:
     graph = th.graph(forward(Branches()))
     assert Document(graph, "t", "direct").packed() == Document(graph, "t", "direct").packed()
