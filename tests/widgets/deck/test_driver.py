@@ -97,6 +97,11 @@ def test_a_state_that_can_not_be_entered_keeps_nobody_waiting() -> None:
     state, driver._state = driver._state, Broken()  # type: ignore[assignment]
     with pytest.raises(OSError, match="no device"):
         driver.do(lambda: 1).result(5)
+    with driver._lock:  # nothing begins before all are queued
+        given_up, waits = (driver._queue(driver._commands, lambda: 1) for _ in range(2))
+        given_up.cancel()
+    with pytest.raises(OSError, match="no device"):
+        waits.result(5)
     driver._state = state
     assert driver.do(lambda: 1).result(5) == 1
 

@@ -151,7 +151,8 @@ class Driver:
                 self._thread = None
             for queue in (self._small, self._commands):
                 for command in queue:
-                    command.future.set_exception(error)
+                    if command.future.set_running_or_notify_cancel():
+                        command.future.set_exception(error)
                 queue.clear()
 
 
