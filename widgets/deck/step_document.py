@@ -50,7 +50,9 @@ def _begin_with(memory: Json, count: int) -> None:
     memory["before"] = count
     memory["events"] = memory["events"][count:]
     memory["starts"] = [start - count for start in memory["starts"]]
-    memory["forward_ns"] = memory["forward_ns"][count:]
+    for name in ("forward_ns", "event_places"):
+        if name in memory:
+            memory[name] = memory[name][count:]
     changes = iter(memory["changes"])
     shifted: list[int] = []
     while change := list(islice(changes, 4)):
@@ -59,7 +61,7 @@ def _begin_with(memory: Json, count: int) -> None:
 
 
 def _ended_ns(step: TrainingStep) -> int:
-    """When the last task had ended, nanoseconds since the step began."""
+    """When all tasks had ended, nanoseconds since the step began."""
     timeline = step.run.timeline
     assert timeline is not None, "a step's run has its memory"
-    return timeline.task_ns[-1] - step_began_ns(step)
+    return max(timeline.task_ns) - step_began_ns(step)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -66,6 +68,21 @@ def test_the_page_has_the_steps_own_curve_to_the_byte(accumulate: int) -> None:
     assert memory["nbytes"] == list(step.timeline.nbytes)
     assert memory["step"] is True
     assert memory["peak"] == "", "the page has a legend of its own, whose words it takes"
+
+
+def test_a_step_on_several_devices_has_its_events_by_place_from_its_beginning() -> None:
+    step = recorded()[1]
+    timeline = step.run.timeline
+    assert timeline is not None
+    places = array("q", map(timeline.place_of, range(len(timeline.events))))
+    ends = timeline.task_ns[:1] + array("q", [max(timeline.task_ns) + 7]) + timeline.task_ns[2:]
+    beside = replace(timeline, event_places=places, task_ns=ends)  # the first task ends last
+    plain = step_document(step).content["phases"][-1]["elapsed_ns"]
+    vars(step)["run"] = replace(step.run, timeline=beside)
+    content = step_document(step).content
+    memory = content["schedules"][0]["memory"]
+    assert memory["event_places"] == list(places[step.timeline.before :])
+    assert content["phases"][-1]["elapsed_ns"] == plain - 7
 
 
 def test_parameters_and_state_are_what_stands_through_all_of_it() -> None:
