@@ -120,9 +120,10 @@ def _clock(run: Run) -> Json | None:
     durations = list(map(sub, ends, starts))
     if not durations or min(starts) < 0 or min(durations) < 0:
         return None
-    if max(ends) - starts[0] > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
+    if max(ends) - min(starts) > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
         starts = list(accumulate(durations[:-1], initial=0))
-    starts = [start - starts[0] for start in starts]
+    first = min(starts)  # of two threads the first to be noted may have looked at the clock last
+    starts = [start - first for start in starts]
     clock: Json = {"start": starts, "duration": durations}
     if _side_by_side(run):
         ends = list(map(add, starts, durations))

@@ -102,6 +102,16 @@ def test_a_trace_tells_when_tasks_ran_and_pauses_between_steps_are_left_out() ->
     assert ends[-1] < 0.3e9
 
 
+def test_a_thread_may_have_looked_at_the_clock_before_the_first_that_is_noted() -> None:
+    run = th.backward(forward(Branches()), trace="off")
+    assert run.trace is not None
+    first, second = run.order[:2]
+    started, ended = run.trace.columns.started_ns, run.trace.columns.ended_ns
+    started[first], ended[first] = started[second] + 1, ended[second]
+    start = content_of(run)["schedules"][0]["clock"]["start"]
+    assert start[:2] == [1, 0]
+
+
 def test_times_come_back_from_a_file(tmp_path: Path) -> None:
     run = profiled(trace="off")
     loaded = th.load(run.save(tmp_path / "run.json"))
