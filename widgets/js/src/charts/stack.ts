@@ -144,10 +144,10 @@ class Plot {
   line(steps: Moments, levels: ArrayLike<number>): Path2D {
     const path = new Path2D();
     const [left, right] = this.ends(steps);
-    let y = this.y(levels[0]);
-    path.moveTo(left, y);
+    let [x, y] = [left, this.y(levels[0])];
+    path.moveTo(x, y);
     for (let at = 0; at < steps.count; at++) {
-      const x = this.axis.x(steps.times[at]);
+      x = Math.max(x, this.axis.x(steps.times[at])); // a level has one moment after the other, also where devices overlap
       path.lineTo(x, y);
       y = this.y(levels[at]);
       path.lineTo(x, y);

@@ -51,7 +51,7 @@ const SHARES = { forward: 0.2, optimizer: 0.08 };
 /** So wide is what follows the backward at least, for its name; but no larger a share than this. */
 const NAMED = { width: 72, share: 0.18 };
 /** Of the clock axis, of what is too short to be seen. */
-const LEAST = { forward: 0.02, optimizer: 0.035 };
+const LEAST = { forward: 0.02, backward: 0.02, optimizer: 0.035 };
 /** Between two ticks, pixels. */
 const TASK_TICK = 52;
 /** What a letter of a tick takes, and the space to the next one. */
@@ -112,8 +112,9 @@ export class Axis {
       const all = phases.reduce((sum, each) => sum + (each.name === "backward" ? times.total : (each.elapsed_ns ?? 0)), 0);
       return elapsed_ns ? Math.max(LEAST[name], elapsed_ns / all) : fixed;
     });
-    const taken = asked.reduce((sum: number, share) => sum + (share ?? 0), 0);
-    return asked.map((share) => share ?? 1 - taken);
+    const wanted = asked.reduce((sum: number, share) => sum + (share ?? 0), 0);
+    const taken = Math.min(wanted, 1 - LEAST.backward);
+    return asked.map((share) => (share === null ? 1 - taken : (share * taken) / (wanted || 1)));
   }
 
   /** The pixel of a time. */
@@ -129,7 +130,7 @@ export class Axis {
   /** Where the task at a place ends: on the clock axis the next one may begin later. */
   end(place: number): number {
     if (place >= this.places) return this.backward.right;
-    return this.times && place < this.places ? this.at(this.times.end[place] / this.times.total) : this.x(place + 1);
+    return this.times ? this.at(this.times.end[place] / this.times.total) : this.x(place + 1);
   }
 
   private at(share: number): number {
@@ -165,7 +166,7 @@ export class Axis {
     const share = Math.max(0, (pixel - backward.left) / (backward.right - backward.left));
     if (!this.times) return share * places;
     const ns = share * this.times.total;
-    const place = lastUpTo(this.times.start, ns);
+    const place = lastBegun(this.times.start, ns);
     const [start, end] = [this.times.start[place], this.times.end[place]];
     return place + (end > start ? Math.min(0.999, (ns - start) / (end - start)) : 0);
   }
@@ -241,6 +242,15 @@ function lastUpTo(entries: ArrayLike<number>, limit: number): number {
     else high = middle;
   }
   return Math.max(0, low - 1);
+}
+
+/** The index of the greatest entry that is no greater, in whatever order they are; 0 where none is. */
+function lastBegun(entries: Float64Array, limit: number): number {
+  let last = -1;
+  entries.forEach((entry, at) => {
+    if (entry <= limit && !(entry < entries[last])) last = at;
+  });
+  return Math.max(0, last);
 }
 
 /** Zoomed by a factor about a share of what is seen. `most`: how many times the whole axis may be enlarged. */

@@ -4,7 +4,7 @@ import type { Clock, DeckDocument } from "./document.ts";
 import type { Replay } from "./replay.ts";
 
 export interface Times {
-  /** By place, nanoseconds since the start of the backward. */
+  /** By place, nanoseconds since the start of the backward; side by side, a later place may start earlier. */
   start: Float64Array;
   end: Float64Array;
   /** When the last one ended. */
