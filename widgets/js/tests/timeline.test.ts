@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { barsOf } from "../src/charts/lifetimes.ts";
+import { barsOf, drawLifetimes } from "../src/charts/lifetimes.ts";
+import type { Picture } from "../src/charts/picture.ts";
 import { Axis, type AxisOf, mostZoom, shifted, WHOLE, zoomed, zoomOf } from "../src/model/axis.ts";
 import { bandsOf } from "../src/model/bands.ts";
 import { timesOf } from "../src/model/clock.ts";
@@ -74,6 +75,14 @@ test("on the clock axis phases are in proportion, tasks as long as they took, an
   const short = axis({ kind: "clock", phases: [FORWARD, BACKWARD, { name: "optimizer", elapsed_ns: 1 }] });
   const optimizer = short.phases[2];
   assert.ok(Math.abs((optimizer.right - optimizer.left) / 994 - 0.035) < 1e-6, "too short to be seen");
+});
+
+test("beside a long forward the backward is still seen, and what follows it is right of it", () => {
+  const long: Phase = { name: "forward", elapsed_ns: 1e9 };
+  for (const phases of [[long, BACKWARD, OPTIMIZER], [long, BACKWARD]]) {
+    const widths = axis({ kind: "clock", phases }).phases.map(({ left, right }) => right - left);
+    assert.ok(widths.every((width) => width > 19), String(widths));
+  }
 });
 
 test("without times the clock axis is the task axis", () => {
@@ -159,6 +168,14 @@ test("tasks without a time are taken to last as long as others, and another orde
   assert.equal(timesOf(smallDocument(), replay.schedule.clock ? new Replay(replay.graph, smallDocument().schedules[0]) : replay), null);
 });
 
+test("where devices work side by side a pixel is of the task that began last there, whatever its place", () => {
+  const start = Float64Array.of(0, 10, 45, 20, 30, 60);
+  const beside = { ...times, start, end: Float64Array.of(10, 20, 70, 30, 60, 100) };
+  const clock = axis({ kind: "clock", phases: [BACKWARD], forward: [], places: 6, times: beside });
+  const at = (ns: number) => clock.backward.left + (ns / 100) * (clock.backward.right - clock.backward.left);
+  assert.deepEqual([5, 15, 25, 35, 50, 65, 99].map((ns) => clock.placeAt(at(ns))), [0, 1, 3, 4, 2, 5, 5]);
+});
+
 test("each device has its tasks, the length of its own queue, and how busy it is", () => {
   const document = smallDocument();
   document.devices = ["cpu", "cuda:0"];
@@ -194,6 +211,31 @@ test("equal storages have up to four bars, more of them one from the first birth
   const [one, ...none] = barsOf(levels, { ...row, count: 5, storages: [0, 2] }).bars;
   assert.equal(none.length, 0);
   assert.deepEqual([one.segments[0].from < 0, one.segments[0].to, one.stays], [true, 3, true]);
+});
+
+test("a bar begins where the storage is known from, and ends where it was freed though that is out of sight", () => {
+  const memory = {
+    device: "cpu", basis: "measured" as const, estimates: [], before: 1, nbytes: [8], forward_ns: [],
+    events: [~0], starts: [0, 0, 0, 0, 0], born_as: [0], changes: [], peak: "", rows: [],
+  };
+  const row = { name: "x", module: "", count: 1, nbytes: 8, storages: [0], made_by: "", kept_by: "", freed_by: "" };
+  const drawn = (of: Axis, step: boolean) => {
+    const found = { arrow: NaN, ends: [] as number[] };
+    const context = {
+      fillStyle: "", beginPath() {}, lineTo() {}, fill() {},
+      moveTo: (x: number) => (found.arrow = x),
+      fillRect: (x: number, _: number, width: number) => width === 1 && found.ends.push(x + 0.5),
+    };
+    const lifetimes = [barsOf(new MemoryLevels({ ...memory, step }), row)];
+    const picture = { axis: of, bands: bandsOf(900, 1, 1, true), colours: {}, lifetimes } as unknown as Picture;
+    drawLifetimes(context as unknown as CanvasRenderingContext2D, picture, true);
+    return found;
+  };
+  const step = axis({ phases: [FORWARD, BACKWARD, OPTIMIZER] });
+  assert.deepEqual(drawn(step, true), { arrow: step.left, ends: [step.x(4.5)] }, "it was there as the step began");
+  const near = axis({ zoom: { from: 0.3, to: 0.6 } });
+  assert.ok(near.backward.right > near.right);
+  assert.deepEqual(drawn(near, false), { arrow: near.backward.left, ends: [near.backward.right] });
 });
 
 test("memory over the forward begins at its first byte, and what it leaves is where the backward starts", () => {

@@ -64,14 +64,14 @@ export function drawLifetimes(context: CanvasRenderingContext2D, picture: Pictur
       context.fillStyle = colours.ink2;
       const end = ends(axis, bar.segments[bar.segments.length - 1])[1];
       if (!bar.stays) context.fillRect(end - 0.5, at - 0.5, 1, height + 1);
-      if (!bar.isBorn) arrow(context, axis.backward.left, at, height);
+      if (!bar.isBorn) arrow(context, axis.x(bar.segments[0].from), at, height);
     });
   });
 }
 
 function ends(axis: Axis, { from, to }: Segment): [number, number] {
   const start = axis.x(from);
-  return [start, Math.max(start + LEAST_BAR, to >= axis.places + (axis.after ? 1 : 0) ? axis.right : axis.x(to))];
+  return [start, Math.max(start + LEAST_BAR, axis.x(to))];
 }
 
 /** It was there before: when it was made is not known. */
