@@ -58,7 +58,7 @@ class Stepping(DeckTraits):
 
     def step_over(self) -> Task | None:
         """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
-        where no capture saw the call. Stops early at what stops a run. Returns the current task.
+        in the outermost call, and where no capture saw one. Stops early at what stops a run. Returns the current task.
 
         Raises:
             RuntimeError: no task is left, or the session is over. And what a task raises.

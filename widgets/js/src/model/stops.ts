@@ -70,13 +70,15 @@ export function taskOf({ kind, text, tasks }: StopPoint): number {
 
 /**
  * The position at which all tasks of a task's module call have run, the calls in it included; `out`: of the call around
- * it. One task on where no capture saw the call, the end where there is none around it, as engine/sessions/verbs.py has it.
+ * it. One task on in the outermost call and where no capture saw one, the end where there is none around it, as
+ * engine/sessions/verbs.py has it.
  */
 export function endOfCall({ graph, place, length, schedule }: Replay, t: number, out: boolean): number {
   const { tasks, calls } = graph.document;
   const call = tasks.call[schedule.order[t]] ?? -1;
-  const around = out ? (calls.parent[call] ?? -1) : call;
-  if (around < 0) return out ? length : Math.min(t + 1, length);
+  const parent = calls.parent[call] ?? -1;
+  if (parent < 0) return out ? length : Math.min(t + 1, length);
+  const around = out ? parent : call;
   let last = t;
   for (let task = 0; task < graph.count; task++) {
     if (place[task] > last && place[task] !== NEVER && isInside(graph, task, around)) last = place[task];
