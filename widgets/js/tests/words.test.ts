@@ -63,6 +63,8 @@ test("a task says where it stands", () => {
   assert.equal(when(replay, 3, 0).join(""), "runs 1st of 4");
   assert.equal(when(replay, 3, 4).join(""), "ran 1st of 4");
   assert.equal(when(replay, 1, 1).join(""), "ready, will run 3rd of 4");
+  assert.equal(when(replay, 1, 1, 0, "simulated").join(""), "ready, would run 3rd of 4");
+  assert.equal(when(replay, 0, 1, 1, "failed").join(""), "would run 4th of 4, 0 of 2 gradients here");
   assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /no part/);
   assert.equal(when(replay, 3, 2, 1).join(""), "ran 1st of 4");
   assert.equal(when(replay, 2, 2, 1).join(""), "will run 2nd of 4");

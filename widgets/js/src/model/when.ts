@@ -19,11 +19,12 @@ export function when(replay: Replay, task: number, t: number, ran = t, unreal: U
   const place = replay.place[task];
   if (place === NEVER) return ["has no part in this backward"];
   const state = replay.state(task, t);
+  const will = WILL[unreal && unreal !== "planned" ? "simulated" : "planned"];
   const [at, of] = [nth(place + 1), ` of ${grouped(replay.length)}`];
   if (state === "done") return [place < ran ? "ran " : `${WILL[unreal ?? "planned"]} `, at, of];
   if (state === "running") return [unreal ? `${WILL[unreal]} ` : "runs ", at, of];
-  if (state === "ready") return [`ready, ${WILL.planned} `, at, of];
+  if (state === "ready") return [`ready, ${will} `, at, of];
   const waits = replay.graph.waits[task];
   const here = `${replay.arrivedInputs(task, t)} of ${waits}`;
-  return [`${WILL.planned} `, at, `${of}, `, here, waits === 1 ? " gradient here" : " gradients here"];
+  return [`${will} `, at, `${of}, `, here, waits === 1 ? " gradient here" : " gradients here"];
 }
