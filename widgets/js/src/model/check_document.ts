@@ -82,6 +82,7 @@ function checkAll(document: DeckDocument): void {
   }
   const { task, made_by } = document.saved;
   if (made_by) checkTable("saved", { task, made_by }, { task: "task", made_by: "text?" }, counts);
+  if (calls.parent.some((parent, call) => parent >= call)) throw damaged("a call is made before the one around it");
   checkInputs(document);
   for (const schedule of document.schedules) checkSchedule(schedule, counts);
   checkIndices([document.position], "number", { ...counts, number: document.schedules[0].order.length + 1 });
@@ -107,7 +108,7 @@ function checkIndices(values: readonly number[], refers: Refers | `${Refers}?`, 
   const what = refers.replace("?", "") as Refers;
   const count = counts[what];
   for (const value of values) {
-    if (Number.isInteger(value) && value >= least && value < count) continue;
+    if (Number.isSafeInteger(value) && value >= least && value < count) continue;
     throw damaged(`there is no ${what} ${String(value)}${count < Infinity ? ` among ${count}` : ""}`);
   }
 }
@@ -161,10 +162,12 @@ function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): 
 }
 
 function checkMemory(memory: Memory, counts: Counts): void {
-  const { nbytes, events, starts, born_as, changes, forward_ns, rows, event_places } = memory;
+  const { before, nbytes, events, starts, born_as, changes, forward_ns, rows, event_places } = memory;
   const storages = { ...counts, number: nbytes.length };
   const categories = { ...counts, number: CATEGORIES.length };
   if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
+  checkIndices([...nbytes, ...changes.filter((_, at) => at % 4 === 0)], "number", counts);
+  checkIndices([before], "number", { ...counts, number: nbytes.length + 1 });
   checkIndices(events.map((event) => (event < 0 ? ~event : event)), "number", storages);
   for (const row of rows) checkIndices(row.storages, "number", storages);
   if (rows.some((row) => !row.storages.length)) throw damaged("a lifetime is of no storage");
