@@ -95,10 +95,15 @@ class Choices {
     const breaks = changed.has("breakpoints") && !isSame(breakpoints, new Set(model.get("breakpoints") as number[]));
     if (!selects && !breaks) return;
     this.isSharing = true;
-    if (selects) model.set("selection", selected);
-    if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
-    this.isSharing = false;
-    model.save_changes();
+    try {
+      if (selects) model.set("selection", selected);
+      if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
+      model.save_changes();
+    } catch (error) {
+      console.error(error); // the views have to hear of the change, too
+    } finally {
+      this.isSharing = false;
+    }
   }
 }
 
