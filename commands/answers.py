@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -97,6 +97,7 @@ class ProgressLine:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._before = ""
+        self._quiet = ExitStack()
 
     def show(self, said: str) -> None:
         """`linear50 (5 of 6): bfs, round 3 of 12`."""
@@ -111,9 +112,13 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> ProgressLine:
+        from ..engine.words.told_line import quiet
+
+        self._quiet.enter_context(quiet())  # a verb's own line would stand on this one
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._quiet.close()
         self.clear()
 
 

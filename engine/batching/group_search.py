@@ -15,6 +15,7 @@ from ...inspector.graph.products import Factor, Product, Side, products_of
 from ...inspector.torch_internals.saved import saved_facts
 from ..trace.batches import GroupKind
 from ..words.phrases import joined
+from ..words.told_line import telling
 from .agenda import ReadyBatch, batches, levels
 from .batched_products import addend_shape, launches_of
 from .groups import Direction, Group, GroupRules, Groups, Refused
@@ -454,7 +455,8 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
     if not graph.nodes:
         raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
-    with collector_paused():
+    with telling(None, "looking for groups") as tell, collector_paused():
+        tell(f"products of matrices among {len(graph):,} tasks")
         products = products_of(graph)
         found, refused = search(graph, products, rules)
     return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)

@@ -25,6 +25,7 @@ from ..programs.make_loss import same_random_numbers
 from ..trace.run import Run
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined
+from ..words.told_line import telling
 from .batch import batch_of
 from .loaded_model import as_recorded, differences, home_of, modules_of, put_buffers, put_in, refuse_other
 from .models import named
@@ -303,9 +304,10 @@ def _run(player: _Player, told: Sequence[str]) -> StepReplay:
     for name, each in named(player.modules, "parameters"):
         before = player.tensors.get(f"gradient before/{name}")
         each.grad = None if before is None else before.to(each.device, copy=True)
-    with player.surroundings():
+    with telling(None, "replaying") as tell, player.surroundings():
         try:
             for number in range(len(step.micro_batches)):
+                tell(f"batch {number + 1} of {len(step.micro_batches)}")
                 loss = player.loss(number)
                 losses.append(loss.detach().clone())
                 if step.micro_batches[number].backward or step.error is not None:

@@ -220,7 +220,7 @@ def advise(
         expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
-    with telling(progress, "measuring") as tell, AsFound() as world:
+    with telling(progress, "measuring", timed=True) as tell, AsFound() as world:
         return _advise(world, make_loss, model, rounds, tell)
 
 

@@ -14,6 +14,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task
 from ..trace.run import Run
 from ..trace.trace import RecordedGradient, Trace
+from ..words.told_line import telling
 from .aligned_tasks import aligned
 from .difference import Difference, OrderDifference, TaskDifference
 from .gradient_difference import Apart, apart
@@ -76,7 +77,9 @@ def diff(
         raise ValueError(f"names is {names!r}; expected what the two are called, two texts")
     graphs = run_a.graph, run_b.graph
     traces = [run.trace if isinstance(run, Run) else run for run in (run_a, run_b)]
-    pairs = aligned(*graphs, (_values_of(traces[0]), _values_of(traces[1])))
+    with telling(None, "comparing runs") as tell:
+        tell(f"which of {len(graphs[0]):,} and {len(graphs[1]):,} tasks are which")
+        pairs = aligned(*graphs, (_values_of(traces[0]), _values_of(traces[1])))
     order = _first_in_order(graphs, (run_a.order, run_b.order), pairs)
     matched = set(pairs.values())
     only = (
@@ -93,7 +96,8 @@ def diff(
         return Difference(bare, measured, tolerance or 0.0, None, order, (), only, names, *known)
     coarsest = _coarsest(first, second)
     chosen = math.sqrt(torch.finfo(coarsest).eps) if tolerance is None else tolerance
-    with collector_paused():
+    with telling(None, "comparing runs") as tell, collector_paused():
+        tell("their gradients")
         tasks = tuple(_Walk(first, second, pairs, chosen).tasks())
     dtype = coarsest if tolerance is None else None
     return Difference(bare, (True, True), chosen, dtype, order, tasks, only, names, *known)

@@ -33,6 +33,7 @@ from ..stops.stopped import Stop
 from ..trace.buckets import nothing_reduced
 from ..trace.run import Engine
 from ..words.findings import findings_rich, findings_text
+from ..words.told_line import telling
 from .forward_watch import ForwardFind, ForwardWatch
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)
-    with AsFound() as world, world.watched(), nothing_reduced():
+    with telling(None, "looking for NaN") as tell, AsFound() as world, world.watched(), nothing_reduced():
+        tell("the forward, operation by operation")
         try:
             with watch.forward(), looking_at_values():
                 loss = loss_or_tape(make_loss())
@@ -142,6 +144,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
         if bad or graph is None:
             return _of_forward(watch, loss, value, bad, graph)
         hooked = _hooked_leaves(graph)
+        tell(f"the backward, {len(graph):,} tasks")
         backward = _run_backward(watch, loss, engine)
     return _of_backward(watch.finds, value, backward, hooked)
 

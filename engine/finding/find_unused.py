@@ -25,6 +25,7 @@ from ..programs.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..trace.buckets import nothing_reduced
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined, nth, operation_title
+from ..words.told_line import telling
 from .zero_gradients import Arrived, ZeroOrigin, arrived_at
 
 Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
@@ -223,8 +224,10 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(gathered.get(id(each), each), []).append(name)
-    with AsFound() as world, nothing_reduced():
+    with telling(None, "looking for gradients") as tell, AsFound() as world, nothing_reduced():
+        tell("a forward that shows what is written")
         world.watch(make_loss, backward=False)
+        tell("a forward that is followed, and its backward")
         with world.run(), uncompiled():  # all of it: a checkpoint has to repeat what its forward ran
             with follow(model, names) as flow:
                 loss = loss_of(make_loss())

@@ -24,6 +24,7 @@ from ..words.estimates import estimate_sentence
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, cells_table, row_called
+from ..words.told_line import telling
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .policies import PORTFOLIO, find_policy
@@ -196,9 +197,11 @@ def plan(
     bare = problem.footprints.graph  # a dry run, where there is one, counts for no policy, nor what all planners read
     rows: list[PlannedOrder] = []
     notes: list[str] = []
-    with collector_paused():
+    with telling(None, "planning") as tell, collector_paused():
+        tell("what no order is below")
         lowest = lower_bound(problem)
-        for policy in chosen:
+        for number, policy in enumerate(chosen, 1):
+            tell(f"{policy_name(policy)} ({number} of {len(chosen)})")
             try:
                 rows.append(planned_order(problem, policy))
             except PolicyError as error:  # what it set out to prove is not proven
@@ -211,7 +214,9 @@ def plan(
         bound_bytes, why = best.peak_bytes, "that is proven by a search through all orders."
     ends = perf_counter() + seconds
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
-        exactly = optimal(problem, seconds=seconds / 2, interruptible=True)
+        with telling(None, "planning") as tell:
+            tell("a search for the least peak there is")
+            exactly = optimal(problem, seconds=seconds / 2, interruptible=True)
         if exactly.bound_bytes > bound_bytes:
             bound_bytes, why = exactly.bound_bytes, f"{exactly}."
         if exactly.peak_bytes < best.peak_bytes or exactly.proven:
@@ -220,7 +225,9 @@ def plan(
             rows.append(best)
     left = ends - perf_counter()
     if seconds and left > 0 and best.peak_bytes > bound_bytes:
-        found = search(problem, best.order, seconds=left, progress=progress)
+        with telling(None, "planning") as tell:
+            tell(f"a search of {left:.0f} s")
+            found = search(problem, best.order, seconds=left, progress=progress)
         if found.peak_bytes < best.peak_bytes:
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
         else:

@@ -19,6 +19,7 @@ from ..prediction.dry_run import dry_run
 from ..prediction.leaf_states import for_graph
 from ..prediction.simulation import difference, simulated
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name
+from ..words.told_line import telling
 from .policies import find_policy
 from .schedule import schedule
 
@@ -67,7 +68,8 @@ def simulate(
     if footprints is not None and not isinstance(footprints, Footprints):
         kind = type(footprints).__name__
         raise TypeError(f"footprints are those of a measured run, th.profile(...).footprints, not a {kind}")
-    with collector_paused():
+    with telling(None, "simulating") as tell, collector_paused():
+        tell(f"a backward of {len(graph):,} tasks")
         if footprints is None:
             footprints = dry_run(graph, device)
         elif (other := difference(graph, footprints.graph)) is not None:

@@ -44,6 +44,7 @@ from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import all_taken
 from ..tasks.tensor_hooks import TensorHooks
+from ..words.told_line import telling
 from .answers import Answer, Gradient
 from .assumed_footprints import assumed_footprint, assumed_layout, assumed_result_bytes, of_shapes
 from .dry_run_limits import (
@@ -113,7 +114,9 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))
         raise RuntimeError(f"a backward has freed what {task} saved, so it can't be asked; make the graph again")
-    return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)
+    with telling(None, "running dry") as tell:
+        tell(f"what {len(graph):,} tasks allocate")
+        return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)
 
 
 def _of_tape(graph: Graph) -> Footprints:

@@ -1,4 +1,4 @@
 """The verbs that start a backward on a loss or a make_loss.
 
-May import: inspector, queue, memory, tasks, measuring, trace, orders, hips, batching, sessions.
+May import: inspector, words, queue, memory, tasks, measuring, trace, orders, hips, batching, sessions.
 """

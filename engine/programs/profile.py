@@ -26,6 +26,7 @@ from ..tasks.roots import expect_flags
 from ..trace.out_of_memory import out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
+from ..words.told_line import telling
 from .backward import check_choices, run_tape
 from .make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, refuse_whole_step
 
@@ -100,7 +101,8 @@ def profile(
     if engine == "native":
         accumulation.check_native()
     chosen = find_policy(policy)
-    with Measurement(device) as measurement:
+    with telling(None, "profiling") as tell, Measurement(device) as measurement:
+        tell("the forward")
         with capture(model, measurement.observe), FollowedTapes() as followed:
             since = sequence_nr()
             measurement.begin_forward()
@@ -109,6 +111,7 @@ def profile(
             measurement.observe(None, loss)
         made = loss_or_tape(loss)
         refuse_whole_step(made, since)
+        tell("the backward, and what it took")
         call = BackwardCall(made, None, retain_graph, create_graph)
         if not isinstance(made, HipsTape):
             if engine == "direct":

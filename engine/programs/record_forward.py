@@ -17,6 +17,7 @@ from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
+from ..words.told_line import telling
 from .make_loss import MakeLoss, expect_make_loss, expect_model, nothing_sharded, real_loss_of, same_random_numbers
 
 
@@ -48,7 +49,8 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
         )
-    with nothing_reduced(), nothing_sharded("recording a forward"):
+    with telling(None, "recording", timed=True) as tell, nothing_reduced(), nothing_sharded("recording a forward"):
+        tell("a forward")
         names = capture(model)
         recorder = ForwardRecorder(names)
         try:
@@ -57,7 +59,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
             program = recorder.program(graph(loss))
             del loss
             operators = recorder.operators
+            tell("how long each operation takes")
             rounds = [_operation_times(make_loss, recorder, operators) for _ in range(repetitions)]
+            tell("how long it takes")
             seconds = min(_forward_seconds(make_loss, recorder) for _ in range(repetitions))
         finally:
             recorder.restore()

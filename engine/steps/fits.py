@@ -11,6 +11,7 @@ from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, share_text, size_text
 from ..words.tables import ShownAsTable
+from ..words.told_line import Tell, telling
 from .fake_step import FakeStep, Workspaces, fake_step
 from .phases import PhasePeak, cells_of
 from .recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe
@@ -128,9 +129,11 @@ class _Tried:
     def step(self, size: int | None) -> FakeStep:
         """A step with a batch of this size. What kernels too large to run alone take is told by smaller batches."""
         if size not in self._steps:
-            found = fake_step(self._recipe.sized(size), learned=self._learned or ())
-            if found.too_large and self._learned is None and size is not None and size > 2:
-                found = fake_step(self._recipe.sized(size), learned=self.learned())
+            with telling(None, "fitting") as tell:
+                tell("two steps on fake tensors" + ("" if size is None else f", with a batch of {size:,}"))
+                found = fake_step(self._recipe.sized(size), learned=self._learned or ())
+                if found.too_large and self._learned is None and size is not None and size > 2:
+                    found = fake_step(self._recipe.sized(size), learned=self.learned())
             self._steps[size] = found
         return self._steps[size]
 
@@ -158,6 +161,11 @@ class _Tried:
 
     def largest(self, memory: int) -> int | None:
         """The largest size that fits; 0 if none does, None if all that are tried do."""
+        with telling(None, "looking for the largest batch") as tell:
+            return self._largest(memory, tell)
+
+    def _largest(self, memory: int, tell: Tell) -> int | None:
+        tell("the smallest ones")
         small, *_ = [each.size for each in self.learned()] or [1]
         known = {size: self.step(size).peak_bytes for size in (small, small + 1)}
         while True:
@@ -168,6 +176,7 @@ class _Tried:
             if not_fitting is not None and not_fitting <= max(fitting + 1, small):
                 return fitting
             size = _guess(known, memory, fitting, not_fitting)
+            tell(f"{size:,} (try {len(known) - 1})")
             known[size] = self.step(size).peak_bytes
 
 

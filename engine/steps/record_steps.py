@@ -27,6 +27,7 @@ from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..words.phrases import nth
 from ..words.sizes import size_text
 from ..words.tables import ShownAsTable
+from ..words.told_line import Tell, telling
 from .followed_backward import BackwardFollower, StepBackwards
 from .loop_watch import BackwardGiven, LoopWatch, RunBackward, with_forwards
 from .phases import BETWEEN, FORWARD
@@ -245,7 +246,9 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             recording.watch.end()
         finally:
             opened.close(kind, error, traceback)
-        self._steps = recording.steps()
+        with telling(None, "reading what was recorded") as tell:
+            tell("which step took what")
+            self._steps = recording.steps()
 
     def to_pandas(self) -> Any:
         """All steps as one pandas.DataFrame: a row for each phase, as `TrainingStep.to_pandas` has them.
@@ -344,15 +347,22 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
         NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
     """
     expect_callable(function, 0, "function", "a function that runs one whole training step")
+    with telling(None, "profiling a step") as tell:
+        return _profiled(function, tell)
+
+
+def _profiled(function: Callable[[], Any], tell: Tell) -> TrainingStep:
     ran, step = 0, None
     while ran < _MOST_CALLS:
         recording = LoopRecording(None, followed=_IN_A_ROW - 1)
         with out_of_memory_explained(), ExitStack() as stack:
             recording.start(stack)
-            for _ in range(_IN_A_ROW):
+            for number in range(_IN_A_ROW):
+                tell(f"the {nth(ran + number + 1)} of {_MOST_CALLS} at most")
                 recording.watch.begin_step()
                 function()
             recording.watch.end()
+        tell("what they took")
         steps = [replace(each, number=ran + each.number) for each in recording.steps()]
         if not any(each.optimizers or each.skipped for each in steps):
             raise ValueError(

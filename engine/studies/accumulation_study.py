@@ -30,6 +30,7 @@ from ..programs.timing import Spread, time_backward, turns
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
+from ..words.told_line import telling
 from ..workloads.own_program import OwnProgram
 from ..workloads.ready_workload import Size, Workload
 from ..workloads.workloads import workload
@@ -242,8 +243,8 @@ def accumulation_study(
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function of what comes: progress(text)")
     found = workload(name) if isinstance(name, str) else name
-    tell = progress or (lambda said: None)
     with ExitStack() as stack:
+        tell = stack.enter_context(telling(progress, "measuring", timed=True))
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
             world = stack.enter_context(AsFound())

@@ -108,7 +108,7 @@ def compare(
     plans = _chosen_plans(mirroring)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
-    with telling(progress, "comparing") as tell, AsFound() as world:
+    with telling(progress, "comparing", timed=True) as tell, AsFound() as world:
         found = _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
     return found if beside is None else replace(found, step=step)
 

@@ -20,6 +20,7 @@ from ..queue.device_queues import DeviceQueues
 from ..queue.named_tasks import tasks_at
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..trace.run import Run
+from ..words.told_line import telling
 from .gantt import Bar, Gantt, MakespanReport
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None
@@ -98,8 +99,12 @@ def makespan(
     times = _times(graph, durations)
     devices = _devices(graph, device_of)
     problem = Problem(graph, durations=times)
-    rows = tuple(_simulated(problem, each, times, devices, durations is None) for each in chosen)
-    return rows[0] if policies is None else MakespanReport(rows)
+    rows: list[Gantt] = []
+    with telling(None, "simulating devices") as tell:
+        for number, each in enumerate(chosen, 1):
+            tell(f"{policy_name(each)} ({number} of {len(chosen)})")
+            rows.append(_simulated(problem, each, times, devices, durations is None))
+    return rows[0] if policies is None else MakespanReport(tuple(rows))
 
 
 def task_times(*runs: Run) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.words import told_line
@@ -19,7 +21,54 @@ class Terminal(io.StringIO):
 
 Notebook = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
 WEIGHT = torch.ones(2, requires_grad=True)
-VERBS = {"comparing: ": th.compare, "trying orders: ": th.order_dependent, "measuring: ": th.advise}
+
+
+def graph() -> th.Graph:
+    return th.graph(make_loss())
+
+
+def step() -> None:
+    optimizer = torch.optim.SGD([WEIGHT], 0.0)
+    make_loss().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def recorded() -> object:
+    with th.record_steps(steps=2) as steps:
+        for _ in range(3):
+            step()
+    return steps
+
+
+def fit() -> th.Fit:
+    def batch(size: int = 2) -> Tensor:
+        return torch.ones(size, 2)
+
+    return th.fits(nn.Linear(2, 1), batch, torch.optim.SGD, "1kB", lambda model, batch: model(batch).sum())
+
+
+VERBS: dict[str, Callable[[], object]] = {
+    "comparing: ": lambda: th.compare(make_loss),
+    "trying orders: ": lambda: th.order_dependent(make_loss),
+    "measuring: ": lambda: th.advise(make_loss),
+    "profiling: the forward": lambda: th.profile(make_loss),
+    "profiling a step: the 2nd": lambda: th.profile_step(step),
+    "reading what was recorded: ": recorded,
+    "looking for NaN: the backward, 3 tasks": lambda: th.find_nan(make_loss),
+    "looking for gradients: ": lambda: th.find_unused(make_loss, nn.Linear(1, 1)),
+    "looking for groups: ": lambda: th.groups(make_loss()),
+    "planning: bfs (1 of 2)": lambda: th.plan(make_loss(), ["bfs", "heap"]),
+    "simulating: a backward of 3 tasks": lambda: th.simulate(graph()),
+    "simulating devices: bfs (1 of 2)": lambda: th.makespan(graph(), policies=["bfs", "heap"]),
+    "running dry: ": lambda: th.dry_run(graph()),
+    "fitting: two steps on fake tensors, with a batch of 2": fit,
+    "looking for the largest batch: ": lambda: fit().largest_batch,
+    "measuring: needless, float32": lambda: th.accumulation_study("needless", additions=2, repetitions=1),
+    "recording: ": lambda: th.record_forward(make_loss, repetitions=1),
+    "comparing runs: ": lambda: th.diff(
+        th.backward(make_loss(), trace="cheap"), th.backward(make_loss(), trace="cheap")
+    ),
+}
 
 
 def make_loss() -> Tensor:
@@ -38,7 +87,7 @@ def test_what_takes_long_tells_a_terminal_what_it_does_and_takes_the_line_away(
 ) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
-    VERBS[said](make_loss)
+    VERBS[said]()
     written = stream.getvalue()
     assert said in written and "\n" not in written
     assert written.rpartition("\r")[0].rpartition("\r")[2].strip() == ""
@@ -75,3 +124,66 @@ def test_what_is_quick_needs_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_line, "_AFTER_S", 1e9)
     th.compare(make_loss)
     assert stream.getvalue() == ""
+
+
+class Waited(Terminal):
+    """A terminal on which a word is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text: str) -> int:
+        if "the forward" in text:
+            self.written.set()
+        return super().write(text)
+
+
+@pytest.mark.parametrize("ends", ["well", "in an error"])
+def test_a_forward_that_never_ends_is_told_while_it_runs_and_no_thread_is_left(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Waited()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(told_line, "_AFTER_S", 0.01)
+
+    def long() -> Tensor:
+        assert stream.written.wait(60)
+        if ends != "well":
+            raise ValueError("in here")
+        return make_loss()
+
+    before = threading.active_count()
+    if ends == "well":
+        th.profile(long)
+    else:
+        with pytest.raises(ValueError, match="in here"):
+            th.profile(long)
+    assert threading.active_count() == before
+    assert stream.getvalue().endswith("\r") and "profiling: the forward" in stream.getvalue()
+
+
+def test_a_thread_waits_only_where_somebody_looks_and_no_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    before = threading.active_count()
+
+    def counted() -> Tensor:
+        seen.append(threading.active_count() - before)
+        return make_loss()
+
+    th.profile(counted)  # this is no terminal
+    monkeypatch.setattr("sys.stderr", Terminal())
+    th.find_nan(counted)
+    assert seen == [0, 1] and threading.active_count() == before
+    th.compare(counted, "heap", repetitions=1)
+    assert set(seen[2:]) == {0}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_a_verb_calls_says_nothing_between_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    th.compare(make_loss, "heap", repetitions=1)
+    with told_line.quiet():
+        th.profile(make_loss)
+    assert "comparing: " in stream.getvalue() and "profiling" not in stream.getvalue()

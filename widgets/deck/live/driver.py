@@ -12,6 +12,7 @@ from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from ....engine.words.told_line import quiet
 from ....inspector.torch_internals.modes import ThreadState
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class Driver:
 
     def _run(self) -> None:
         __tracebackhide__ = True  # IPython leaves such frames out of what it shows
-        with self._state.entered():
+        with self._state.entered(), quiet():  # what it shows is the deck
             while (command := self._next()) is not None:
                 self._under_way = command
                 _run(command, self._done)
