@@ -99,6 +99,19 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
         raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
 
 
+def expect_model(model: object) -> None:
+    """Refuses what can't name a forward's modules.
+
+    Raises:
+        TypeError: it is neither None nor a module.
+    """
+    wanted = (
+        'the module to name things after; several are one, nn.ModuleDict({"G": generator, "D": critic}). '
+        "None names them after what is called"
+    )
+    expect(model, nn.Module | None, "model", wanted)
+
+
 def expect_outputs(value: object) -> None:
     """Refuses what a backward can't start from, and says what was meant: the loss, not the model nor a dict of losses.
 

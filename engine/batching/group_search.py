@@ -7,7 +7,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 
-from ...inspector.capturing.walk import graph as graph_of
+from torch import nn
+
+from ...inspector.capturing.walk import graph_meant
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
@@ -416,7 +418,7 @@ def _slot_reason(product: Product, output: int, kept: str) -> str:
     return f'"{product.other(output).slot}" of {product.function} {_WHY[kept]}'
 
 
-def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
+def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Module | None = None) -> Groups:
     """Finds the products of matrices that could run as one, in a backward and in its forward.
 
     Nothing runs, no hook either, and no tensor is kept.
@@ -438,6 +440,9 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
     Args:
         of: as `th.graph` takes it, or a graph.
         rules: thresholds; by default TorchScript's.
+        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
+            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
+            module that was called.
 
     Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
     another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
@@ -450,7 +455,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None) -> Groups:
     rules = GroupRules() if rules is None else rules
     if not isinstance(rules, GroupRules):
         raise TypeError(f"rules is a th.GroupRules, as th.GroupRules(min_fusion_size=2), not {rules!r}")
-    graph = of if isinstance(of, Graph) else graph_of(of)
+    graph = graph_meant(of, model)
     if graph.is_tape:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
     if not graph.nodes:

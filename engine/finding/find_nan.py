@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect_choice
+from ...inspector.arguments import expect_choice, expect_model
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.source import Source
@@ -23,7 +23,7 @@ from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape
 from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession

@@ -8,14 +8,14 @@ from math import inf, isfinite
 import torch
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect_callable
+from ...inspector.arguments import expect_callable, expect_model
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import local_of
 from ..orders.policies import find_policy
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, real_loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ...inspector.arguments import expect_callable
-from ..programs.make_loss import expect_model
+from ...inspector.arguments import expect_callable, expect_model
 from .mirror import MirrorReport, mirror
 from .plan_mirror import plan_mirror
 from .planned_mirror import PlannedMirror

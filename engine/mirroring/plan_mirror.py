@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect_callable, expect_choice
+from ...inspector.arguments import expect_callable, expect_choice, expect_model
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.tensors import is_fake
 from ..memory.footprint import Footprints
@@ -20,7 +20,7 @@ from ..orders.policies import PORTFOLIO, find_policy
 from ..orders.schedule import schedule
 from ..orders.simulate import simulate
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, nothing_sharded
+from ..programs.make_loss import MakeLoss, expect_make_loss, nothing_sharded
 from ..queue.policy import Choice, Policy, is_dynamic, policy_name
 from ..trace.buckets import nothing_reduced
 from ..words.estimates import estimate_sentence

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from ...inspector.arguments import expect, expect_callable
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import graph_meant
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import GraphTheme, drawn
@@ -157,6 +159,7 @@ def plan(
     footprints: Footprints | None = None,
     seconds: float = 0.0,
     progress: Callable[[SearchResult], object] | None = None,
+    model: nn.Module | None = None,
 ) -> OrderPlan:
     """Predicts the peak of a backward under several policies, and says how far each is above what no order is below.
 
@@ -171,6 +174,9 @@ def plan(
             search for the least peak there is ("optimal"), and the rest to moving tasks about ("search"). Interrupted,
             the best so far is taken.
         progress: is told now and then what has been found.
+        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
+            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
+            module that was called.
 
     Raises:
         ValueError: there is no policy, an unknown one, one twice, or one that has no order before it runs; `seconds` is
@@ -181,7 +187,7 @@ def plan(
     from .optimal import optimal
 
     began = perf_counter()
-    graph = of if isinstance(of, Graph) else graph_of(of)
+    graph = graph_meant(of, model)
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what has been found")
     if footprints is not None:

@@ -12,7 +12,7 @@ from threading import get_ident
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ...inspector.arguments import expect, expect_callable
+from ...inspector.arguments import expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
 from ...inspector.torch_internals.module_calls import watching_modules
@@ -33,19 +33,6 @@ def expect_make_loss(make_loss: object) -> None:
     """
     wanted = "a function that runs the forward and returns the loss, such as `lambda: model(x).sum()`"
     expect_callable(make_loss, 0, "make_loss", wanted)
-
-
-def expect_model(model: object) -> None:
-    """Refuses what can't name a forward's modules.
-
-    Raises:
-        TypeError: it is neither None nor a module.
-    """
-    wanted = (
-        'the module to name things after; several are one, nn.ModuleDict({"G": generator, "D": critic}). '
-        "None names them after what is called"
-    )
-    expect(model, nn.Module | None, "model", wanted)
 
 
 def loss_of(made: object) -> Tensor:

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from ...inspector.arguments import expect_choice
+from ...inspector.arguments import expect_choice, expect_model
 from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
@@ -28,7 +28,7 @@ from ..trace.run import Engine, Run
 from ..trace.statistics import Level
 from ..words.told_line import telling
 from .backward import check_choices, run_tape
-from .make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, refuse_whole_step
+from .make_loss import MakeLoss, expect_make_loss, loss_or_tape, refuse_whole_step
 
 
 def profile(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...inspector.arguments import expect_model
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.capturing.forward_recorder import ForwardRecorder
@@ -18,7 +19,7 @@ from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling
-from .make_loss import MakeLoss, expect_make_loss, expect_model, nothing_sharded, real_loss_of, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...inspector.arguments import expect_callable, expect_number
+from ...inspector.arguments import expect_callable, expect_model, expect_number
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.collector import collector_paused
@@ -50,14 +50,15 @@ class LoopRecording:
     Args:
         wanted: how many steps; None: as many as are told of.
         followed: the number of the step that is followed, the first is 0.
+        model: what its modules are named after, see `th.capture`.
     """
 
-    def __init__(self, wanted: int | None, followed: int) -> None:
+    def __init__(self, wanted: int | None, followed: int, model: nn.Module | None = None) -> None:
         self._recorder = RecordedAllocators.of_all()
         self._marks = 0
         self._holders = Holders()
         self._follower = BackwardFollower(self.mark)
-        self._capture = capture(None, self._observe)
+        self._capture = capture(model, self._observe)
         self._followed = followed
         self.watch = LoopWatch(self._holders, self, wanted)
         self._open: ExitStack | None = None
@@ -194,6 +195,9 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     Args:
         steps: how many, from 2 to 10. Each event of the allocator takes about 1.9 kB until it is read, and a step has a
             few thousand of them.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Raises:
         TypeError, ValueError: that is no such number.
@@ -207,7 +211,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
     """
 
-    def __init__(self, steps: int = 3) -> None:
+    def __init__(self, steps: int = 3, *, model: nn.Module | None = None) -> None:
+        expect_model(model)
         expect_number(steps, int, "steps", f"how many steps to record, {_FEWEST} to {_MOST}")
         if steps < _FEWEST:
             raise ValueError(
@@ -219,7 +224,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
                 f"steps is {steps}; expected {_FEWEST} to {_MOST}: each event of the allocator takes about 1.9 kB "
                 f"until it is read, and more steps than {_MOST} would weigh on what is measured"
             )
-        self._wanted = steps
+        self._wanted, self._model = steps, model
         self._opened: Opened | None = None
         self._recording: LoopRecording | None = None
         self._steps: list[TrainingStep] = []
@@ -228,7 +233,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         if self._opened is not None:
             raise RuntimeError("these steps are being recorded already; make another th.record_steps()")
         self._steps = []
-        self._recording = LoopRecording(self._wanted, followed=1)
+        self._recording = LoopRecording(self._wanted, 1, self._model)
         self._opened = Opened(self, self._recording.start)
         self._recording.watch.begin()
         return self
@@ -328,7 +333,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         return [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
 
 
-def profile_step(function: Callable[[], Any]) -> TrainingStep:
+def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None) -> TrainingStep:
     """Runs one whole training step as often as needed until one is like the one before, and gives that.
 
     A first step makes the optimizers' state, so two in a row have to be alike, phase by phase: three are run mostly, up
@@ -336,6 +341,9 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
 
     Args:
         function: runs one step: forward, backward, clipping, optimizer.step and zero_grad, in any order.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
 
     Returns:
         The steady step; `like_before` is False where no two in a row were alike, and it is the last one then.
@@ -347,14 +355,15 @@ def profile_step(function: Callable[[], Any]) -> TrainingStep:
         NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
     """
     expect_callable(function, 0, "function", "a function that runs one whole training step")
+    expect_model(model)
     with telling(None, "profiling a step") as tell:
-        return _profiled(function, tell)
+        return _profiled(function, model, tell)
 
 
-def _profiled(function: Callable[[], Any], tell: Tell) -> TrainingStep:
+def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) -> TrainingStep:
     ran, step = 0, None
     while ran < _MOST_CALLS:
-        recording = LoopRecording(None, followed=_IN_A_ROW - 1)
+        recording = LoopRecording(None, _IN_A_ROW - 1, model)
         with out_of_memory_explained(), ExitStack() as stack:
             recording.start(stack)
             for number in range(_IN_A_ROW):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect, expect_callable, expect_choice, expect_number
+from ...inspector.arguments import expect, expect_callable, expect_choice, expect_model, expect_number
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.graph import Edge, Graph
@@ -27,7 +27,7 @@ from ..orders.policies import find_policy
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, expect_model, loss_or_tape, real_loss_of
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..steps.step import TrainingStep

@@ -8,9 +8,10 @@ from statistics import median
 from typing import overload
 
 import torch
+from torch import nn
 
 from ...inspector.arguments import a_kind, expect, expect_callable
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import graph_meant
 from ...inspector.graph.graph import Graph, Outputs, Task
 from ..orders.planning import bound
 from ..orders.policies import find_policy
@@ -29,13 +30,23 @@ DeviceOf = Callable[[Task], object] | Mapping[str, object] | None
 
 @overload
 def makespan(
-    of: Outputs | Graph, policy: AnyPolicy = "heap", durations: Durations = None, device_of: DeviceOf = None
+    of: Outputs | Graph,
+    policy: AnyPolicy = "heap",
+    durations: Durations = None,
+    device_of: DeviceOf = None,
+    *,
+    model: nn.Module | None = None,
 ) -> Gantt: ...
 
 
 @overload
 def makespan(
-    of: Outputs | Graph, *, policies: Iterable[AnyPolicy], durations: Durations = None, device_of: DeviceOf = None
+    of: Outputs | Graph,
+    *,
+    policies: Iterable[AnyPolicy],
+    durations: Durations = None,
+    device_of: DeviceOf = None,
+    model: nn.Module | None = None,
 ) -> MakespanReport: ...
 
 
@@ -46,6 +57,7 @@ def makespan(
     device_of: DeviceOf = None,
     *,
     policies: Iterable[AnyPolicy] | None = None,
+    model: nn.Module | None = None,
 ) -> Gantt | MakespanReport:
     """Simulates PyTorch's engine with one ready queue and one worker for each device. Nothing is executed.
 
@@ -68,6 +80,9 @@ def makespan(
             what runs there (a module's path, mostly), with all else where it is. Of several that mean one task the last
             counts. See `tasks_at` for the names.
         policies: compares these.
+        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
+            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
+            module that was called.
 
     Returns:
         What runs when and where; with `policies`, for each of them.
@@ -88,7 +103,7 @@ def makespan(
         expect_callable(device_of, 1, "device_of", "a function of the task that names its device")
     elif device_of is not None:
         expect(device_of, Mapping, "device_of", "a function of the task, or devices by name of what runs there")
-    graph = of if isinstance(of, Graph) else graph_of(of)
+    graph = graph_meant(of, model)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]
     if not chosen:

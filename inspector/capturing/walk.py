@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ..arguments import a_kind, expect, expect_outputs
+from ..arguments import a_kind, expect, expect_model, expect_outputs
 from ..graph.collector import collector_paused
 from ..graph.drafts import EdgeDraft, TaskDraft, as_edges, as_tasks
 from ..graph.facts import CallRecord, Facts, Operation
@@ -32,7 +32,8 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
     Args:
         outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`th.hips_tape`).
         names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
-            (`th.capture`) supplies names without it, and module paths, source lines and operations.
+            (`th.capture`) supplies names without it, and module paths, source lines and operations. A module also
+            names those that the forward called by themselves, where they are parts of it and have parameters.
 
     Raises:
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
@@ -59,6 +60,21 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
                 below = [node for node in _walk([root]) if node is not root]
                 free_one_by_one(root, sorted(below, key=number_of, reverse=True))
         return graph
+
+
+def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -> Graph:
+    """A graph itself, or that of a loss, with a model's names.
+
+    Raises:
+        TypeError, RuntimeError: as `graph`; or the model is none.
+        ValueError: it is a graph already, whose names are its own.
+    """
+    expect_model(model)
+    if not isinstance(of, Graph):
+        return graph(of, model)
+    if model is not None:
+        raise ValueError("model= is for a loss, and this is a graph, which has its names: th.graph(loss, names=model)")
+    return of
 
 
 def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
@@ -143,13 +159,17 @@ def _nameless(leaf: Tensor) -> None:
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
     """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
     if names is not None:
-        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
-        given = {id(tensor): name for name, tensor in pairs}
+        given = _given(names)
         return lambda leaf: given.get(id(leaf))
     if not operations:
         return _nameless
     seen = list(dict.fromkeys(operation.facts for operation in operations.values()))
     return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
+
+
+def _given(names: ParameterNames) -> dict[int, str]:
+    pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
+    return {id(tensor): name for name, tensor in pairs}
 
 
 def _metas(node: Node, takes: Iterable[InputMetadata], known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
@@ -180,7 +200,7 @@ def _build(
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
-    calls = _Calls()
+    calls = _Calls(_given(names) if isinstance(names, torch.nn.Module) else {})
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
@@ -219,9 +239,15 @@ def free_one_by_one(root: Node, below: Sequence[Node]) -> None:
 
 
 class _Calls:
-    """Numbers the module calls which a graph's tasks need, parents first."""
+    """Numbers the module calls which a graph's tasks need, parents first.
 
-    def __init__(self) -> None:
+    Args:
+        names: of a model's parameters, by id(); the outermost modules that were called are named after it.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._places: dict[tuple[Facts, int], str | None] = {}
         self.found: list[ModuleCall] = []
         self._ids: dict[CallRecord, int] = {}
 
@@ -232,7 +258,16 @@ class _Calls:
         if known is not None:
             return known
         parent = self.id_of(record.parent)  # as deep as modules are nested
-        call = ModuleCall(len(self.found), record.full_path, record.module_class.__name__, parent, record.index)
+        call = ModuleCall(len(self.found), self._path_of(record), record.module_class.__name__, parent, record.index)
         self.found.append(call)
         self._ids[record] = call.id
         return call.id
+
+    def _path_of(self, record: CallRecord) -> str:
+        if not self._names:
+            return record.full_path
+        key = record.facts, record.root
+        if key not in self._places:
+            self._places[key] = record.facts.place_below(record.root, self._names)
+        place = self._places[key]
+        return record.full_path if place is None else ".".join(filter(None, (place, record.path)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import get_ident
@@ -197,6 +197,17 @@ class Facts:
             leaf = reference()
             if leaf is not None and storage_of(leaf) == storage:
                 return self.full_path(self._leaf_roots[key], self._leaf_names[key])
+        return None
+
+    def place_below(self, root: int, names: Mapping[int, str]) -> str | None:
+        """The path of outermost module `root` in a model whose parameters have these names, by id(); None: none of them
+        is its own."""
+        for key, of in self._leaf_roots.items():
+            own, name = self._leaf_names[key], names.get(key)
+            if of == root and name is not None and self._leaves[key]() is not None:
+                above = name.removesuffix(own)
+                if name != above and above[-1:] in ("", "."):
+                    return above[:-1]
         return None
 
     def full_path(self, root: int, path: str) -> str:

@@ -115,7 +115,8 @@ NONE = (
     "backward.grad_tensors backward.retain_graph backward.inputs "
     "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
     "compare.model compare.step order_dependent.model order_dependent.progress find_nan.model plan_mirror.model "
-    "profile.model record_forward.model mirrored.model "
+    "profile.model record_forward.model mirrored.model plan.model groups.model makespan.model profile_step.model "
+    "record_steps.model "
     "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
     "deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues deck.mirroring "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
@@ -140,6 +141,7 @@ MEANT = {
     *(
         (f"{verb}.model", "module")
         for verb in ("compare", "find_nan", "mirrored", "order_dependent", "plan_mirror", "profile", "record_forward")
+        + ("plan", "groups", "makespan", "profile_step", "record_steps")
     ),
     ("graph.names", "module"),
     ("find_unused.model", "module"),  # it has no parameters

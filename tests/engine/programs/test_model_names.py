@@ -72,6 +72,45 @@ def test_a_plan_for_mirroring_names_its_rows_and_answers_by_the_model() -> None:
     assert "decoder.0" in {each.module for each in program.operations}
 
 
+def test_of_a_loss_that_is_there_parts_are_named_after_the_model_too() -> None:
+    model, make_loss = parts()
+    with th.capture():
+        loss = make_loss()
+    assert any("Sequential#1" in each for each in paths(th.graph(loss)))
+    graph = th.graph(loss, names=model)
+    assert {"encoder", "encoder.0", "decoder", "decoder.2"} <= paths(graph)
+    assert {task.parameter for task in graph.tasks if task.is_leaf} == {name for name, _ in model.named_parameters()}
+    assert "encoder.0" in paths(th.plan(loss, model=model).graph)
+    assert "encoder.0" in paths(th.groups(loss, model=model).graph)
+    gantt = th.makespan(loss, device_of={"encoder": "cuda:0"}, model=model)
+    assert set(gantt.rows) == {"cpu", "cuda:0"}
+    with pytest.raises(ValueError, match="nothing in this graph is called"):
+        th.makespan(loss, device_of={"encoder": "cuda:0"})
+    with pytest.raises(ValueError, match="model= is for a loss, and this is a graph"):
+        th.plan(graph, model=model)
+    other = nn.Sequential(nn.Linear(1, 1))
+    assert paths(th.graph(loss, names=other)) == paths(th.graph(loss))
+
+
+def test_a_recorded_step_names_modules_after_the_model() -> None:
+    model, make_loss = parts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        make_loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def followed(found: th.TrainingStep) -> set[str]:
+        return paths(found.run.graph)
+
+    assert "encoder.0" not in followed(th.profile_step(step))
+    assert {"encoder.0", "decoder.2"} <= followed(th.profile_step(step, model=model))
+    with th.record_steps(steps=2, model=model) as steps:
+        for _ in range(3):
+            step()
+    assert "encoder.0" in followed(steps[1])
+
+
 def test_several_models_are_one_of_parts() -> None:
     generator, critic = nn.Sequential(nn.Linear(4, 8)), nn.Sequential(nn.Linear(8, 1))
     noise = torch.randn(16, 4)
@@ -79,7 +118,9 @@ def test_several_models_are_one_of_parts() -> None:
     assert {"G.0", "D.0"} <= paths(run.graph)
 
 
-@pytest.mark.parametrize("verb", [th.profile, th.find_nan, th.plan_mirror, th.compare, th.record_forward])
+@pytest.mark.parametrize(
+    "verb", [th.profile, th.find_nan, th.plan_mirror, th.compare, th.record_forward, th.profile_step]
+)
 def test_what_is_no_module_is_refused_before_anything_runs(verb: Callable[..., Any]) -> None:
     def make_loss() -> Tensor:
         raise AssertionError("nothing has run by then")
