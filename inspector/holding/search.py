@@ -111,11 +111,17 @@ class _Search:
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
-        for name, variables in self.namespaces.items():  # collectors don't tell of each module's dict that it holds any
-            for variable, value in list(dict.items(variables)):
-                self.of_modules.setdefault(id(value), name)
-                for element, inner in _elements_of(value, HeldAt(_in_module(name, variable))):
-                    self._starts_at(element, inner)
+        for name, variables in reversed(self.namespaces.items()):  # a variable of several modules is the first one's
+            ids = [id(value) for value in list(dict.values(variables))]
+            self.of_modules.update(
+                dict.fromkeys(ids, name)
+            )  # collectors don't tell of each module's dict that it holds any
+        array = _array_type()
+        for name, variables in self.namespaces.items():
+            if array in set(map(type, list(dict.values(variables)))):  # in few modules
+                for variable, value in list(dict.items(variables)):
+                    for element, inner in _elements_of(value, HeldAt(_in_module(name, variable))):
+                        self._starts_at(element, inner)
         for context_variable, value in copy_context().items():  # which only C holds
             self._starts_at(value, HeldAt(f"<the context variable {context_variable.name}>"))
 
@@ -237,10 +243,14 @@ def _in_module(module: str, variable: object) -> str:
     return str(variable) if module in _MAIN else f"{module}.{variable}"
 
 
+def _array_type() -> Any:
+    """NumPy's, where it has been imported."""
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
 def _elements_of(value: Any, place: HeldAt) -> Iterator[tuple[object, HeldAt]]:
     """Those of an array of objects: no collector knows that it holds them."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray or value.dtype != object:
+    if type(value) is not _array_type() or value.dtype != object:
         return
     what = place.expression if value.ndim == 1 else f"{place.expression}.flat"
     for number, element in enumerate(islice(value.flat, _MOST_ELEMENTS)):
