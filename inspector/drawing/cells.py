@@ -10,7 +10,7 @@ from ..graph.graph import Graph, Task
 from ..graph.kinds import short_name
 from .arrangement import Arrangement, Extent, Point
 from .fold import FoldedCalls
-from .text_width import shorten, text_width
+from .text_width import shorten, shorten_path, text_width
 
 TASK_HEIGHT = 20
 PILL_HEIGHT = 16
@@ -170,7 +170,7 @@ class TaskCell:
     def __init__(self, task: Task, caption: str, sides: Sequence[Side]) -> None:
         self.task = task.id
         self.label = shorten(short_name(task.name), WIDEST_LABEL)
-        self.caption = shorten(caption, 110) if caption else ""
+        self.caption = shorten_path(caption, 110) if caption else ""
         captioned = text_width(self.caption) + 7 if caption else 0
         self.width = max(44, 2 * ceil((text_width(self.label) + captioned + 28) / 2))
         self.sides = sides
@@ -363,12 +363,12 @@ def layers_width(count: int) -> float:
 
 def _fitted_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
     """Title, subtitle and their width together; of both the title is shortened last."""
-    title = shorten(group.title, width, bold=True)
+    title = shorten_path(group.title, width, bold=True)
     left = width - text_width(title, bold=True) - 6
     subtitle = shorten(group.subtitle, left) if left > 24 else ""
     if "×" in group.subtitle and subtitle != group.subtitle:  # numbers are never cut
         subtitle = group.subtitle
-        title = shorten(group.title, max(60, width - text_width(subtitle) - 6), bold=True)
+        title = shorten_path(group.title, max(60, width - text_width(subtitle) - 6), bold=True)
     return title, subtitle, text_width(title, bold=True) + (6 + text_width(subtitle) if subtitle else 0)
 
 

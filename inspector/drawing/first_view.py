@@ -7,6 +7,7 @@ widgets/js/src/layout/first_view.ts does the same for the size of the deck's pan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,14 +20,17 @@ MOST_TRIED = 40  # so many boxes are tried one by one
 TALL = (1, 0.6)  # columns are as tall as the room, or lower where it is the width that there is too little of
 
 
-def first_view(graph: Graph, width: float, height: float) -> Layout:
-    """Lays out a graph with so much folded that it fits, or with all modules as rows where even that does not."""
+def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST_TRIED) -> Layout:
+    """Lays out a graph with so much folded that it fits, or with all modules as rows where even that does not.
+
+    Where not all modules can be open so many are tried, each with a layout of its own.
+    """
     tree = _Tree(fold_graph(graph, "fit"))
     for opened in tree.levels():
         placed = _fitted(graph, tree, opened, width, height)
         if placed is not None:
             return placed
-    return _opened(graph, tree, width, height)
+    return _opened(graph, tree, width, height, most_tried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +126,31 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
     return None
 
 
-def _opened(graph: Graph, tree: _Tree, width: float, height: float) -> Layout:
-    """From all modules as rows on those are opened that leave room for the rest: the outermost and largest first."""
+def _opened(graph: Graph, tree: _Tree, width: float, height: float, most_tried: int) -> Layout:
+    """From all modules as rows on those are opened that leave room for the rest: the outermost and largest first.
+
+    One like several equal ones, which is none of them, says no more than they do: it stays closed where they do.
+    """
     opened: frozenset[int] = frozenset()
     placed = _fitted(graph, tree, opened, width, height)
     if placed is None:
         return lay_out(graph, tree.with_open(opened), height)
     tried = 0
+    refused = set()
     for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
-        if not tree.is_seen(tree.boxes[number].parent, opened) or tried == MOST_TRIED:
+        box = tree.boxes[number]
+        if not tree.is_seen(box.parent, opened) or _kind(box) in refused or tried == most_tried:
             continue
         tried += 1
         larger = _fitted(graph, tree, opened | {number}, width, height)
         if larger is not None:
             opened, placed = opened | {number}, larger
+        elif box.group.times > 1:
+            refused.add(_kind(box))
     return placed
+
+
+def _kind(box: _Box) -> tuple[int, str, str]:
+    """Where it is, its name without its number, and its class: `layers.`, `Block`."""
+    title, subtitle = box.group.title.partition(" – ")[0], box.group.subtitle.partition(" ×")[0]
+    return box.parent, re.sub(r"\d+", "", title), subtitle

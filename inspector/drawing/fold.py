@@ -34,7 +34,8 @@ class FoldedCalls:
     `items` are the groups and task ids drawn in it, oldest first; of a closed group the ids of its tasks. `times` is
     how many equal runs of siblings it stands for, of which `items` is one; `repeat` numbers the groups for which that
     is more than one. `size` counts the tasks of one of them, its parameters' included. `is_views` marks a chain of
-    views, which is in no module of its own; `members` are the titles of equal runs, the first created first.
+    views, which is in no module of its own; `members` are the titles of equal runs, the first created first, `layers`
+    their tasks, of which those at one place do the same.
     """
 
     path: str
@@ -47,6 +48,7 @@ class FoldedCalls:
     repeat: int | None = None
     is_views: bool = False
     members: tuple[str, ...] = ()
+    layers: tuple[tuple[int, ...], ...] = ()
 
     def tasks(self) -> Iterator[int]:
         """The ids of all tasks drawn in the group or in groups below it."""
@@ -374,6 +376,7 @@ class _Folding:
             repeat=part.repeat,
             is_views=part.is_views,
             members=tuple(_member_title(part, member) for member in part.members),
+            layers=tuple(tuple(tasks_of(member)) for member in part.members),
         )
 
 

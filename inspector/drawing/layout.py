@@ -40,11 +40,13 @@ from .cells import (
 )
 from .fold import Folded, fold_graph, refuse_too_many
 from .layered import arrange
+from .text_width import shorten_middle
 from .wiring import Contents, Use, Wiring
 
 __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 
 TALL = 640.0  # the columns of the picture are cut to be no taller, where nothing else is asked for
+WIDEST_SIDE = 320  # of the name of a parameter beside its user
 LEAST_TALL = 160.0  # those of a box are lower, but no lower than this
 
 
@@ -235,8 +237,8 @@ class _Assembly:
         if kind == "pill":
             module = self.graph.module(user)
             if module and task.parameter.startswith(f"{module}."):
-                return task.parameter[len(module) + 1 :]
-        return task.parameter
+                return shorten_middle(task.parameter[len(module) + 1 :], WIDEST_SIDE)
+        return shorten_middle(task.parameter, WIDEST_SIDE)
 
     def _output(self, wire: int) -> int:
         return self.graph.edges[self.wiring.wires[wire].edges[0]].output

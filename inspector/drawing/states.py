@@ -1,22 +1,28 @@
-"""How far a backward is, in the picture of its graph: what has run, what runs, what is ready."""
+"""How far a backward is, in the picture of its graph: what is done, what runs, what is ready.
+
+Of equal layers, which are drawn once, the picture shows the one that runs, or has run last, as the deck does
+(widgets/js/src/graph/layer_choice.ts).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ..graph.graph import Graph
-from .cells import Rect
+from .cells import PlacedBox
+from .fold import FoldedCalls
 from .layout import Layout
 
 State = Literal["done", "running", "ready", "waiting"]
 
-STATE_TITLES: Mapping[State, str] = {"done": "has run", "running": "runs next", "ready": "ready", "waiting": "waits"}
-"""In the order of the legend. What is mixed, a box or a row of tasks, has the share of it that has run as a bar."""
+STATE_TITLES: Mapping[State, str] = {"done": "done", "running": "running", "ready": "ready", "waiting": "waiting"}
+"""In the order of the legend, in the deck's words."""
 
-_BAR = 3  # pixels
-_ROUND = 5
+_BAR = 2  # pixels: the share of a closed box that has run
+_BELOW_BAR = 1.5
 
 
 def states_of(count: int, ran: Sequence[int], ready: Sequence[int], current: int | None) -> list[State]:
@@ -38,50 +44,118 @@ def states_of(count: int, ran: Sequence[int], ready: Sequence[int], current: int
     return states
 
 
-def draw_states(states: Sequence[State], graph: Graph, placed: Layout) -> Iterator[str]:
-    """Over the tasks and closed boxes of a laid out graph; nothing where no states are given."""
-    if not states:
-        return
-    shown: dict[int, Counter[State]] = {}
-    drawn = {task_id for pill in placed.pills for task_id in pill.tasks} | {each.task for each in placed.tasks}
-    for task_id, stands_in in enumerate(placed.shown_by):
-        givers = graph.in_edges[task_id]
-        if graph.tasks[task_id].is_leaf and stands_in not in drawn and givers:  # within a closed box, with its giver
-            stands_in = placed.shown_by[givers[0].task]
-        shown.setdefault(stands_in, Counter())[states[task_id]] += 1
-    for task in placed.tasks:
-        yield _drawn(task.rect, shown.get(task.task, Counter()))
-    for pill in placed.pills:
-        found = sum((shown.get(each, Counter()) for each in pill.tasks), Counter())
-        yield _drawn(pill.rect, found, pill.rect.height / 2)
-    for box in placed.boxes:
-        if box.group.closed:
-            tasks = dict.fromkeys(box.group.tasks())
-            yield _drawn(box.rect, sum((shown.get(each, Counter()) for each in tasks), Counter()))
+LayerState = Literal["done", "running", "begun", "waiting"]
 
 
-def state_entries(states: Sequence[State]) -> Iterator[tuple[str, float, str]]:
-    """The legend: for each state that occurs a sample, its width, and what it means."""
-    for state, title in STATE_TITLES.items():
-        if state in states and state != "waiting":
-            yield f'<g transform="translate(0 2)">{_shape(state, 14, 12)}</g>', 14, title
+@dataclass(frozen=True, slots=True)
+class ShownLayer:
+    """Which of equal layers the picture shows, and how far each of them is, the first created first."""
+
+    number: int
+    states: tuple[LayerState, ...]
 
 
-def _drawn(rect: Rect, found: Counter[State], rounded: float = _ROUND) -> str:
-    """One state for all of what is drawn here; of several the liveliest, and how many have run."""
-    done, count = found["done"], found.total()
-    state: State = "done" if done and done == count else "waiting"
-    state = "running" if found["running"] else "ready" if found["ready"] else state
-    parts = _shape(state, rect.width, rect.height, rounded)
-    if 0 < done < count:
-        bar = f'x="0" y="{rect.height - _BAR:g}" width="{rect.width * done / count:.1f}" height="{_BAR}"'
-        parts += f'<rect class="th-bar" {bar}/>'
-    place = f"translate({rect.x:.1f} {rect.y:.1f})"
-    return f'<g class="th-state" data-state="{state}" transform="{place}">{parts}</g>'
+class Standing:
+    """How all that is drawn stands; where no states are given, nothing does."""
+
+    def __init__(self, states: Sequence[State], graph: Graph, placed: Layout) -> None:
+        self._layers: dict[int, ShownLayer] = {}  # by `FoldedCalls.repeat`
+        self._counts: dict[int, Counter[State]] = {}  # by the task that is drawn
+        self._shown: dict[int, int] = {}
+        if states:
+            self._count(states, graph, placed, _Layers(states, graph, placed.boxes).choose(self._layers))
+
+    def shown(self, task: int) -> int:
+        """The task that a drawn one shows: itself, or of equal layers its like in the one that is shown."""
+        return self._shown.get(task, task)
+
+    def layer(self, group: FoldedCalls) -> ShownLayer | None:
+        """Which of equal layers an open box shows; None where it shows none of them before others."""
+        return None if group.repeat is None else self._layers.get(group.repeat)
+
+    def mark(self, tasks: Sequence[int]) -> tuple[str, str]:
+        """Classes and attributes of what shows these tasks: of several states the liveliest. Empty without states."""
+        state = self._state(tasks)
+        return ("", "") if state is None else (f" th-now-{state}", f' data-state="{state}"')
+
+    def bar(self, tasks: Sequence[int], left: float, right: float, height: float) -> str:
+        """Of what holds several the share that has run, as a line at its foot; of a drawn row `left` to `right`."""
+        found = self._found(tasks)
+        done, count = found["done"], found.total()
+        if not 0 < done < count:
+            return ""
+        top = height - _BAR - _BELOW_BAR
+        width = max(1.0, (right - left) * done / count)
+        return f'<path class="th-bar" d="M{left:g} {top:g}h{width:.1f}v{_BAR}H{left:g}z"/>'
+
+    def _found(self, tasks: Sequence[int]) -> Counter[State]:
+        return sum((self._counts.get(each, Counter()) for each in dict.fromkeys(tasks)), Counter())
+
+    def _state(self, tasks: Sequence[int]) -> State | None:
+        if not self._counts:
+            return None
+        found = self._found(tasks)
+        if found["running"] or found["ready"]:
+            return "running" if found["running"] else "ready"
+        return "done" if 0 < found["done"] == found.total() else "waiting"
+
+    def _count(self, states: Sequence[State], graph: Graph, placed: Layout, hidden: set[int]) -> None:
+        drawn = {task_id for pill in placed.pills for task_id in pill.tasks} | {each.task for each in placed.tasks}
+        for task_id, stands_in in enumerate(placed.shown_by):
+            givers = graph.in_edges[task_id] if graph.tasks[task_id].is_leaf else ()
+            if task_id in hidden or (givers and all(each.task in hidden for each in givers)):
+                continue
+            self._shown.setdefault(stands_in, task_id)
+            if givers and stands_in not in drawn:  # within a closed box, with its giver
+                stands_in = placed.shown_by[givers[0].task]
+            self._counts.setdefault(stands_in, Counter())[states[task_id]] += 1
 
 
-def _shape(state: State, width: float, height: float, rounded: float = _ROUND) -> str:
-    if state == "waiting":
-        return ""
-    corner = min(rounded, width / 2, height / 2)
-    return f'<rect class="th-is-{state}" width="{width:.1f}" height="{height:.1f}" rx="{corner:g}"/>'
+class _Layers:
+    """Chooses among equal layers, the outermost first."""
+
+    def __init__(self, states: Sequence[State], graph: Graph, boxes: Sequence[PlacedBox]) -> None:
+        self._states = states
+        self._graph = graph
+        self._groups = [box.group for box in boxes if box.group.layers and not box.group.closed]
+        self._chosen: list[tuple[FoldedCalls, dict[int, int], int]] = []  # with the place of each task in its layer
+
+    def choose(self, shown: dict[int, ShownLayer]) -> set[int]:
+        """Notes by `FoldedCalls.repeat` what is shown. Gives the tasks of all layers that are not."""
+        hidden: set[int] = set()
+        for group in self._groups:
+            assert group.repeat is not None
+            members = [[self._in_chosen(task) for task in tasks] for tasks in group.layers]
+            states = tuple(self._layer_state(tasks) for tasks in members)
+            begun = [number for number, state in enumerate(states) if state != "waiting"]
+            running = [number for number, state in enumerate(states) if state == "running"]
+            number = (running or begun or [len(members) - 1])[0]  # the last created runs first
+            shown[group.repeat] = ShownLayer(number, states)
+            hidden.update(task for other, tasks in enumerate(members) if other != number for task in tasks)
+            places = {task: place for tasks in group.layers for place, task in enumerate(tasks)}
+            self._chosen.append((group, places, number))
+        return hidden
+
+    def _in_chosen(self, task: int) -> int:
+        """Its like in the layers that are shown around it."""
+        for group, places, number in reversed(self._chosen):
+            if task in places:
+                task = group.layers[number][places[task]]
+        return task
+
+    def _layer_state(self, tasks: Sequence[int]) -> LayerState:
+        inside = set(tasks)
+        found = {self._states[each] for task in tasks for each in (task, *self._parameters(task, inside))}
+        if "running" in found:
+            return "running"
+        if found == {"done"}:
+            return "done"
+        return "begun" if "done" in found else "waiting"
+
+    def _parameters(self, task: int, inside: set[int]) -> Iterator[int]:
+        """Those to which only the layer leads: one of all layers' runs after all of them."""
+        graph = self._graph
+        for edge in graph.out_edges[task]:
+            givers = graph.in_edges[edge.next_task] if graph.tasks[edge.next_task].is_leaf else ()
+            if givers and all(giver.task in inside for giver in givers):
+                yield edge.next_task

@@ -15,7 +15,7 @@ from .first_view import first_view
 from .layout import ChipRow, Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
 from .outlines import Around, Outline
 from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
-from .states import State, draw_states, state_entries
+from .states import STATE_TITLES, Standing, State
 from .svg_boxes import box_label, box_shape
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .svg_text import escaped, moved, pixels
@@ -117,22 +117,22 @@ def draw_layout(
     """The same of a graph that is laid out already."""
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
+    standing = Standing(states, graph, placed)
     width = max(placed.width, least_width)
-    entries = [*state_entries(states), *_outline_entries(around), *_sign_entries(marks)]
+    entries = [*_state_entries(states), *_outline_entries(around), *_sign_entries(marks)]
     entries += _legend_entries(graph, placed)
     legend, legend_height = _legend(entries, width)
     elements = [
-        *(box_shape(box) for box in placed.boxes),
+        *(box_shape(box, standing) for box in placed.boxes),
         *_wires(placed.wires),
         '<g class="th-head">',
-        *(box_label(box) for box in placed.boxes),
+        *(box_label(box, standing) for box in placed.boxes),
         *(_row_label(row) for row in placed.rows),
         "</g>",
         *_outlines(around, placed.tasks),
-        *_tasks(graph, placed.tasks),
-        *(_pill(graph, pill) for pill in placed.pills),
+        *_tasks(graph, placed.tasks, standing),
+        *(_pill(graph, pill, standing) for pill in placed.pills),
         *(_stub(graph, stub) for stub in placed.stubs),
-        *draw_states(states, graph, placed),
         *_tags(around, placed),
         *_signs(marks, placed),
         f'<g transform="translate(0 {pixels(placed.height + 16)})">',
@@ -158,14 +158,15 @@ def _row_label(row: ChipRow) -> str:
     )
 
 
-def _tasks(graph: Graph, placed: Sequence[PlacedTask]) -> Iterator[str]:
+def _tasks(graph: Graph, placed: Sequence[PlacedTask], standing: Standing) -> Iterator[str]:
     with_source = len(graph.tasks) <= SOURCES_UP_TO
     for each in placed:
-        task = graph.tasks[each.task]
+        task = graph.tasks[standing.shown(each.task)]
         rect = each.rect
         width = pixels(rect.width)
+        state, says = standing.mark([each.task])
         head = (
-            f'<g class="th-task th-{task.kind}" data-task="{task.id}" transform="{moved(rect.x, rect.y)}">'
+            f'<g class="th-task th-{task.kind}{state}" data-task="{task.id}"{says} transform="{moved(rect.x, rect.y)}">'
             f"<title>{_tooltip(graph, task.id, with_source)}</title>"
         )
         if each.chip:
@@ -269,15 +270,19 @@ def _sign_entries(signs: Signs) -> Iterator[tuple[str, float, str]]:
         yield sample, SIGN_SIDE, SIGN_TITLES[kind]
 
 
-def _pill(graph: Graph, pill: Pill) -> str:
+def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     rect = pill.rect
-    names = "\n".join(_tooltip(graph, task, False) for task in pill.tasks)
+    tasks = [standing.shown(task) for task in pill.tasks]
+    state, says = standing.mark(pill.tasks)
+    names = "\n".join(_tooltip(graph, task, False) for task in tasks)
     head = (
-        f'<g class="th-pill" data-task="{pill.tasks[0]}" transform="{moved(rect.x, rect.y)}"><title>{names}</title>'
+        f'<g class="th-pill{state}" data-task="{tasks[0]}"{says} transform="{moved(rect.x, rect.y)}">'
+        f"<title>{names}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )
     if pill.dot:
         return f"{head}</g>"
+    head += standing.bar(pill.tasks, 16, rect.width - 6, rect.height)
     return (
         f'{head}<g transform="translate(10 8)">{GLYPHS[Kind.ACCUMULATE_GRAD]}</g>'
         f'<text class="th-mid" x="{pixels((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
@@ -403,6 +408,13 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one layer to the next")
         )
     return entries
+
+
+def _state_entries(states: Sequence[State]) -> Iterator[tuple[str, float, str]]:
+    for state, title in STATE_TITLES.items():
+        if state in states and state != "waiting":
+            shape = '<rect y="2" width="14" height="12" rx="4"/>'
+            yield f'<g class="th-task th-now-{state}">{shape}</g>', 14, title
 
 
 def _folded(noun: str, count: int, after: str) -> str:

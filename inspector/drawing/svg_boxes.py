@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ..graph.words import counted
 from .cells import (
@@ -18,14 +19,18 @@ from .cells import (
     PlacedBox,
 )
 from .fold import FoldedCalls
+from .states import LayerState, ShownLayer, Standing
 from .svg_text import escaped, moved, pixels
+from .text_width import shorten_path, text_width
 
 _MIDDLE = 13  # of a header, from the top of its box
 _BUTTON_HEIGHT = 16
 _CELL_HEIGHT = 12
+_TEXT = 12  # where a row's begins
+_SIGNS: dict[LayerState, str] = {"done": "✓", "running": "▶", "begun": "", "waiting": ""}
 
 
-def box_shape(box: PlacedBox) -> str:
+def box_shape(box: PlacedBox, standing: Standing) -> str:
     """The box or row without its label, which is drawn above the wires."""
     rect, group = box.rect, box.group
     size = f'width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{5 if group.closed else 8}"'
@@ -35,48 +40,91 @@ def box_shape(box: PlacedBox) -> str:
         behind = "".join(f'<rect class="th-behind" x="{shift}" y="{shift}" {size}/>' for shift in shifts)
         behind += f'<rect class="th-front" {size}/>'
     kind = "th-box th-quiet" if group.is_views else "th-box th-card" if group.closed else "th-box"
-    place = f'data-module="{escaped(group.path)}" transform="{moved(rect.x, rect.y)}"'
-    return f'<g class="{kind}" {place}>{behind}<rect {size}/></g>'
+    state, says, bar = "", "", ""
+    if group.closed:
+        tasks = [*group.tasks()]
+        state, says = standing.mark(tasks)
+        bar = standing.bar(tasks, _TEXT, rect.width - 9, rect.height)
+    place = f'data-module="{escaped(_path(box, standing))}"{says} transform="{moved(rect.x, rect.y)}"'
+    return f'<g class="{kind}{state}" {place}>{behind}<rect class="th-ground" {size}/>{bar}</g>'
 
 
-def box_label(box: PlacedBox) -> str:
+def box_label(box: PlacedBox, standing: Standing) -> str:
     """Name and class, and of equal layers their buttons. The tooltip has the full name and how many tasks there are."""
     group = box.group
+    shown = standing.layer(group)
+    marked = f' class="th-row{standing.mark([*group.tasks()])[0]}"' if group.closed else ""
     subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
-    name = group.path or group.title
+    name = _path(box, standing) or group.title
     full = f"{name} ({group.subtitle})" if group.subtitle else name
     tasks = counted(group.size, "task") + (" each" if group.times > 1 else "")
-    x, y = (12, 14) if group.closed else (10, 17)
+    x, y = (_TEXT, 14) if group.closed else (10, 17)
     title = "th-soft" if group.is_views else "th-name"
     return (
-        f'<g transform="{moved(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
-        f'<text x="{x}" y="{y}"><tspan class="{title}">{escaped(box.title)}</tspan>{subtitle}</text>'
-        f"{''.join(_layers(box)) if box.layers_at else ''}</g>"
+        f'<g{marked} transform="{moved(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
+        f'<text x="{x}" y="{y}"><tspan class="{title}">{escaped(_title(box, shown))}</tspan>{subtitle}</text>'
+        f"{''.join(_layers(box, shown)) if box.layers_at else ''}</g>"
     )
 
 
-def _layers(box: PlacedBox) -> Iterator[str]:
-    """A button a layer in the order in which they run, the one that is drawn first; cells or a strip where they are
-    many."""
+def _title(box: PlacedBox, shown: ShownLayer | None) -> str:
+    """Of equal layers that of the one that is shown, cut as that of the one that is drawn is."""
+    if shown is None:
+        return box.title
+    title = box.group.members[shown.number]
+    is_cut = box.title != box.group.members[-1]
+    return shorten_path(title, text_width(box.title, bold=True), bold=True) if is_cut else title
+
+
+def _path(box: PlacedBox, standing: Standing) -> str:
+    """Of equal layers that of the one that is shown, of all of them where none is."""
+    group = box.group
+    if group.times == 1:
+        return group.path
+    shown = standing.layer(group)
+    title = group.title if shown is None else group.members[shown.number]
+    return f"{group.path}.{title}" if group.path else title
+
+
+def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
+    """A button a layer in the order in which they run, the last created first; cells or a strip where they are many."""
     group, left = box.group, box.layers_at
-    if group.times > MOST_CELLS:
-        top = _MIDDLE - _CELL_HEIGHT / 2
-        size = f'y="{pixels(top)}" height="{_CELL_HEIGHT}" rx="2"'
-        yield f'<rect class="th-layer" x="{pixels(left)}" width="{STRIP_WIDTH}" {size}/>'
-        yield f'<rect class="th-layer th-shown" x="{pixels(left)}" width="3" {size}/>'
+    count = group.times
+    states: list[LayerState] = [*reversed(shown.states)] if shown else ["waiting"] * count
+    chosen = 0 if shown is None else count - 1 - shown.number
+    if count > MOST_CELLS:
+        yield from _strip(states, chosen, left)
         return
     width, pitch, height = (CELL, CELL_PITCH, _CELL_HEIGHT)
     if group.times <= MOST_BUTTONS:
         width, pitch, height = (BUTTON, BUTTON_PITCH, _BUTTON_HEIGHT)
-    for place, name in enumerate(reversed(_numbers(group))):
-        kind = "th-layer" if place else "th-layer th-shown"
+    for place, (name, state) in enumerate(zip(reversed(_numbers(group)), states, strict=True)):
+        kind = f"th-layer th-layer-{state}{' th-shown' if place == chosen else ''}"
         x = left + place * pitch
-        yield (
-            f'<rect class="{kind}" x="{pixels(x)}" y="{pixels(_MIDDLE - height / 2)}" width="{width}" '
-            f'height="{height}" rx="{4 if group.times <= MOST_BUTTONS else 2}"/>'
+        shape = (
+            f'<rect x="{pixels(x)}" y="{pixels(_MIDDLE - height / 2)}" width="{width}" '
+            f'height="{height}" rx="{4 if count <= MOST_BUTTONS else 2}"/>'
         )
-        if group.times <= MOST_BUTTONS:
-            yield f'<text class="th-soft th-mid" x="{pixels(x + width / 2)}" y="{_MIDDLE + 4}">{escaped(name)}</text>'
+        if count <= MOST_BUTTONS:
+            said = escaped(_SIGNS[state] + name)
+            shape += f'<text class="th-mid" x="{pixels(x + width / 2)}" y="{_MIDDLE + 4}">{said}</text>'
+        yield f'<g class="{kind}">{shape}</g>'
+
+
+def _strip(states: Sequence[LayerState], chosen: int, left: float) -> Iterator[str]:
+    """Runs of layers in one state as one part each; none narrower than can be seen."""
+    size = f'y="{pixels(_MIDDLE - _CELL_HEIGHT / 2)}" height="{_CELL_HEIGHT}"'
+    yield f'<g class="th-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
+    width = STRIP_WIDTH / len(states)
+    first = 0
+    for state, run in groupby(states):
+        last = first + sum(1 for _ in run)
+        if state != "waiting":
+            x = f'x="{pixels(left + first * width)}" width="{pixels(max(1, (last - first) * width))}"'
+            yield f'<g class="th-layer th-layer-{state}"><rect {x} {size}/></g>'
+        first = last
+    ring = f'x="{pixels(left + chosen * width - 1)}" width="{pixels(max(3, width + 2))}"'
+    yield f'<g class="th-layer th-shown"><rect class="th-ring" {ring} {size} rx="2"/></g>'
 
 
 def _numbers(group: FoldedCalls) -> list[str]:

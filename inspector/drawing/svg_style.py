@@ -23,12 +23,16 @@ _LIGHT = {
     "violet": "#6a4fb3",
     "violet-soft": "#f1edfb",
     "hue0": "#1f6fd6",
-    "hue1": "#0f8a6c",
+    "hue1": "#0d8166",
     "hue2": "#8b3fc4",
     "hue3": "#b4286f",
     "hue4": "#6c7a12",
     "hue5": "#0e7d96",
     "accent": "#c23b10",
+    "accent-ink": "#ffffff",
+    "accent-soft": "#fbeae4",
+    "done": "#e4e6ea",
+    "done-ink": "#555b66",
     "red": "#b3261e",
     "red-soft": "#fcecea",
 }
@@ -53,6 +57,10 @@ _DARK = {
     "hue4": "#c3cf52",
     "hue5": "#56c7de",
     "accent": "#ff7f55",
+    "accent-ink": "#1d0d06",
+    "accent-soft": "#3a221a",
+    "done": "#2b2e34",
+    "done-ink": "#a0a6b1",
     "red": "#ff8a80",
     "red-soft": "#3d2422",
 }
@@ -67,16 +75,23 @@ text{font-variant-numeric:tabular-nums}
 .th-wires path{fill:none;stroke:$wire;stroke-width:1.1}
 .th-wires .th-parameter{stroke:$line2}
 .th-wires .th-between{stroke-dasharray:4 3}
+.th-head text{paint-order:stroke;stroke:$halo;stroke-width:5px;stroke-linejoin:round}
+.th-head .th-name{font-weight:600}
+.th-soft{fill:$ink3}
 .th-box rect{fill:$shade;fill-opacity:.032;stroke:$line}
 .th-box .th-behind{fill:$sunk;fill-opacity:1;stroke:$line2}
 .th-box .th-front{fill:$bg;fill-opacity:1;stroke:$line2}
-.th-card rect{fill:$panel;stroke:$line2}
+.th-card rect{fill:$panel;fill-opacity:1;stroke:$line2}
 .th-quiet rect{fill:none;stroke:none}
-.th-layer{fill:$panel;stroke:$line2}
-.th-shown{stroke:$ink2;stroke-width:1.6}
-.th-head text{paint-order:stroke;stroke:$halo;stroke-width:3px;stroke-linejoin:round}
-.th-head .th-name{font-weight:600}
-.th-soft{fill:$ink3}
+.th-layer rect{fill:$panel;stroke:$line2}
+.th-layer-done rect{fill:$done;stroke:none}
+.th-layer-running rect{fill:$accent;stroke:none}
+.th-layer-begun rect{fill:$accent-soft}
+.th-shown rect{stroke:$ink2;stroke-width:1.6}
+.th-layer .th-ring{fill:none}
+.th-layer text{stroke:none;fill:$ink2}
+.th-layer-done text{fill:$done-ink}
+.th-layer-running text{fill:$accent-ink}
 .th-task rect{fill:$panel;stroke:$line2}
 .th-task .th-glyph{fill:none;stroke:$ink3;stroke-width:1.2}
 .th-task .th-solid{fill:$ink2;stroke:none}
@@ -103,11 +118,21 @@ text{font-variant-numeric:tabular-nums}
 .th-sign .th-arc{fill:none;stroke:$ink;stroke-width:1.3;stroke-linecap:round}
 .th-sign .th-tip{fill:$ink}
 .th-sign .th-plus{fill:none;stroke:$bg;stroke-width:1.6}
-.th-state{pointer-events:none}
-.th-is-done{fill:$ink;fill-opacity:.14;stroke:none}
-.th-is-running{fill:$accent;fill-opacity:.22;stroke:$accent;stroke-width:2}
-.th-is-ready{fill:none;stroke:$accent;stroke-width:1.6}
-.th-bar{fill:$accent;stroke:none}
+.th-row text{stroke:none}
+.th-now-done rect{fill:$done;fill-opacity:1}
+.th-now-running rect{fill:$accent;fill-opacity:1;stroke:$accent}
+.th-now-ready rect{fill:$accent-soft;fill-opacity:1;stroke:$accent;stroke-width:1.6}
+.th-quiet.th-now-done rect{fill:none}
+.th-now-done .th-glyph{stroke:$done-ink}
+.th-now-running .th-glyph{stroke:$accent-ink}
+.th-now-running .th-solid{fill:$accent-ink}
+.th-pill.th-now-running .th-glyph{fill:$accent-ink}
+.th-now-done text{fill:$done-ink}
+.th-now-done .th-soft{fill:$done-ink}
+.th-now-running text{fill:$accent-ink}
+.th-now-running .th-soft{fill:$accent-ink}
+.th-bar{fill:$accent}
+.th-now-running .th-bar{fill:$accent-ink}
 .th-tag text{font-size:9px;font-weight:600;fill:$bg}
 """ + "".join(
     f".th-hue{hue} rect{{stroke:$hue{hue}}}\n"

@@ -59,6 +59,29 @@ def shorten(text: str, width: float, size: float = 11, bold: bool = False) -> st
     return text[:kept].rstrip(". ") + "…"
 
 
+@lru_cache(maxsize=4096)
+def shorten_path(path: str, width: float, size: float = 11, bold: bool = False) -> str:
+    """`path`, or "…" and as much of its end, which says which module it is, as fits into `width` pixels."""
+    if text_width(path, size, bold) <= width:
+        return path
+    left = width - text_width("…", size, bold)
+    kept = len(path)
+    while kept and (left := left - text_width(path[kept - 1], size, bold)) >= 0:
+        kept -= 1
+    return "…" + path[kept:].lstrip(". ")
+
+
+@lru_cache(maxsize=4096)
+def shorten_middle(text: str, width: float, size: float = 11) -> str:
+    """`text`, or as much of its beginning and its end as fits into `width` pixels, with "…" between."""
+    if text_width(text, size) <= width:
+        return text
+    left, kept = 0.6 * width, len(text)
+    while kept and (left := left - text_width(text[kept - 1], size)) >= 0:
+        kept -= 1
+    return shorten(text, width - text_width(text[kept:], size), size) + text[kept:]
+
+
 def _other_width(character: str) -> int:
     if category(character) in ("Mn", "Me", "Cf"):
         return 0

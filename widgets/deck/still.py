@@ -17,7 +17,7 @@ from ...engine.queue.pending import Pending
 from ...engine.words.estimates import told_first
 from ...engine.words.phrases import counted
 from ...engine.words.sizes import size_text
-from ...inspector.drawing.first_view import first_view
+from ...inspector.drawing.first_view import MOST_TRIED, first_view
 from ...inspector.drawing.layout import Layout
 from ...inspector.drawing.states import State, states_of
 from ...inspector.drawing.svg import draw_layout
@@ -41,7 +41,9 @@ _LEAST_SCALE = 0.72  # text of 11 pixels has then 8
 _MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
 _MOST_BYTES = 200_000
 _LONGEST_BASIS = 560.0  # pixels
-_MOST_DRAWN = 10_000  # tasks: laying out more would hold the cell up
+_MOST_DRAWN = 30_000  # tasks: laying out more would hold the cell up
+_MOST_TRIED = 8  # so many boxes are tried one by one of a large graph, each of which takes a tenth of a second
+_LARGE = 5_000  # tasks
 _STANDS_S = 1.0  # without news, after which a deck is drawn as it stands: to draw each step would hold it up
 
 _MARK = (
@@ -64,7 +66,6 @@ _STYLE = f"""
 .th-still .th-leader{{fill:none;stroke:var(--line2)}}
 .th-still .th-chosen{{fill:var(--ink)}}
 .th-still .th-ring{{fill:var(--panel);stroke:var(--ink);stroke-width:1.6}}
-.th-still .th-haloed{{paint-order:stroke;stroke:var(--panel);stroke-width:4px;stroke-linejoin:round}}
 .th-still{{{variables(LIGHT)}}}
 @media (prefers-color-scheme:dark){{.th-still{{{variables(DARK)}}}}}
 """.strip()
@@ -210,10 +211,10 @@ class Still:
         )
 
     def _header(self, moment: Moment) -> str:
-        peaks = _peaks(moment.timelines)
-        room = _INSIDE - 34 - text_width(peaks, 12)
         counted = _counted(moment)
-        title = shorten(self._title, room - text_width(counted, 12) - 24, 14, bold=True)
+        room = _INSIDE - 34 - text_width(counted, 12) - 24
+        peaks = _peaks(moment.timelines, room - text_width(self._title, 14, bold=True))
+        title = shorten(self._title, room - text_width(peaks, 12), 14, bold=True)
         after = 34 + text_width(title, 14, bold=True) + 12
         return (
             f'<g transform="translate({_number(_MARGIN)} 16)">{_MARK}'
@@ -244,7 +245,7 @@ def _fitting(graph: Graph) -> Layout | None:
     """The graph with as much of it unfolded as can be read, None where even the outermost modules are too many."""
     if len(graph) > _MOST_DRAWN:
         return None
-    placed = first_view(graph, *_ROOM)
+    placed = first_view(graph, *_ROOM, most_tried=_MOST_TRIED if len(graph) > _LARGE else MOST_TRIED)
     drawing = draw_layout(graph, placed)
     small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
     return placed if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
@@ -281,9 +282,13 @@ def _counted(moment: Moment) -> str:
     return f"{ran}{tasks} {'have run' if moment.ran else 'to run'} under {policy}"
 
 
-def _peaks(timelines: Mapping[str, Timeline]) -> str:
+def _peaks(timelines: Mapping[str, Timeline], room: float) -> str:
+    """As many as there is room for, but the first in any case: the chart names all."""
     peaks = [f"{_name(policy).upper()} {size_text(timeline.peak_bytes)}" for policy, timeline in timelines.items()]
-    return "  ·  ".join(peaks[:4])
+    said = peaks[:4]
+    while len(said) > 1 and text_width("  ·  ".join(said), 12) > room:
+        said.pop()
+    return "  ·  ".join(said)
 
 
 def _name(policy: str) -> str:

@@ -20,7 +20,9 @@ HEIGHT = 184.0
 _LEFT, _RIGHT = 252.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
 _LEGEND_WIDTH = 190.0
 _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
-_FIRST_LABEL = 32.0  # pixels from its middle to the next one's
+_SENTENCE = 11.0  # where that of the peak stands
+_LONGEST_NAME = 190.0  # pixels
+_FIRST_LABEL = 40.0  # pixels from its middle to the next one's
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
 _FORWARD_SHARE = 0.2  # of the plot, where the forward was recorded: as in the live chart
@@ -199,14 +201,15 @@ def _steps_back(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _task_numbers(plot: _Plot) -> Iterator[str]:
-    """Below the columns of some tasks, which are counted from 1 as on the page."""
+    """Below the columns of some tasks their places in the run, as on the page."""
     step = next(each for each in _round_numbers() if plot.tasks / each <= 10)
     for task in sorted({1, *range(step, plot.tasks + 1, step)}):
         if task > 1 and plot.x(task) - plot.x(1) < _FIRST_LABEL:
             continue
-        label = "task 1" if task == 1 else f"{task:,}"
         at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
-        yield f'<text class="th-soft th-mid" {at}>{label}</text>'
+        yield f'<text class="th-soft th-mid" {at}>{nth(task)}</text>'
+    end = f'x="{_number(_LEFT - 16)}" y="{_number(_BOTTOM + 16)}" text-anchor="end"'
+    yield f'<text class="th-soft" {end}>task</text>'
 
 
 def _round_numbers() -> Iterator[int]:
@@ -217,25 +220,29 @@ def _round_numbers() -> Iterator[int]:
 
 
 def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
-    """A ring, and its sentence above it."""
+    """A ring, and its sentence above the plot, where it hides no line: in the page's words."""
     place = timeline.peak_place
     x, y = plot.x(min(max(place, 0), len(timeline.order)) + 0.5), plot.y(timeline.peak_bytes)
-    start = f"peak {size_text(timeline.peak_bytes)} {_when(place, len(timeline.order))}"
+    start = f"peak {size_text(timeline.peak_bytes)}"
     room = plot.right - _LEFT
-    rest = shorten(f": {sentence}", room - text_width(start, bold=True)) if sentence else ""
+    said = f": {_when(timeline)}; {sentence}" if sentence else f": {_when(timeline)}"
+    rest = shorten(said, room - text_width(start, bold=True))
     needed = text_width(start, bold=True) + text_width(rest)
     at = min(max(x - needed / 2, _LEFT), plot.right - needed)
     yield f'<circle class="th-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
     yield (
-        f'<text class="th-haloed" x="{_number(at)}" y="{_number(max(y - 10, 11))}">'
+        f'<text x="{_number(at)}" y="{_number(_SENTENCE)}">'
         f'<tspan class="th-bold">{start}</tspan><tspan class="th-second">{escaped(rest)}</tspan></text>'
     )
 
 
-def _when(place: int, count: int) -> str:
+def _when(timeline: Timeline) -> str:
+    place, order = timeline.peak_place, timeline.order
     if place < 0:
         return "before the first task"
-    return "after the last task" if place >= count else f"in the {nth(place + 1)}"
+    if place >= len(order):
+        return "after the last task"
+    return f"the {nth(place + 1)} task, {shorten(timeline.graph.tasks[order[place]].short_name, _LONGEST_NAME)}"
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:

@@ -69,6 +69,18 @@ def test_where_not_all_fits_the_largest_module_is_open_first() -> None:
     assert closed(first_view(graph, 200, 190)) == ["head", "3", "2", "1", "0"]
 
 
+def test_one_like_equal_layers_is_not_opened_where_they_are_closed() -> None:
+    """The first layer, whose input needs no gradient, was open alone beside the other three as one row."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    with th.capture(model):
+        loss = model(torch.ones(2, 3, 16)).sum()
+    graph = th.graph(loss)
+    assert set(closed(first_view(graph, 360, 300))) == {"layers.1 – layers.3", "layers.0"}
+    opened = {box.title for box in first_view(graph, 400, 300).boxes if not box.group.closed}
+    assert "layers.3" in opened, "where there is room the equal ones are opened first"
+
+
 def test_fifty_parallel_calls_fit_a_notebooks_panel() -> None:
     assert not closed(first_view(captured("linear50"), 860, 400))
 

@@ -13,7 +13,7 @@ import tapehead as th
 from tapehead.inspector.drawing.first_view import first_view
 from tapehead.inspector.drawing.layout import layout
 from tapehead.inspector.drawing.svg import ROOM, graph_to_svg, path_data
-from tapehead.inspector.drawing.text_width import shorten, text_width
+from tapehead.inspector.drawing.text_width import shorten, shorten_middle, shorten_path, text_width
 from tapehead.inspector.graph.graph import ModuleCall
 from tapehead.inspector.graph.kinds import KIND_TITLES, Kind
 from tapehead.inspector.shown import GraphTheme
@@ -140,9 +140,14 @@ def test_no_text_is_wider_than_its_box() -> None:
             assert 10 + text_width(box.title, bold=True) + subtitle + 4 <= box.rect.width
 
 
-def test_long_names_end_in_an_ellipsis_and_numbers_are_never_cut() -> None:
+def test_long_names_of_modules_keep_their_end_and_numbers_are_never_cut() -> None:
     assert shorten("a" * 50, 60).endswith("…") and text_width(shorten("a" * 50, 60)) <= 60
     assert shorten("short", 60) == "short"
+    assert shorten_path("short", 60) == "short"
+    path = shorten_path("down_blocks.0.resnets.1.conv_shortcut", 110)
+    assert path.startswith("…") and path.endswith("conv_shortcut") and text_width(path) <= 110
+    parameter = shorten_middle("encoder." * 40 + "weight", 150)
+    assert re.fullmatch(r"encoder.*….*weight", parameter) and text_width(parameter) <= 150
     name = "stage_with_a_long_name_" * 6
     stages = nn.ModuleDict(
         {f"{name}{index}": nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]) for index in range(12)}
@@ -153,7 +158,7 @@ def test_long_names_end_in_an_ellipsis_and_numbers_are_never_cut() -> None:
             x = stage(x)
     graph = th.graph(x.sum())
     [box] = [box for box in layout(graph).boxes if box.group.times > 1 and box.depth == 0]
-    assert box.title.endswith("…") and "×12" in box.subtitle
+    assert box.title.startswith("…") and box.title.endswith("_11") and "×12" in box.subtitle
     picture = graph_to_svg(graph)
     assert f"{name}11" in picture, "the tooltip has the whole path"
 

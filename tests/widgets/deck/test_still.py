@@ -71,8 +71,10 @@ def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph
     assert {"ReusedLinear", "12 of 104 tasks have run under bfs"} <= set(said)
     for policy, timeline in timelines.items():
         assert f"{policy.upper()} {size_text(timeline.peak_bytes)}" in said
-    place = timelines["bfs"].peak_place + 1
-    assert any(text.startswith(f"peak {size_text(timelines['bfs'].peak_bytes)} in the {nth(place)}") for text in said)
+    shown = timelines["bfs"]
+    sentence = f"peak {size_text(shown.peak_bytes)}: the {nth(shown.peak_place + 1)} task"
+    assert any(text.startswith(sentence) for text in said)
+    assert {"1st", "20th", "task"} <= set(said), "a task is called by its place, as in the deck"
 
 
 def test_of_a_backward_under_way_the_graph_shows_how_far_it_is(shell: InteractiveShell) -> None:
@@ -91,7 +93,7 @@ def test_of_a_backward_under_way_the_graph_shows_how_far_it_is(shell: Interactiv
     found = Counter(states(under_way))
     assert found["running"] == 1 and found["done"] == ran == 3 and found["ready"] == len(ready) > 0
     assert found["waiting"] and not states(before) and not states(after)
-    assert {"has run", "runs next", "ready"} <= set(words(under_way))
+    assert {"done", "running", "ready"} <= set(words(under_way))
 
 
 def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
@@ -137,14 +139,38 @@ def test_a_graph_that_cannot_be_read_so_small_is_folded_deeper(monkeypatch: pyte
     assert 0 < tasks[1] < tasks[0]
 
 
-def test_a_graph_that_is_too_large_is_named_and_left_out() -> None:
+def test_a_graph_that_is_too_large_is_named_and_left_out(linear50: th.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(still_module, "_MOST_DRAWN", 100)
+    svg = drawn(linear50)
+    assert len(svg) < 20_000 and "data-task" not in svg
+    assert any("The graph of 104 tasks is too large" in text for text in words(svg))
+
+
+def test_equal_steps_by_the_thousand_are_drawn_once() -> None:
     x = torch.ones(2, requires_grad=True)
-    for _ in range(11_000):
-        x = x * 1.01
-    graph = th.graph(x.sum())
-    svg = drawn(graph)
-    assert len(svg) < 20_000
-    assert any(f"The graph of {len(graph):,} tasks is too large" in text for text in words(svg))
+    for _ in range(5_500):
+        x = x.sin() * 1.01
+    svg = drawn(th.graph(x.sum()))
+    assert len(svg) < 30_000 and svg.count("data-task") < 20
+    assert any(text.endswith("×5,499") for text in words(svg))
+
+
+def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: th.Graph) -> None:
+    """It stood at the height of its own peak, across the line of a policy with a higher one."""
+    svg = drawn(linear50, timelines_of(linear50, "heap", "bfs"))
+    texts = {"".join(each.itertext()): each for each in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+    (said,) = (text for text in texts if text.startswith("peak"))
+    assert said.startswith("peak 3.0 MiB: the 6th task, T; a gradient of linear.weight waits")
+    assert float(texts[said].get("y", "")) < still_memory._TOP - 10
+
+
+def test_a_long_title_stands_before_the_peaks_of_other_policies(linear50: th.Graph) -> None:
+    timelines = timelines_of(linear50, "heap", "bfs", "dfs", "lpmf")
+    moment = Moment("heap", 52, len(linear50), timelines)
+    title = "WhisperForConditionalGeneration"
+    said = words(Still("1f", title, linear50).svg(moment))
+    assert title in said and "HEAP 3.0 MiB" in " ".join(said)
+    assert any(text.startswith("HEAP 3.0 MiB  ·  BFS") for text in words(Still("1f", "GPT", linear50).svg(moment)))
 
 
 def test_names_are_text_and_cut_to_their_room(linear50: th.Graph) -> None:

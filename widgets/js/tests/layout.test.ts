@@ -3,7 +3,7 @@ import test from "node:test";
 import type { Arrangement, Contained } from "../src/layout/arrangement.ts";
 import { layOut, LayoutCache } from "../src/layout/layout.ts";
 import type { Layout } from "../src/layout/placed.ts";
-import { shorten, shortenMiddle, textWidth } from "../src/layout/text_width.ts";
+import { shorten, shortenMiddle, shortenPath, textWidth } from "../src/layout/text_width.ts";
 import { firstView, READABLE } from "../src/layout/first_view.ts";
 import { makeTree, opened, type Tree } from "../src/layout/tree.ts";
 import { NONE } from "../src/model/document.ts";
@@ -181,6 +181,31 @@ test("fifty of them are read as wide as a notebook has room for them", () => {
   const layout = layOut(tree, open, new LayoutCache(), tall);
   assert.equal(layout.rows.length, 2);
   assert(layout.width * READABLE <= 671);
+});
+
+test("one like equal layers, which is none of them, is not opened where they are closed", () => {
+  const names: string[] = [];
+  const calls: Sketch["calls"] = [];
+  const callOf: number[] = [];
+  for (let layer = 0; layer < 4; layer++) {
+    const parent = calls.push({ path: `layers.${layer}`, className: "Layer", parent: NONE }) - 1;
+    for (const part of ["norm", "first", "second", "third"]) {
+      const call = calls.push({ path: `layers.${layer}.${part}`, className: "Linear", parent }) - 1;
+      for (const name of layer || part !== "norm" ? ["TBackward0", "AddmmBackward0"] : ["AddmmBackward0", "ExpBackward0", "TBackward0"]) {
+        callOf[names.push(name) - 1] = call;
+      }
+    }
+  }
+  const edges = names.slice(1).map((_, task): [number, number] => [task + 1, task]);
+  const tree = makeTree(graphOf({ names, edges, calls, callOf }));
+  const [layers, single] = ["layers.1 – layers.3", "layers.0"].map((title) => tree.boxes.find((box) => box.title === title)!);
+  const seen = new Set<string>();
+  for (let width = 120; width < 400; width += 5) {
+    const { open } = firstView(tree, { width, height: 130 });
+    assert(open.has(layers.id) || !open.has(single.id), `${width} pixels: layers.0 alone`);
+    seen.add(`${open.has(layers.id)} ${open.has(single.id)}`);
+  }
+  assert(seen.has("false false") && seen.has("true true"), [...seen].join());
 });
 
 test("very many parallel calls are several boxes, none with more than it can show", () => {
@@ -452,6 +477,8 @@ test("texts of any length fit, and are cut between characters", () => {
   }
   assert.equal(shorten("layers", 100), "layers");
   assert.match(shortenMiddle("encoder.".repeat(40) + "weight", 150), /^encoder.*….*weight$/);
+  assert.match(shortenPath("encoder.".repeat(40) + "conv2", 150, true), /^….*encoder\.conv2$/);
+  assert.equal(shortenPath("layers.3", 100), "layers.3");
 });
 
 test("names of 10,000 characters stay inside", () => {

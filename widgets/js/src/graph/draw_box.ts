@@ -11,8 +11,8 @@ import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
 const RADIUS = 8;
 /** The cards behind equal layers stand out so far, pixels. */
 const BEHIND = 3;
-/** Headers shrink to this on the screen, then disappear. */
-const SMALLEST_HEADER = 9;
+/** Headers shrink to this on the screen, then disappear: as a label at the least scale of a first view, no larger. */
+const SMALLEST_HEADER = 8.5;
 const LARGEST_HEADER = 20;
 /** The depth of boxes that are named from any distance, and how many lines of text they must be high. */
 const OUTERMOST = 1;

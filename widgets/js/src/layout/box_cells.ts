@@ -4,7 +4,7 @@ import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell, Inside } from "./cells.ts";
 import { layersWidth } from "./layers.ts";
 import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
-import { shorten, textWidth } from "./text_width.ts";
+import { shorten, shortenPath, textWidth } from "./text_width.ts";
 import type { Box, Tree } from "./tree.ts";
 
 /** Around what is in an open box. */
@@ -85,12 +85,12 @@ function openLabel(box: Box, width: number): FittedLabel {
 
 /** Of title and subtitle the title is shortened last; numbers of calls are never cut. */
 function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path" | "layers">, width: number): FittedLabel {
-  let title = shorten(box.title, width, 11, true);
+  let title = shortenPath(box.title, width, true);
   const left = width - textWidth(title, 11, true) - 6;
   let subtitle = left > 24 ? shorten(box.subtitle, left) : "";
   if (subtitle !== box.subtitle && (box.layers || (!box.path && /\d/.test(box.subtitle)))) {
     subtitle = shorten(box.subtitle, width - 66);
-    title = shorten(box.title, Math.max(60, width - textWidth(subtitle) - 6), 11, true);
+    title = shortenPath(box.title, Math.max(60, width - textWidth(subtitle) - 6), true);
   }
   return { title, subtitle, width: textWidth(title, 11, true) + (subtitle ? 6 + textWidth(subtitle) : 0) };
 }

@@ -44,16 +44,27 @@ export function firstView(tree: Tree, room: Room): FirstView {
   return opened(tree, branching, room);
 }
 
-/** From all modules as rows on those are opened that leave room for the rest: the outermost first, the larger before. */
+/**
+ * From all modules as rows on those are opened that leave room for the rest: the outermost first, the larger before. One
+ * like several equal ones, which is none of them, says no more than they do: it stays closed where they do.
+ */
 function opened(tree: Tree, boxes: readonly Box[], room: Room): FirstView {
   let best = fitted(tree, new Set(), room);
   if (!best) return { open: new Set(), tall: room.height / READABLE };
   let tried = 0;
-  for (const { id, parent } of boxes.toSorted((a, b) => a.depth - b.depth || b.size - a.size)) {
-    if (!isSeen(parent!, best.open) || tried++ >= MOST_TRIED) continue;
-    best = fitted(tree, new Set([...best.open, id]), room) ?? best;
+  const refused = new Set<string>();
+  for (const box of boxes.toSorted((a, b) => a.depth - b.depth || b.size - a.size)) {
+    if (!isSeen(box.parent!, best.open) || refused.has(kindOf(box)) || tried++ >= MOST_TRIED) continue;
+    const larger = fitted(tree, new Set([...best.open, box.id]), room);
+    if (larger) best = larger;
+    else if (box.layers) refused.add(kindOf(box));
   }
   return best;
+}
+
+/** Where it is, its name without its number, and its class: `layers. Block`. */
+function kindOf({ parent, title, subtitle }: Box): string {
+  return [parent!.id, title.split(" – ")[0].replace(/\d+/g, ""), subtitle.split(" ×")[0]].join();
 }
 
 /** The view with these boxes open, at the largest scale at which all of it is seen; null where it is none. */

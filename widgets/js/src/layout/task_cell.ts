@@ -3,7 +3,7 @@
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
 import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
-import { shorten, textWidth } from "./text_width.ts";
+import { shorten, shortenPath, textWidth } from "./text_width.ts";
 
 export const WIDEST_LABEL = 190;
 const WIDEST_CAPTION = 110;
@@ -22,7 +22,7 @@ export class TaskCell implements Cell {
     private readonly sides: readonly Side[],
   ) {
     this.label = shorten(title, WIDEST_LABEL);
-    this.caption = shorten(caption, WIDEST_CAPTION);
+    this.caption = shortenPath(caption, WIDEST_CAPTION);
     const captioned = this.caption ? textWidth(this.caption) + 7 : 0;
     this.width = Math.max(44, 2 * Math.ceil((textWidth(this.label) + captioned + 28) / 2));
     const right = this.width - SPINE + roomBeside(sides);

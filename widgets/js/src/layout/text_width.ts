@@ -63,15 +63,27 @@ export function shorten(text: string, width: number, size = 11, bold = false): s
 /** `text`, or as much of its beginning and its end as fits into `width` pixels, with "…" between. */
 export function shortenMiddle(text: string, width: number, size = 11): string {
   if (shorten(text, width, size) === text) return text;
-  const end = [...text.slice(-MOST_CHARACTERS)].reverse();
-  let left = (0.6 * width * 1000) / size;
+  const tail = endOf(text, 0.6 * width, size);
+  return shorten(text, width - textWidth(tail, size), size) + tail;
+}
+
+/** `path`, or "…" and as much of its end, which says which module it is, as fits into `width` pixels. */
+export function shortenPath(path: string, width: number, bold = false): string {
+  const room = width / (bold ? BOLD : 1);
+  if (shorten(path, room) === path) return path;
+  return `…${endOf(path, room - textWidth("…"), 11).replace(/^[. ]+/, "")}`;
+}
+
+/** As much of the end as fits. */
+function endOf(text: string, width: number, size: number): string {
+  let left = (width * 1000) / size;
   let tail = "";
-  for (const character of end) {
+  for (const character of [...text.slice(-MOST_CHARACTERS)].reverse()) {
     left -= unitsOf(character);
     if (left < 0) break;
     tail = character + tail;
   }
-  return shorten(text, width - textWidth(tail, size), size) + tail;
+  return tail;
 }
 
 function unitsOf(character: string): number {
