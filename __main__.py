@@ -65,7 +65,16 @@ def _run(options: argparse.Namespace) -> int:
 
 def command_line() -> Parser:
     """What reads the arguments, with all commands."""
-    parser = Parser(prog="tapehead", description="A debugger for PyTorch's backward pass that you can look at.")
+    parser = Parser(
+        prog="tapehead",
+        description="A debugger for PyTorch's backward pass that you can look at.",
+        examples=(
+            "tapehead demo resnet50",
+            "tapehead graph train.py:make_loss",
+            "tapehead compare train.py:make_loss",
+            "tapehead debug --watch nan train.py",
+        ),
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of tapehead, torch and Python")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -28,7 +28,11 @@ _TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
 
 def add_bench(commands: Commands) -> None:
     """Adds `tapehead bench`."""
-    bench = commands.add_parser("bench", help="measure ready models on PyTorch's engine, and print a table")
+    bench = commands.add_parser(
+        "bench",
+        help="measure ready models on PyTorch's engine, and print a table",
+        examples=("tapehead bench orders", "tapehead bench accumulation rnn", "tapehead bench mirroring gpt2"),
+    )
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
     _add_orders(benches)
     _add_accumulation(benches)
@@ -49,7 +53,7 @@ def _add_orders(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapehead workloads`, or a function of yours that makes the loss (the six that the PR measured)",
+        help="of `tapehead workloads`, or a function of yours that makes the loss (the nine of the PR)",
     )
     orders.add_argument(
         "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"

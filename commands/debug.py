@@ -28,14 +28,19 @@ def add_debug(commands: Commands) -> None:
         ),
     )
     debug.add_argument(
-        "--break", action="append", default=[], dest="breaks", metavar="WHERE", help="run to a breakpoint"
+        "--break",
+        action="append",
+        default=[],
+        dest="breaks",
+        metavar="WHERE",
+        help="run to a breakpoint, any of several",
     )
     debug.add_argument(
         "--watch",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="run to a watchpoint; --engine native is faster, and takes no task back",
+        help="run to a watchpoint, any of several; --engine native is faster, and takes no task back",
     )
     debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
     debug.add_argument(
@@ -59,10 +64,16 @@ def add_debug(commands: Commands) -> None:
         "--release", choices=get_args(Release), default="eager", help="when consumed gradients are let go (eager)"
     )
     debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
-    debug.add_argument("--rank", type=int, default=0, metavar="N", help="which rank has the prompt (torchrun); 0")
+    debug.add_argument("--rank", type=int, default=0, metavar="N", help="which rank has the prompt, of torchrun (0)")
     debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
     debug.add_argument(
-        "-c", "--command", action="append", default=[], dest="commands", help="give this to the prompt, as if typed"
+        "-c",
+        "--command",
+        action="append",
+        default=[],
+        dest="commands",
+        metavar="LINE",
+        help="give this to the prompt, as if typed; once or several times",
     )
     debug.add_argument(
         "target", metavar="SCRIPT.py", help="the script; or SCRIPT.py:FUNCTION, a function as `tapehead graph` takes it"

@@ -39,7 +39,9 @@ def add_demo(commands: Commands) -> None:
 
 def add_workloads(commands: Commands) -> None:
     """Adds `tapehead workloads`."""
-    workloads = commands.add_parser("workloads", help="list the ready models")
+    workloads = commands.add_parser(
+        "workloads", help="list the ready models", examples=("tapehead workloads", "tapehead workloads --json")
+    )
     workloads.set_defaults(command=_workloads)
 
 
@@ -56,7 +58,9 @@ def add_graph(commands: Commands) -> None:
     graph.add_argument(
         "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
     )
-    graph.add_argument("--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="(backward.svg)")
+    graph.add_argument(
+        "--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="where to draw it (backward.svg)"
+    )
     graph.add_argument(
         "--fold",
         type=_fold,

@@ -39,7 +39,14 @@ def add_mcp(commands: Commands) -> None:
         help="answer an agent's questions over the Model Context Protocol, on stdio",
         examples=("tapehead mcp runs/", "tapehead mcp . --allow-run --seconds 120"),
     )
-    mcp.add_argument("folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="no file outside is opened")
+    mcp.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        metavar="FOLDER",
+        help="no file outside is opened (the current one)",
+    )
     mcp.add_argument("--allow-run", action="store_true", help="scripts of the folder may be run, with your rights")
     mcp.add_argument("--seconds", type=float, default=60.0, metavar="S", help="for each question (60)")
     mcp.set_defaults(command=_mcp)

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,9 @@ class AnsweringProcess:
         """Ends it."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin,):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # what was not yet written has nobody to read it
-                    continue
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what was not yet written has nobody to read it
+                self._process.stdin.close()
 
 
 def page(told: dict[str, Any], start: int) -> dict[str, Any]:

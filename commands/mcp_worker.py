@@ -58,7 +58,7 @@ class _Words(Debuggee):
 
 
 class McpWorker:
-    """McpAnswers requests. At most one session is open in it."""
+    """Answers requests. At most one session is open in it."""
 
     def __init__(self) -> None:
         self._script = ExitStack()

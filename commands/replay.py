@@ -107,6 +107,8 @@ def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> i
         }
     )
     if nan is None:
+        if options.page is not None or options.prompt:
+            print("tapehead: there is neither page nor prompt of a step that raises", file=sys.stderr)
         return 0 if again.same else 1
     console.print()
     for sentence in nan.sentences:

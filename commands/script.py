@@ -243,7 +243,7 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(error) from error
     return module

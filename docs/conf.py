@@ -6,6 +6,7 @@ import argparse
 import ast
 import json
 import os
+import re
 from collections.abc import Iterator
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -63,6 +64,37 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _mark_code)
     app.connect("autodoc-process-signature", _leave_out_signature)
+    app.connect("source-read", _unlike_github)
+
+
+_PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(.*?)">\s*'
+    r'<img src="(.*?)" alt="(.*?)">\s*</picture>'
+)
+_BY_THEME = """```{image} \\2
+:alt: \\3
+:class: only-light
+```
+```{image} \\1
+:alt: \\3
+:class: only-dark
+```"""
+_DECK = """```{raw} html
+<iframe src="decks/encoder.html" title="A deck: the backward of an nn.TransformerEncoder" class="deck"></iframe>
+<p><a href="decks/encoder.html">in a tab of its own</a></p>
+```"""
+
+
+def _unlike_github(app: Sphinx, page: str, source: list[str]) -> None:
+    """Pages are written so that GitHub shows them well. Here a picture goes by the theme that is chosen, a tour lies
+    among the pages, a deck plays, and in narrow columns a number keeps its unit."""
+    if app.env.doc2path(page).suffix != ".md":
+        return
+    text = re.sub(r"<!-- until .*? -->.*<!-- that was it -->", lambda found: _DECK, source[0], flags=re.DOTALL)
+    text = re.sub(
+        r"^\|.*", lambda row: re.sub(r"(?<=\d) (?=[×%]|[KMG]iB|ms\b)", "\u00a0", row[0]), text, flags=re.MULTILINE
+    )
+    source[0] = _PICTURE.sub(_BY_THEME, text).replace("(../../notebooks/", "(../tutorials/")
 
 
 def _leave_out_signature(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -31,14 +32,26 @@ def test_a_page_uses_public_names_alone(page: Path) -> None:
     assert used <= {*th.__all__}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_a_page_leads_to_pages_that_are_there(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        if "://" not in link:
-            target = (page.parent / link).resolve()
-            tour = ROOT / "notebooks" / target.name  # which the build copies
-            assert target.is_file() or (target.suffix == ".ipynb" and tour.is_file()), link
+READ_ON_GITHUB = [*sorted(ROOT.glob("*.md")), *PAGES]
+
+
+@pytest.fixture(scope="module")
+def committed() -> set[Path]:
+    """What a reader on GitHub can open."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no clone, or there is no git")
+    return {(ROOT / name).resolve() for name in listed.split("\0") if name}
+
+
+@pytest.mark.parametrize("page", READ_ON_GITHUB, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_leads_to_files_that_are_committed(page: Path, committed: set[Path]) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "code", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'(?:src|srcset|href)="([^"#]+)"', text)
+    targets = {link: (page.parent / link).resolve() for link in links if "://" not in link}
+    assert [link for link, target in targets.items() if target not in committed] == []
+    assert "[](" not in text  # of which Sphinx makes the page's title, and GitHub nothing
 
 
 def test_each_page_is_in_the_contents() -> None:
@@ -58,6 +71,19 @@ def test_all_keys_of_the_deck_are_in_the_table_of_keys() -> None:
     cells = [cell for line in page.splitlines() if line.startswith("|") for cell in line.split("|")]
     assert len(keys) > 20
     assert keys <= {key for cell in cells for key in re.split(r"[ ,]+", cell)}
+
+
+def test_all_pages_install_from_one_place() -> None:
+    texts = [
+        page.read_text(encoding="utf-8")
+        for page in READ_ON_GITHUB
+        if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")
+    ]
+    found = [
+        place for text in texts for place in re.findall(r"pip install '([./\w]+)\[(?:notebook|figures|marimo)\]'", text)
+    ]
+    assert len(found) == 5
+    assert {place.removesuffix("/tapehead") for place in found} in ({"."}, {"tapehead"})
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tapehead as th
+from tapehead.__main__ import main
 from tapehead.engine.black_box.keeper import StepKeeper
 
 SIZE = 8  # of a batch
@@ -183,7 +184,7 @@ def test_of_several_bad_steps_in_a_row_the_first_is_written(tmp_path: Path) -> N
     assert found.where == "backward" and found.source is not None and found.source.file == __file__
 
 
-def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path) -> None:
+def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def broken() -> Iterator[list[Tensor]]:
         for number, (x, y) in enumerate(loader(5, None)):
             yield [x[:, :3] if number == 3 else x, y]
@@ -195,6 +196,14 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path) -> None:
     again = th.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
     assert again.same and str(again.error) == str(raised.value)
     assert "It raises what the step did" in str(again)
+    script = tmp_path / "cut.py"
+    script.write_text(
+        f"from {__name__} import Net, loss_of\n\ndef cut(model, batch):\n"
+        "    return loss_of(model, [batch[0][:, :3], batch[1]])\n"
+    )
+    words = [str(tmp_path / "step_3"), f"{script}:Net", f"{script}:cut", "--page", str(tmp_path / "step.html")]
+    assert main(["replay", *words]) == 0
+    assert "neither page nor prompt" in capsys.readouterr().err
     traced = json.loads((tmp_path / "step_3" / "facts.json").read_text())["why"]["traceback"]
     assert "must match the size" in traced
 
