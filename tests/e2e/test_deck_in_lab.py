@@ -120,7 +120,7 @@ def test_a_page_that_is_loaded_anew_shows_the_session_where_it_is(lab_page: Note
     lab_page.wait_for("deck.position == 6")
 
 
-@pytest.mark.parametrize("engine", ["direct", "native"])
+@pytest.mark.parametrize("engine", [pytest.param("direct", marks=pytest.mark.slow), "native"])
 def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: Notebook, engine: str) -> None:
     shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
     shown.press("step")
@@ -140,6 +140,7 @@ def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: N
     assert lab_page.value(GRADIENTS_AGREE)
 
 
+@pytest.mark.slow
 def test_arrows_look_back_and_leave_what_has_run(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.step(count=5)")
     shown.expect(t=5)
@@ -174,6 +175,7 @@ def test_playing_runs_the_backward_to_its_end(lab_page: Notebook, shown: ShownDe
     assert lab_page.value(GRADIENTS_AGREE)
 
 
+@pytest.mark.slow
 def test_the_slider_shows_any_place_and_runs_nothing(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.step(count=8)")
     shown.expect(t=8)
@@ -209,6 +211,7 @@ def test_an_unknown_policy_is_refused_and_the_old_one_stays(lab_page: Notebook, 
     shown.expect(policy="heap")
 
 
+@pytest.mark.slow
 def test_modules_fold_and_unfold(lab_page: Notebook, shown: ShownDeck) -> None:
     shown.key("Shift+BracketRight")
     block = shown.mirror.locator("[data-path^='blocks.']").first
@@ -223,6 +226,7 @@ def test_modules_fold_and_unfold(lab_page: Notebook, shown: ShownDeck) -> None:
             expect(shown.tasks).not_to_have_count(tasks)
 
 
+@pytest.mark.slow
 def test_search_finds_a_task_and_its_source_is_read(lab_page: Notebook, shown: ShownDeck) -> None:
     found = shown.search("tanh")
     expect(found.first).to_contain_text("TanhBackward0")

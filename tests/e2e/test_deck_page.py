@@ -472,7 +472,9 @@ ROWS = """line => {
 }"""
 
 
-@pytest.mark.parametrize("width", [360, 480, 700, 1100, 1600])
+@pytest.mark.parametrize(
+    "width", [360, 700, 1600, *(pytest.param(width, marks=pytest.mark.slow) for width in (480, 1100))]
+)
 def test_at_every_width_nothing_is_cut_or_overlaps(open_page: Callable[..., Page], saved: Saved, width: int) -> None:
     page = open_page(saved.path, viewport={"width": width, "height": 2600})
     shown = ShownDeck(page)
@@ -549,7 +551,7 @@ SYSTEM_COLOURS = """(deck, names) => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_forced_colours_are_those_of_the_graph(gpt: ShownDeck, scheme: str) -> None:
     gpt.root.page.emulate_media(color_scheme=scheme, forced_colors="active")
     gpt.settles(lambda shown: shown.evaluate(SYSTEM_COLOURS, ["Canvas", "CanvasText"]), [])

@@ -179,6 +179,7 @@ def test_twice_as_many_rows_are_the_same_tasks_of_other_shapes(tmp_path: Path) -
     assert first is not None and first.apart.by == "shape"
 
 
+@pytest.mark.slow
 def test_a_graph_of_many_tasks_is_aligned_with_its_twin_and_with_one_that_has_more() -> None:
     def chain(length: int) -> th.Graph:
         x = y = torch.ones(2, requires_grad=True)

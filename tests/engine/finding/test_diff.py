@@ -479,6 +479,7 @@ def test_a_longest_common_subsequence_is_common_and_as_long_as_the_table_says(
     assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
 
 
+@pytest.mark.slow
 def test_twenty_thousand_tasks_and_those_that_were_put_between_them_are_told_apart() -> None:
     random = torch.Generator().manual_seed(0)
     first = torch.randint(8, (20_000,), generator=random).tolist()

@@ -84,7 +84,11 @@ def calls(what: Callable[[], object]) -> int:
     return pstats.Stats(profile).total_calls  # type: ignore[attr-defined, no-any-return]
 
 
-@pytest.mark.parametrize("program", [fan, one_leaf, split, unbound], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [fan, *(pytest.param(each, marks=pytest.mark.slow) for each in (one_leaf, split, unbound))],
+    ids=lambda program: program.__name__,
+)
 def test_what_is_asked_of_a_graph_grows_with_its_edges_and_no_faster(program: Callable[[int], Tensor]) -> None:
     th.dry_run(th.graph(program(2)))  # what torch loads the first time
 

@@ -258,6 +258,7 @@ class _Failing(torch.autograd.Function):
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_a_thousand_sessions_leave_nothing() -> None:
     """Run out, closed at a stop, let go and failed in turns; nothing waits for the garbage collector."""
 

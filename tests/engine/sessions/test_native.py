@@ -439,6 +439,7 @@ assert found <= frames and torch.equal(found_gradient, gradient), (found, frames
 """
 
 
+@pytest.mark.slow
 def test_compiled_code_that_calls_it_compiles_nothing_of_tapehead() -> None:
     """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)

@@ -140,7 +140,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_nan_at_step_37_of_50_runs_again_in_a_new_process_and_is_named_to_the_line(tmp_path: Path) -> None:
     """With dropout, batch norm, Adam, an augmentation and two workers: loss and all gradients bit for bit."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -532,7 +532,7 @@ def test_graphs_that_another_thread_made_are_not_taken_for_old_ones_beside_a_lea
     assert leak.sentence.startswith("The graph of step 1 is alive") and "kept[0]" in leak.sentence
 
 
-@pytest.mark.parametrize("steps", [70, 150])
+@pytest.mark.parametrize("steps", [pytest.param(70, marks=pytest.mark.slow), 150])
 def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_python(steps: int) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

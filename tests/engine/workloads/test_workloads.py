@@ -37,7 +37,7 @@ def test_two_builds_are_equal_to_the_bit(name: str) -> None:
         assert torch.equal(gradients[key], again_gradients[key]), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_every_parameter_gets_a_gradient_that_tells_something(name: str) -> None:
     parameters, loss, gradients = loss_and_gradients(name)
     assert loss.dim() == 0 and loss.isfinite()
@@ -61,7 +61,7 @@ def test_another_seed_gives_another_model() -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_the_users_random_numbers_are_left_alone(name: str) -> None:
     before = torch.get_rng_state()
     _, make_loss = WORKLOADS[name].build()
@@ -139,7 +139,13 @@ def test_unet_maps_as_many_pixels_as_the_paper_says(pixels: int, mapped: int) ->
     assert model(torch.empty(1, 1, pixels, pixels, device="meta")).shape == (1, 2, mapped, mapped)
 
 
-@pytest.mark.parametrize("name", ["resnet152", "gpt2", "cyclegan", "recommender", "din", "ensemble", "linear50"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet152", "gpt2", "cyclegan")),
+        *("recommender", "din", "ensemble", "linear50"),
+    ],
+)
 def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: str) -> None:
     knobs = {"members": 16} if name == "ensemble" else {}
     graphs = [th.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]

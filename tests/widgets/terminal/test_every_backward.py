@@ -317,7 +317,13 @@ if how == "caught":
 """
 
 
-@pytest.mark.parametrize("how", ["raises", "own hook", "exits", "says why", "no graph", "backward", "caught"])
+SLOW_ENDS = ("own hook", "exits", "says why", "no graph", "caught")
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["raises", "backward", *(pytest.param(how, marks=pytest.mark.slow) for how in SLOW_ENDS)],
+)
 def test_a_script_ends_as_it_would_without_a_debugger(debug: Debug, how: str, tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
