@@ -69,6 +69,24 @@ def bytes_of(text: str, name: str, wanted: str) -> int:
     return int(Decimal(found[1]) * unit)
 
 
+def refuse_bare_size(value: int | float, name: str, otherwise: str = "") -> None:
+    """Refuses a number of bytes that nobody means: 50 is a size without its unit, or percent.
+
+    Args:
+        value: the bytes, from a number.
+        name: of the argument.
+        otherwise: what it may have meant beside a size, to stand at the end.
+
+    Raises:
+        ValueError: it is one from 2 to 1,023; 1 asks for as little as can be.
+    """
+    if isinstance(value, int) and 1 < value < 1024:
+        raise ValueError(
+            f'{name} is {value}, which would be {value} bytes; write a size with its unit, such as "{value} MiB" or '
+            f'"{value}GB"{otherwise}'
+        )
+
+
 def expect_choice(value: object, known: tuple[str, ...], name: str) -> None:
     """Refuses what is none of these words."""
     if not (isinstance(value, str) and value in known):
@@ -129,6 +147,8 @@ def expect_outputs(value: object) -> None:
         raise TypeError(f"{wanted}: pass the loss itself, not its name")
     if type(value).__module__ == "numpy":
         raise TypeError(f"{wanted}, which has no graph below it: pass the tensor that it was made from")
+    if callable(value):
+        raise TypeError(f"{wanted}: pass the loss that it makes, by calling it")
     if not isinstance(value, Tensor | Iterable):
         raise TypeError(f"{wanted}: pass the loss")
 

@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a class given something else": (lambda: th.mirror("plan"), "takes a plan"),  # type: ignore[arg-type]
     "a class of data": (lambda: th.Accumulation("inplce"), "inplce"),  # type: ignore[arg-type]
     "a policy that is none, for a block": (lambda: th.policy("hepa"), "did you mean 'heap'"),
-    "a backward in make_loss": (lambda: th.find_nan(after_its_backward), "second time"),
+    "a backward in make_loss": (lambda: th.find_nan(after_its_backward), "without calling .backward"),
     "a session's verb": (lambda: th.debug(make_loss()).step("3"), "expected a task"),  # type: ignore[arg-type]
     "a session's attribute": (lambda: setattr(th.debug(make_loss()), "policy", "hepa"), "did you mean 'heap'"),
     "a native session's": (lambda: setattr(th.debug(make_loss(), engine="native"), "policy", 7), "policy"),

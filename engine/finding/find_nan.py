@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from torch import Tensor, nn
 
 from ...inspector.arguments import expect_choice, expect_model
+from ...inspector.capturing.no_graph import why_no_graph
 from ...inspector.capturing.walk import graph as graph_of
 from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.source import Source
@@ -21,9 +22,10 @@ from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape
+from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, refuse_whole_step
 from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
@@ -128,8 +130,10 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     with telling(None, "looking for NaN") as tell, AsFound() as world, world.watched(), nothing_reduced():
         tell("the forward, operation by operation")
         try:
+            since = sequence_nr()
             with watch.forward(), looking_at_values():
                 loss = loss_or_tape(make_loss())
+            refuse_whole_step(loss, since)
         except Exception as error:
             for find in watch.finds:
                 error.add_note(f"tapehead: before that, {_said(find)}")
@@ -265,7 +269,8 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, gra
     bare = None if graph is None else _without_nodes(graph)
     finds = watch.finds
     if not bad:
-        sentences = (f"The loss is {number_text(loss)} and has no graph: no backward can run.", *_passing(finds))
+        said = f"The loss is {number_text(loss)} and has no graph: no backward can run, so there is none to look at"
+        sentences = (f"{said}; {why_no_graph(result)}.", *_passing(finds))
         return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
     story = watch.story(result, first_bad(result))
     if story is None:

@@ -225,8 +225,9 @@ def _apart(gradient: Tensor | None, first: Tensor | None) -> tuple[float, bool]:
 def _leaf_name(graph: Graph, leaf: int, gradient: Tensor | None) -> str:
     if leaf < len(graph) and graph.tasks[leaf].parameter:
         return str(graph.tasks[leaf].parameter)
-    shape = "" if gradient is None else " of shape " + ("×".join(map(str, gradient.shape)) or "a scalar")
-    return f"a leaf{shape}"
+    if gradient is None:
+        return "a leaf"
+    return f"a leaf of shape {'×'.join(map(str, gradient.shape))}" if gradient.dim() else "a scalar leaf"
 
 
 def _expect_same_graph(first: Graph, graph: Graph, order: str) -> None:

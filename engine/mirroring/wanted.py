@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...inspector.arguments import SIZES, bytes_of, expect_number
+from ...inspector.arguments import SIZES, bytes_of, expect_number, refuse_bare_size
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
@@ -67,6 +67,7 @@ def budget_of(budget: Budget) -> int | float:
         found: int | float = bytes_of(budget, "budget", _WANTED)
     else:
         expect_number(budget, int | float, "budget", f"{_WANTED}, or a size {SIZES}")
+        refuse_bare_size(budget, "budget", ", or a share of the peak without mirroring, 0.5 for half of it")
         found = budget
     if not (found > 0 if isinstance(found, int) else 0 < found <= 1):
         raise ValueError(f"budget is {budget!r}; expected {_WANTED}, or a size {SIZES}")

@@ -27,6 +27,7 @@ from ...inspector.torch_internals.modes import unobserved, without_torch_functio
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ...inspector.torch_internals.ranks import sharded_parameters
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ...inspector.torch_internals.tensors import (
     FollowedStorage,
     bytes_below,
@@ -39,7 +40,7 @@ from ...inspector.torch_internals.tensors import (
 )
 from ..tasks.hook_watch import subclasses
 from ..trace.out_of_memory import explain_out_of_memory
-from .make_loss import MakeLoss, loss_of, own_gradients, same_random_numbers, sharding_as_before
+from .make_loss import MakeLoss, loss_of, own_gradients, refuse_whole_step, same_random_numbers, sharding_as_before
 
 
 class AsFound:
@@ -104,8 +105,10 @@ class AsFound:
         """Runs forward and backward once, watched: without bytes no backward, which could change none. Gives what was
         made."""
         with self.watched():
+            since = sequence_nr()
             made = make_loss()
             loss = None if isinstance(made, HipsTape) else loss_of(made)
+            refuse_whole_step(made, since)
             if backward and loss is not None and loss.requires_grad and not without_bytes(loss):
                 torch_backward(loss)
         return made

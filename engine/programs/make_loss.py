@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from numbers import Number
 from threading import get_ident
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ...inspector.arguments import expect_callable
+from ...inspector.arguments import a_kind, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
 from ...inspector.torch_internals.module_calls import watching_modules
@@ -43,7 +44,7 @@ def loss_of(made: object) -> Tensor:
         ValueError: it does not have one element.
     """
     if not isinstance(made, Tensor):
-        what = type(made).__name__ if made is not None else "None"
+        what = a_kind(made)
         if isinstance(made, tuple | list):
             what += f" of ({', '.join(type(part).__name__ for part in made)})"
         if isinstance(made, HipsTape):
@@ -51,13 +52,31 @@ def loss_of(made: object) -> Tensor:
                 "make_loss() returned a tape of HIPS autograd's, and this needs PyTorch's operations, on a tensor; "
                 "th.debug, th.backward, th.profile, th.compare and th.find_nan take tapes"
             )
-        article = "" if made is None else "an " if what[0] in "aeiou" else "a "
-        step = "" if made is not None else ". A function that runs a whole step itself is measured by th.profile_step"
-        raise TypeError(f"make_loss() returned {article}{what}; expected a tensor, the loss, and nothing else{step}")
+        raise TypeError(f"make_loss() returned {what}; expected a tensor, the loss, and nothing else{_instead(made)}")
     if made.is_nested or made.numel() != 1:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
         raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
     return made
+
+
+def _instead(made: object) -> str:
+    """What to return in place of what is no loss, where that can be told."""
+    if made is None:
+        return ". A function that runs a whole step itself is measured by th.profile_step"
+    if isinstance(made, nn.Module):
+        return ": return the loss that was made with the model, such as model(x).sum()"
+    if isinstance(made, Mapping) and isinstance(made.get("loss"), Tensor):
+        return ': return its ["loss"]'
+    if isinstance(getattr(made, "loss", None), Tensor):
+        return ": return its .loss"
+    if isinstance(made, Generator | Coroutine):
+        return ": the function has a `yield` or is `async`; return the loss"
+    parts = list(made.values()) if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else ()
+    if any(isinstance(part, Tensor) for part in parts):
+        return ": return one of them, or the sum of losses"
+    if isinstance(made, Number) or type(made).__module__ == "numpy":
+        return ": a number has no graph; return the tensor, without .item(), float() or .numpy()"
+    return ""
 
 
 def real_loss_of(made: object) -> Tensor:
@@ -92,9 +111,9 @@ def refuse_whole_step(made: Tensor | HipsTape, since: int) -> None:
     """
     if isinstance(made, Tensor) and has_run_backward(made, since):
         raise RuntimeError(
-            "make_loss() has run the backward of its loss itself, so that there is nothing left to measure. "
-            "th.profile_step(make_loss) measures a whole training step, with its backward and its optimizer; to "
-            "measure the backward alone, return the loss before it"
+            "make_loss() has run the backward of its loss itself, so that none is left to run: return the loss without "
+            "calling .backward() on it. th.profile_step(step) measures a function that runs a whole training step, "
+            "with its backward and its optimizer"
         )
 
 

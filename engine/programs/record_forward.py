@@ -17,9 +17,10 @@ from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
+from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling
-from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, same_random_numbers
+from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, refuse_whole_step, same_random_numbers
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:
@@ -56,7 +57,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
         recorder = ForwardRecorder(names)
         try:
             with same_random_numbers(), names, recorder:
+                since = sequence_nr()
                 loss = real_loss_of(make_loss())
+            refuse_whole_step(loss, since)
             program = recorder.program(graph(loss))
             del loss
             operators = recorder.operators

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...inspector.arguments import SIZES, bytes_of, expect_number
+from ...inspector.arguments import SIZES, bytes_of, expect_number, refuse_bare_size
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..words.estimates import estimate_sentence
 from ..words.sizes import both_units, share_text, size_text
@@ -234,6 +234,7 @@ def fits(
         limit = bytes_of(memory, "memory", wanted)
     else:
         expect_number(memory, int, "memory", f"{wanted}, or a size {SIZES}")
+        refuse_bare_size(memory, "memory")
         limit = int(memory)
     if limit <= 0:
         raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")

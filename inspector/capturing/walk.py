@@ -19,6 +19,7 @@ from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
+from .no_graph import why_no_graph
 from .sharded_names import through_sharding
 
 DEEP = 10_000
@@ -97,8 +98,7 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
             if not output.requires_grad:
                 raise RuntimeError(
                     f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
-                    f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: was it computed under "
-                    "torch.no_grad() or inference_mode(), detached, or does no input of it require grad?"
+                    f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: {why_no_graph(output)}"
                 )
             output = get_gradient_edge(output)
         elif not isinstance(output, GradientEdge):
