@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
 from textwrap import dedent, indent
@@ -162,6 +165,22 @@ def _write_commands() -> None:
     (folder / "commands.md").write_text("\n".join(sections), encoding="utf-8")
 
 
+def _import_what_only_types_need() -> None:
+    """A signature of which one name is not there shows all of its names as they are written: `AnyPolicy`, `Level`."""
+    for module in {
+        sys.modules[inspect.unwrap(getattr(th, name)).__module__] for name in th.__all__ if _has_source(name)
+    }:
+        blocks = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+        for node in (each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)):
+            for name in node.names:
+                found = import_module("." * node.level + (node.module or ""), module.__package__)
+                vars(module).setdefault(name.asname or name.name, getattr(found, name.name))
+
+
+def _has_source(name: str) -> bool:
+    return inspect.isfunction(getattr(th, name)) or inspect.isclass(getattr(th, name))
+
+
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The parser, and those of its commands."""
     yield parser
@@ -171,6 +190,7 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
                 yield from _parsers(each)
 
 
+_import_what_only_types_need()
 _copy_tours()
 _write_deck()
 _write_commands()

@@ -54,6 +54,21 @@ def test_a_page_leads_to_files_that_are_committed(page: Path, committed: set[Pat
     assert "[](" not in text  # of which Sphinx makes the page's title, and GitHub nothing
 
 
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md"], ids=lambda path: path.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(
+        r"`((?:commands|docs|engine|inspector|pictures|tests|widgets)/[\w./]*)`", page.read_text(encoding="utf-8")
+    )
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_guide_to_orders_has_every_policy() -> None:
+    text = (DOCS / "guides" / "orders.md").read_text(encoding="utf-8")
+    named = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
+    assert named == {*th.POLICIES}
+
+
 def test_each_page_is_in_the_contents() -> None:
     listed = {
         (page.parent / f"{entry}.md").resolve()
