@@ -45,6 +45,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 maximum_signature_line_length = 90
 add_module_names = False
+python_use_unqualified_type_names = True
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
