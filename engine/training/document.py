@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -38,6 +38,7 @@ class TrainingDocument:
         sentences: how many steps there were, what could not be watched.
         findings: as in `Training`.
         modules: their paths, in the order in which the backward completes their gradients.
+        classes: by path the class of those, and of modules around them, that are called by a number alone.
         optimizers: what they are called.
         rows: int64 of (rows, 2): the first and the last step of each row.
         gradients: float32 of (rows, modules): gradient norms; -1 where there was none.
@@ -56,6 +57,7 @@ class TrainingDocument:
     sentences: tuple[str, ...]
     findings: tuple[Finding, ...]
     modules: tuple[str, ...]
+    classes: dict[str, str]
     optimizers: tuple[str, ...]
     rows: Tensor
     gradients: Tensor
@@ -81,6 +83,7 @@ class TrainingDocument:
                 "sentences": self.sentences,
                 "findings": [asdict(each) for each in self.findings],
                 "modules": self.modules,
+                "classes": self.classes,
                 "optimizers": self.optimizers,
                 "rows": self.rows.flatten().tolist(),
                 "samples": self.samples.flatten().tolist(),
@@ -127,6 +130,7 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         tuple(training.sentences),
         tuple(training.findings),
         tuple(norms.modules),
+        _numbered_classes(norms.modules, training.module_classes),
         tuple(numbered(norms.optimizers)),
         _pooled_steps(rows, size),
         _pooled(gradients, size),
@@ -141,6 +145,12 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         tuple(kept_steps(training).items()),
         training.black_box is not None,
     )
+
+
+def _numbered_classes(modules: Sequence[str], classes: Mapping[str, str]) -> dict[str, str]:
+    """By path the class of modules whose name is a number: `layers.3` says less than `layers.3 Linear`."""
+    around = {path[:end] for path in modules for end, sign in enumerate(f"{path}.") if sign == "."}
+    return {path: classes[path] for path in around if path.rpartition(".")[2].isdecimal() and path in classes}
 
 
 def kept_steps(training: Training) -> dict[int, str]:
@@ -232,6 +242,7 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
         _texts(found["sentences"]),
         tuple(map(_finding, found["findings"])),
         modules,
+        {str(path): str(name) for path, name in dict(found.get("classes", {})).items()},  # none in older pages
         optimizers,
         rows,
         samples=samples,

@@ -98,7 +98,7 @@ class Training(ShownAsFindings):
         self.memory = StepTable(_MOST_MEMORY)
         self.earlier_bytes = 0
         self.taken_norms: TakenNorms | None = None
-        self._modules: list[str] | None = None
+        self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0
         self._opened: Opened | None = None
@@ -129,7 +129,7 @@ class Training(ShownAsFindings):
         if opened is None or watcher is None:
             return
         try:
-            self._modules = [path for path, _ in self.watched.modules()]
+            self._modules = self.module_classes
             watcher.end(error)
             self._steps = watcher.number
         finally:
@@ -163,9 +163,14 @@ class Training(ShownAsFindings):
     @property
     def modules(self) -> list[str]:
         """The paths of the models' modules; those given, or those seen."""
+        return list(self.module_classes)
+
+    @property
+    def module_classes(self) -> dict[str, str]:
+        """By path of each of them the name of its class."""
         if self._modules is not None:
             return self._modules
-        return [path for path, _ in self.watched.modules()]
+        return {path: type(module).__name__ for path, module in self.watched.modules()}
 
     def note(self, text: str) -> None:
         """What could not be watched, in a sentence."""

@@ -374,7 +374,18 @@ def test_stepping_over_and_out_of_a_module_is_the_kernels_at_the_front_and_the_p
     innermost = gpt.graph.calls[gpt.graph.tasks[gpt.order[first]].call]
     around = gpt.module(gpt.graph.calls[innermost.parent].path)
     deck.expect(t=1 + max(gpt.order.index(task) for task in around))
+    ahead = last + 20
+    deck.scrub(ahead)  # what is planned: the session stays where it is
+    deck.press("step")
+    deck.key("Shift+ArrowRight")
+    deck.key("ArrowLeft")
+    deck.expect(t=ahead + 10)
+    step = deck.root.locator("button[data-act=step]")
+    expect(step).to_have_attribute("title", f"Step (→): in the plan, the session stands before the {nth(last + 6)}")
+    expect(deck.root.get_by_role("status")).to_contain_text(f"the session stands before the {nth(last + 6)}")
     assert deck.asked() == []
+    deck.inspector.get_by_role("button", name="run to it").click()
+    assert deck.asked() == [{"kind": "run_to", "task": gpt.order[ahead + 10]}]
 
 
 @pytest.mark.parametrize("width", [700, 1100, 1420, 1600])

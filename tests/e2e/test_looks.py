@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, expect
+from torch import nn
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
@@ -31,17 +34,32 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def test_a_path_keeps_its_end(page: Page, gpt: Path) -> None:
+    page.set_viewport_size({"width": 1420, "height": 900})
     page.goto(gpt.as_uri())
     deck = ShownDeck(page)
     deck.scrub(75)
     deck.rests()
-    cut = deck.root.locator(".lives .m").evaluate_all(
+    paths = deck.root.locator(".row .end").evaluate_all(
         """all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => {
             const [outer, inner] = [each, each.firstChild].map(found => found.getBoundingClientRect());
             return Math.abs(outer.right - inner.right);
         })"""
     )
-    assert cut and max(cut) < 8
+    assert paths and max(paths) < 8
+
+
+def test_lifetimes_whose_paths_end_alike_are_told_apart_where_there_is_less_room(page: Page, tmp_path: Path) -> None:
+    names = ("encoder", "decoder")
+    model = nn.Sequential(OrderedDict((name, nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0)) for name in names))
+    run = th.profile(lambda: model(torch.ones(8, 8, 16)).sum())
+    page.set_viewport_size({"width": 916, "height": 900})
+    page.goto(run.save_html(tmp_path / "alike.html").as_uri())
+    deck = ShownDeck(page)
+    paths = deck.root.locator(".lives .m").evaluate_all(
+        "all => all.map(each => [each.innerText, each.scrollWidth > each.clientWidth])"
+    )
+    assert {"encoder…self_attn", "decoder…self_attn"} < {path for path, _ in paths}
+    assert not any(is_cut for _, is_cut in paths)
 
 
 def test_peaks_stand_with_the_policies_as_far_as_there_is_room(page: Page, gpt: Path) -> None:

@@ -88,6 +88,10 @@ PIXELS = """(canvas, x) => {
 }"""
 
 
+WITHOUT_NEED = """list => list.scrollHeight > list.clientHeight ? [] : [...list.querySelectorAll('small')]
+    .filter(each => each.scrollHeight > each.clientHeight).map(each => each.textContent)"""
+
+
 def test_it_opens_at_the_first_finding_and_fits_its_window(page: tuple[Page, list[str]], trained: Training) -> None:
     shown, trouble = page
     first = trained.findings[0]
@@ -96,6 +100,7 @@ def test_it_opens_at_the_first_finding_and_fits_its_window(page: tuple[Page, lis
     assert shown.locator(".finding").count() == len(trained.findings) > 1
     assert shown.locator(".finding[aria-pressed=true] small").inner_text() == first.sentence
     assert shown.locator(".title").inner_text() == "<b>&mine"
+    assert shown.locator(".findings").evaluate(WITHOUT_NEED) == [], "a sentence is cut though there is room"
     assert shown.evaluate(
         "document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight"
     )
@@ -112,7 +117,7 @@ def test_keys_choose_steps_modules_and_findings(page: tuple[Page, list[str]], tr
     for key, wanted in (
         ("ArrowRight", "step 1 · head"),
         ("ArrowDown", f"step 1 · {trained.norms.modules[1]}"),
-        ("End", f"step {STEPS - 1} · {trained.norms.modules[1]}"),
+        ("End", f"step {STEPS - 1} · {trained.norms.modules[1]} Linear"),
         ("ArrowLeft", f"step {STEPS - 2} · {trained.norms.modules[1]}"),
         ("n", f"step {trained.findings[0].step} ·"),
         ("n", f"step {trained.findings[1].step} ·"),
@@ -135,6 +140,9 @@ def test_numbers_beside_it_are_those_of_the_loop(page: tuple[Page, list[str]], t
     for _ in trained.norms.modules:
         shown.keyboard.press("ArrowUp")
     expect_chosen(shown, "step 0 · head")
+    ink = shown.evaluate("getComputedStyle(document.querySelector('.th-loop')).getPropertyValue('--ink').trim()")
+    key = shown.locator("canvas").first.evaluate(PIXELS, 16)[40:52]
+    assert ",".join(str(int(ink[at : at + 2], 16)) for at in (1, 3, 5)) in key, "the losses' lines have a legend"
     facts = dict(each.inner_text().split("\n") for each in shown.locator(".cell .fact").all())
     for name, value in (
         ("gradient norm", trained.norms.gradients[0, 0]),

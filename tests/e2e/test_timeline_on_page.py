@@ -339,15 +339,19 @@ def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played
     deck.settles(lambda deck: box(deck, ".time")["height"], first)
 
 
-def test_the_full_window_holds_the_focus_and_gives_the_graph_most(page: Page, played: Played) -> None:
-    deck = opened(page, played.path, 1420, 1004)
+def test_page_and_full_window_give_the_graph_most_and_that_one_holds_the_focus(page: Page, played: Played) -> None:
+    deck = opened(page, played.path, 1420, 720)
     graph, time = (box(deck, name)["height"] for name in (".main", ".time"))
-    deck.key("w")
+    page.set_viewport_size({"width": 1420, "height": 1004})
+    for full, high in ((False, 988), (True, 1004)):
+        if full:
+            deck.key("w")
+        deck.settles(lambda deck: box(deck, ".frame")["height"], high)
+        assert box(deck, ".main")["height"] - graph == pytest.approx(0.6 * (high - 704), abs=6)
+        assert box(deck, ".time")["height"] - time == pytest.approx(0.4 * (high - 704), abs=6)
+        assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "no scroll bar"
     frame = box(deck, ".frame")
-    assert (frame["x"], frame["y"], frame["width"], frame["height"]) == (0, 0, 1420, 1004)
-    more = 1004 - 704
-    assert box(deck, ".main")["height"] - graph == pytest.approx(0.7 * more, abs=6)
-    assert box(deck, ".time")["height"] - time == pytest.approx(0.3 * more, abs=6)
+    assert (frame["x"], frame["y"], frame["width"]) == (0, 0, 1420)
     assert page.evaluate("getComputedStyle(document.documentElement).overflow") == "hidden"
     inside = "deck => deck.contains(deck.getRootNode().activeElement)"
     for key in ("Tab", "Shift+Tab"):
@@ -355,16 +359,16 @@ def test_the_full_window_holds_the_focus_and_gives_the_graph_most(page: Page, pl
             page.keyboard.press(key)
             assert deck.evaluate(inside)
     page.keyboard.press("Escape")
-    deck.settles(lambda deck: box(deck, ".frame")["height"], 704)
+    deck.settles(lambda deck: box(deck, ".frame")["height"], 988)
     button = deck.root.get_by_role("button", name="full window")
     button.click()
     expect(button).to_have_attribute("aria-pressed", "true")
     button.click()
-    deck.settles(lambda deck: box(deck, ".frame")["height"], 704)
+    deck.settles(lambda deck: box(deck, ".frame")["height"], 988)
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "frame"), [(1420, 900, 704), (1216, 720, 704), (1000, 700, 684), (916, 700, 684)]
+    ("width", "height", "frame"), [(1420, 900, 884), (1216, 720, 704), (1000, 700, 684), (916, 700, 684)]
 )
 def test_from_900_pixels_on_the_deck_is_one_screen(
     page: Page, on_two: Path, width: int, height: int, frame: int
@@ -386,7 +390,7 @@ def test_from_900_pixels_on_the_deck_is_one_screen(
 OF_DEVICES = ".time [data-device], .time [data-busy], .queue .head .sub, .queue-head .device, .queue-head .sub"
 
 
-@pytest.mark.parametrize(("width", "height", "frame"), [(1420, 900, 704), (1000, 700, 684)])
+@pytest.mark.parametrize(("width", "height", "frame"), [(1420, 900, 884), (1000, 700, 684)])
 def test_of_five_devices_each_has_a_lane_and_a_queue_and_nothing_is_cut(
     page: Page, on_five: Path, width: int, height: int, frame: int
 ) -> None:

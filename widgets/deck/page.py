@@ -25,6 +25,7 @@ _STYLE = f"""
 @media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
 body{{margin:0;font:400 14px/20px {FONT}}}
 .said{{margin:24px;max-width:72ch}}
+#deck{{--page:calc(100vh - 16px)}}
 """
 
 # What stands there where no script runs.

@@ -60,6 +60,7 @@ def test_a_document_that_is_written_and_read_is_the_same(trained: Training) -> N
     assert torch.equal(document.gradients.nan_to_num(-7.0), trained.norms.gradients.nan_to_num(-7.0))
     assert torch.equal(document.weights, trained.norms.weights) and document.weights.shape[0] > 3
     assert document.modules == tuple(trained.norms.modules) == ("2", "0")
+    assert document.classes == {"2": "Linear", "0": "Linear"}
     assert list(document.findings) == trained.findings
 
 

@@ -321,6 +321,17 @@ export class Store {
     return !(this.isLive && t >= front && (status === "failed" || status === "closed"));
   }
 
+  /** Whether a live session stands at what is shown: only there a step runs anything. */
+  get isAtFront(): boolean {
+    return this.isLive && this.state.t === this.state.front;
+  }
+
+  /** How far one can look on from the position: to where a live session stands, from there or ahead of it to the end. */
+  get edge(): number {
+    const { t, front } = this.state;
+    return this.isLive && t < front ? front : this.replay.length;
+  }
+
   /** Whether what is shown at the position is only planned: the session has not come that far. */
   get isAhead(): boolean {
     return !this.isSimulated && this.state.t > this.reached;
@@ -348,7 +359,7 @@ export class Store {
     this.update({ t: Math.max(0, Math.min(this.replay.length, Math.round(t))), selected: null });
   }
 
-  /** One task on: shown, or run where a live session stands here. */
+  /** One task on: shown, or run where a live session stands here. Elsewhere the session stays where it is. */
   step(count = 1): void {
     this.update({ playing: false });
     this.advance(count);
@@ -356,16 +367,11 @@ export class Store {
 
   /** As `step`, while it plays. */
   advance(count: number): void {
-    const { t, front, status } = this.state;
-    const { playing } = this.state;
-    if (this.link && this.isLive && t >= front) {
+    const { t, front, status, playing } = this.state;
+    if (this.link && (this.isAtFront || (this.isLive && playing && t > front))) {
       // What plays waits for the kernel, and plays from where the reader is: the kernel comes after. Each click counts.
       if (status === "stopped" && !(playing && this.link.busy)) this.link.step(playing ? t - front + count : count);
-      else if (t !== front && !playing) this.go(front);
-    } else {
-      const limit = this.isLive ? front : this.replay.length;
-      this.go(Math.min(t + count, limit));
-    }
+    } else this.go(Math.min(t + count, this.edge));
   }
 
   back(count = 1): void {
@@ -402,23 +408,19 @@ export class Store {
   /** Until all tasks of the task's module call have run; `out`: of the call around it. */
   stepOver(out = false): void {
     this.update({ playing: false });
-    const { t, front, status } = this.state;
-    if (this.link && this.isLive && t >= front) {
-      if (status === "stopped") this.link.ask({ kind: out ? "step_out" : "step_over" });
-      else this.go(front);
+    if (this.link && this.isAtFront) {
+      if (this.state.status === "stopped") this.link.ask({ kind: out ? "step_out" : "step_over" });
       return;
     }
-    const end = Math.min(endOfCall(this.replay, t, out), this.isLive ? front : this.replay.length);
+    const end = Math.min(endOfCall(this.replay, this.state.t, out), this.edge);
     this.go(this.nextStop(end) ?? end);
   }
 
   /** To the end, breakpoints or not, of what has run; a live session runs on to its breakpoints. */
   end(): void {
-    if (this.isLive && this.state.t >= this.state.front) this.run();
-    else {
-      this.update({ playing: false });
-      this.go(this.isLive ? this.state.front : this.replay.length);
-    }
+    if (this.isAtFront) return this.run();
+    this.update({ playing: false });
+    this.go(this.edge);
   }
 
   select(task: number | null): void {

@@ -186,6 +186,26 @@ test("where a breakpoint stops the session on its way to a reader who has jumped
   assert.deepEqual([store.state.t, store.state.playing], [1, false]);
 });
 
+test("ahead of where a session stands steps look on in its plan, and the session stays; run goes on with it", () => {
+  const { store, asked } = live();
+  store.progress(news(1));
+  store.go(2);
+  store.step();
+  assert.deepEqual([store.state.t, store.isAtFront], [3, false]);
+  store.back();
+  store.stepOver();
+  assert.equal(store.state.t, 3);
+  store.end();
+  store.step();
+  assert.deepEqual([store.state.t, asked], [4, []]);
+  store.back(3);
+  assert.equal(store.isAtFront, true);
+  store.step();
+  store.go(3);
+  store.run();
+  assert.deepEqual(asked, [["step", 1], ["run"]]);
+});
+
 test("a histogram's axis is that of all tasks, and only ever grows", () => {
   const { store } = live();
   const record = (first_bin: number) => {

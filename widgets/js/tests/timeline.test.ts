@@ -255,7 +255,8 @@ test("as height goes, lifetimes go to three rows, then memory to 72 pixels, then
   const chart = ({ chart: { top, bottom } }: ReturnType<typeof bandsOf>) => bottom - top;
   const wide = bandsOf(296, 1, 20, null);
   assert.equal(wide.lifetimes.rows, 6);
-  assert.equal(bandsOf(900, 1, 20, null).lifetimes.rows, 12);
+  assert.equal(bandsOf(900, 1, 20, null).lifetimes.rows, 20);
+  assert.deepEqual([bandsOf(240, 1, 20, null), bandsOf(240, 1, 20, null, 96)].map((bands) => bands.lifetimes.rows), [4, 3], "the legend has its rows");
   assert.equal(bandsOf(296, 1, 2, null).lifetimes.rows, 2, "there are no more");
   let before = { rows: Infinity, queues: true };
   for (let height = 900; height >= 120; height -= 2) {

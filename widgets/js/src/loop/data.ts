@@ -34,6 +34,8 @@ export interface Loop {
   sentences: string[];
   findings: Finding[];
   modules: string[];
+  /** By path the class of a module whose name is a number. Older pages have none. */
+  classes?: Record<string, string>;
   optimizers: string[];
   /** The first and the last step of each row, in turn. */
   rows: number[];
@@ -96,6 +98,12 @@ export const isBad = (value: number): boolean => !Number.isFinite(value);
 export function median(values: Iterable<number>): number {
   const there = [...values].filter((value) => value >= 0 && Number.isFinite(value)).sort((one, other) => one - other);
   return there.length ? there[there.length >> 1] : NaN;
+}
+
+/** What a module is called: `fc`, `blocks.3 Block`, where a number alone would say little. */
+export function titleOf({ classes }: Pick<Loop, "classes">, path: string): string {
+  const name = classes?.[path];
+  return name ? `${path} ${name}` : path || "the model itself";
 }
 
 /** As many digits as one reads: `NaN`, `Inf`, `none`, `3.2e−5`, `0.0512`. */

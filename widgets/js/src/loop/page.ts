@@ -2,7 +2,7 @@
 
 import { el } from "../dom.ts";
 import { followAround } from "../theme_around.ts";
-import { readLoop, said } from "./data.ts";
+import { readLoop, said, titleOf } from "./data.ts";
 import style from "./loop.css";
 import { cellAt, draw, drawChosen, frameOf, type Frame } from "./picture.ts";
 import { findingsOf, showBackward, showCell } from "./side.ts";
@@ -181,7 +181,7 @@ class Page {
     showCell(this.cell, state);
     showBackward(this.backward, state, this.opens, (text) => this.copy(text));
     const facts = [...this.cell.querySelectorAll(".fact")].slice(0, 2).map((fact) => fact.textContent);
-    if (line) this.aloud.textContent = `step ${state.step}, ${line.name || "the model itself"}: ${facts.join(", ")}`;
+    if (line) this.aloud.textContent = `step ${state.step}, ${titleOf(state.loop, line.name)}: ${facts.join(", ")}`;
   }
 
   private hover(event: PointerEvent): void {
@@ -199,7 +199,7 @@ class Page {
     if (line) {
       const one = { first, size: columns.size, count: 1 };
       const [value] = pooled(state.numbers, [line], one);
-      this.tip.textContent = `${line.name || "the model itself"}, ${steps}: ${said(value)}`;
+      this.tip.textContent = `${titleOf(state.loop, line.name)}, ${steps}: ${said(value)}`;
     } else this.tip.textContent = steps;
     const wide = this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(4, Math.min(box.width - wide - 4, px + 12))}px`;

@@ -1,7 +1,7 @@
 /** The picture of the loop: losses, learning rates and the heat map on one axis of steps. */
 
 import { bins, running, scaleOf, type Scale } from "./curves.ts";
-import { ABSENT, isBad, said } from "./data.ts";
+import { ABSENT, isBad, said, titleOf } from "./data.ts";
 import { drawMemory, HEAD as MEMORY_HEAD, memoryHeight } from "./memory.ts";
 import { badCell, coloursOf, FONT, penOf, rampOf, write, type Colours } from "./pen.ts";
 import { MOST_ROW, type State } from "./state.ts";
@@ -13,6 +13,7 @@ const LOSS = 88;
 const RATE = 48;
 const GAP = 18; // below the heat map
 const LINES = ["ink", "pgrad", "held", "work"];
+const MOST_NAMED = 3; // beside the losses
 
 /** Where things stand, in CSS pixels. */
 export interface Frame {
@@ -111,10 +112,8 @@ function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Ba
       path(there.flatMap((bin): [number, number][] => [[bin.step, bin.low], [bin.step, bin.high]]), c.line2, 1);
       there.forEach((bin, at) => {
         if (!(medians[at] > 0 && bin.high > 3 * medians[at])) return;
-        pen.beginPath();
-        pen.arc(x(bin.step + 0.5), y(bin.high), 2.4, 0, 7);
         pen.fillStyle = c.ink2;
-        pen.fill();
+        dot(pen, x(bin.step + 0.5), y(bin.high));
       });
     }
     path(there.map((bin, at) => [bin.step, medians[at]]), colour, 1.6);
@@ -122,6 +121,12 @@ function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Ba
   });
   pen.restore();
   return scale;
+}
+
+function dot(pen: Pen, x: number, y: number): void {
+  pen.beginPath();
+  pen.arc(x, y, 2.4, 0, 7);
+  pen.fill();
 }
 
 function heading({ pen, c, frame }: Drawing, y: number, text: string, below = ""): void {
@@ -132,15 +137,22 @@ function heading({ pen, c, frame }: Drawing, y: number, text: string, below = ""
 function drawLoss(drawing: Drawing): void {
   const { pen, c, state, frame } = drawing;
   const scale = curve(drawing, state.loop.losses, { top: frame.lossTop + 12, height: LOSS - 26, wish: "log" });
-  heading(drawing, frame.lossTop + 14, "Loss", scale?.log ? "log" : "");
-  if (!scale) write(pen, "no step had a loss", frame.left + 4, frame.lossTop + 40, c.ink3);
   const { optimizers } = state.loop;
-  if (optimizers.length < 2) return;
-  optimizers.slice(0, 3).forEach((name, each) => {
+  const median = optimizers.length > 1 ? "thick: median of 7" : "";
+  heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");
+  if (!scale) return void write(pen, "no step had a loss", frame.left + 4, frame.lossTop + 40, c.ink3);
+  const more = optimizers.length - MOST_NAMED;
+  const keys: [name: string, colour: string, thick: number][] =
+    optimizers.length > 1
+      ? optimizers.slice(0, MOST_NAMED).map((name, each) => [name, c[LINES[each % LINES.length]], 2])
+      : [["median of 7", c[LINES[0]], 2], ["each", c.line2, 1], ["3 × the median", c.ink2, 0]];
+  keys.forEach(([name, colour, thick], each) => {
     const y = frame.lossTop + 46 + 14 * each;
-    pen.fillStyle = c[LINES[each % LINES.length]];
-    pen.fillRect(12, y - 1, 10, 2);
-    write(pen, name, 28, y, c.ink2, { most: frame.left - 40 });
+    pen.fillStyle = colour;
+    if (thick) pen.fillRect(12, y - thick / 2, 10, thick);
+    else dot(pen, 17, y);
+    const others = more > 0 && each === MOST_NAMED - 1 ? ` and ${more} more` : "";
+    write(pen, name + others, 28, y, c.ink2, { most: frame.left - 40 });
   });
 }
 
@@ -242,7 +254,7 @@ function drawName({ pen, c, state, frame }: Drawing, name: string, modules: numb
   const y = frame.heatTop + (number + 0.5) * state.rowHeight - 0.5;
   const many = modules > 1 ? ` ×${modules}` : "";
   const style = { align: "right" as const, weight: on ? 600 : 400, size: state.rowHeight < 11 ? 9 : 11 };
-  write(pen, `${name || "the model itself"}${many}`, frame.left - 10, y, on ? c.ink : c.ink2, {
+  write(pen, `${titleOf(state.loop, name)}${many}`, frame.left - 10, y, on ? c.ink : c.ink2, {
     ...style,
     most: frame.left - 20,
   });

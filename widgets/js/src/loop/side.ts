@@ -2,7 +2,7 @@
 
 import { el, svg } from "../dom.ts";
 import { size } from "../text.ts";
-import { ABSENT, isBad, NO_SCALAR, rowAt, said, type Finding } from "./data.ts";
+import { ABSENT, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./data.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./table.ts";
 
@@ -66,6 +66,12 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
       // not scrollIntoView, which would scroll a notebook's page
       if (on) list.scrollTop = button.offsetTop - list.offsetTop - Math.max(0, (list.clientHeight - button.offsetHeight) / 2);
     });
+  // Sentences are cut where there is not room for all of them.
+  const fit = () => {
+    list.classList.remove("tight");
+    list.classList.toggle("tight", list.scrollHeight > list.clientHeight);
+  };
+  new ResizeObserver(fit).observe(list);
   return { root, mark };
 }
 
@@ -79,7 +85,7 @@ export function showCell(host: HTMLElement, state: State): void {
   const { loop, step, numbers } = state;
   const line = state.lines[state.line];
   if (!line) return void host.append(el("p", {}, "No step has been measured."));
-  const name = line.name || "the model itself";
+  const name = titleOf(loop, line.name);
   const many = line.modules.length > 1 ? `, the largest of ${line.modules.length} modules` : "";
   host.append(el("h3", {}, `step ${NUMBERS.format(step)} · ${name}`));
   const at = rowIn(loop.rows, step);
@@ -177,7 +183,7 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   if (nearest !== undefined) {
     const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${NUMBERS.format(nearest)}, which is kept`);
     host.append(go);
-  } else {
+  } else if (!loop.black_box) {
     host.append(el("p", {}, "A loop that keeps its bad steps:"));
     command(host, 'th.training(model, optimizer, black_box="black_box")', copied);
   }

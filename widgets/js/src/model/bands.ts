@@ -26,13 +26,13 @@ const LANES = 34;
 const BARE_LANE = 18;
 const LEAST_CHART = 72;
 const MEMORY_SHARE = 0.54;
-const ROWS = { least: 3, most: 12 };
+const ROWS = { least: 3, most: 24 };
 
 /**
  * Rows of a timeline that is so high. `lifetimes`: how many rows there are; `isOpen`: whether the reader wants them,
- * null where he has not said.
+ * null where he has not said; `legend`: the height of memory's legend, which has all of its rows if lifetimes can have fewer.
  */
-export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen: boolean | null): Bands {
+export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen: boolean | null, legend = 0): Bands {
   const full = lanes > 1 ? LANES : LANE;
   const free = (lane: number) => height - PHASES - RULER - lanes * lane;
   const memory = (lane: number, rows: number) => free(lane) - HEADING - rows * ROW;
@@ -40,7 +40,7 @@ export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen
   const least = Math.min(ROWS.least, lifetimes);
   let rows = Math.floor((free(full) * (1 - MEMORY_SHARE) - HEADING) / ROW);
   rows = Math.max(least, Math.min(ROWS.most, lifetimes, rows));
-  while (rows > least && !fits(full, rows)) rows--;
+  while (rows > least && (!fits(full, rows) || memory(full, rows) < HEADING + legend)) rows--;
   if (isOpen === false || (isOpen === null && !fits(full, rows))) rows = 0;
   const hasQueues = fits(full, rows);
   const lane = hasQueues ? full : BARE_LANE;

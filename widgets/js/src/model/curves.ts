@@ -55,10 +55,10 @@ export function levelsOfCurve(curve: Curve): CurveLevels {
   return found;
 }
 
-/** What each curve is: in words, in one, and where there is less room. */
-export const CURVES: Record<Curve["name"], { title: string; name: string; short: string }> = {
-  plain: { title: "without the plan", name: "without", short: "plain" },
-  mirrored: { title: "as planned", name: "planned", short: "plan" },
+/** What each curve is: in words, and in one. */
+export const CURVES: Record<Curve["name"], { title: string; name: string }> = {
+  plain: { title: "without the plan", name: "without" },
+  mirrored: { title: "as planned", name: "planned" },
 };
 
 /** Those that are drawn: where the memory shown is the plan's own, the second would lie on it. */

@@ -258,15 +258,15 @@ export const FROM_BELOW = [9, 10, 0, 1, 2, 3, 4, 5, 6, 7, 8] as const;
 
 /** The categories of memory by their number in engine/memory/timeline.py. */
 export const CATEGORIES = [
-  { key: "saved", title: "saved activations", name: "activations", short: "activations" },
-  { key: "buffer", title: "input buffers", name: "input buffers", short: "buffers" },
-  { key: "pgrad", title: "parameter gradients", name: "gradients", short: "gradients" },
-  { key: "other", title: "forward values", name: "forward values", short: "forward" },
-  { key: "held", title: "held gradients", name: "held", short: "held" },
-  { key: "work", title: "workspace", name: "workspace", short: "workspace" },
-  { key: "unknown", title: "not attributed", name: "not attributed", short: "not attributed" },
-  { key: "listed", title: "gradients in lists", name: "in lists", short: "in lists" },
-  { key: "consumed", title: "consumed buffers", name: "consumed", short: "consumed" },
-  { key: "param", title: "parameters", name: "parameters", short: "parameters" },
-  { key: "state", title: "optimizer state", name: "optimizer state", short: "optimizer" },
+  { key: "saved", title: "saved activations", name: "activations" },
+  { key: "buffer", title: "input buffers", name: "input buffers" },
+  { key: "pgrad", title: "parameter gradients", name: "gradients" },
+  { key: "other", title: "forward values", name: "forward values" },
+  { key: "held", title: "held gradients", name: "held" },
+  { key: "work", title: "workspace", name: "workspace" },
+  { key: "unknown", title: "not attributed", name: "not attributed" },
+  { key: "listed", title: "gradients in lists", name: "in lists" },
+  { key: "consumed", title: "consumed buffers", name: "consumed" },
+  { key: "param", title: "parameters", name: "parameters" },
+  { key: "state", title: "optimizer state", name: "optimizer state" },
 ] as const;

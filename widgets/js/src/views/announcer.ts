@@ -6,6 +6,7 @@ import { whatAndWhere } from "../model/replay.ts";
 import { when } from "../model/when.ts";
 import { count } from "../text.ts";
 import type { MakeView } from "../view.ts";
+import { sessionWords } from "./transport.ts";
 
 export const makeAnnouncer: MakeView = ({ store }, parent) => {
   const region = el("div", { class: "sr", role: "status", "aria-live": "polite" });
@@ -37,5 +38,6 @@ export function where(store: Store): string {
   if (running < 0) return store.unreal ? `${store.unreal}, the end` : `finished, ${count(replay.length, "task")} have run`;
   const ready = `${replay.queueLengths[t] - 1} ready`;
   const stands = when(replay, running, t, store.ran, store.unreal).join("");
-  return `${whatAndWhere(store.graph, running)}, ${stands}, ${ready}, ${replay.reason(t)}`;
+  const said = [whatAndWhere(store.graph, running), stands, ready, replay.reason(t), sessionWords(store)];
+  return said.filter(Boolean).join(", ");
 }

@@ -8,8 +8,8 @@ import { bindLetGo } from "./let_go.ts";
 const LEAST_GRAPH = 190;
 const LEAST_TIMELINE = 230;
 const STEP = 24;
-/** What the graph gets of the height that a whole window has more. */
-const GRAPH_SHARE = 0.7;
+/** What the graph gets of the height that a window or a page has more. */
+const GRAPH_SHARE = 0.6;
 /** What a second device's lane needs, and each one more. */
 const SECOND_LANE = 26;
 const LANE = 34;
@@ -33,7 +33,7 @@ export const makeGrip: MakeView = (stage, parent) => {
     const timeline = parent.querySelector<HTMLElement>(".time")?.offsetHeight ?? 0;
     const free = main().offsetHeight + timeline;
     const given = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
-    const more = store.state.isFull ? Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0)) : 0;
+    const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
     return { free, timeline, first: given + lanes + more * (1 - GRAPH_SHARE) };
   };
   const apply = () => {

@@ -148,8 +148,9 @@ function duration(nanoseconds: number): string {
 function wayTo(store: Store, task: number): { says: string; title: string } {
   const { replay, state } = store;
   const place = replay.place[task];
-  if (place === NEVER || place === state.t) return { says: "", title: "" };
-  if (!store.isLive || place <= state.front) {
+  const isToCome = store.isLive && place > state.front;
+  if (place === NEVER || (place === state.t && !isToCome)) return { says: "", title: "" };
+  if (!isToCome) {
     return { says: `go to the ${nth(place + 1)}`, title: "Show the moment before it runs" };
   }
   const runs = state.status === "stopped";

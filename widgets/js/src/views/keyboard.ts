@@ -4,12 +4,11 @@ import type { Box, Tree } from "../layout/tree.ts";
 import { WHOLE } from "../model/axis.ts";
 import { timesOf } from "../model/clock.ts";
 import { levelsOfMemory } from "../model/memory.ts";
-import type { Store } from "../store.ts";
 import type { Stage } from "../view.ts";
 import { toggleHelp } from "./help.ts";
 import { toggleStops } from "./stops.ts";
 import { nextTheme } from "./theme.ts";
-import { playOrStop } from "./transport.ts";
+import { playOrStop, sessionWords } from "./transport.ts";
 
 /** How many tasks an arrow key with shift goes. */
 const FAR = 10;
@@ -35,7 +34,7 @@ const ACTIONS: Record<string, Action> = {
   f: ({ store }) => store.update({ camera: "fit" }),
   g: ({ store }) => store.update({ camera: "follow" }),
   m: ({ store }) => store.canGroup && store.showGroups(),
-  p: ({ store }) => goToPeak(store),
+  p: goToPeak,
   y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
   t: ({ store }) => nextTheme(store),
   c: (stage) => changeAxis(stage),
@@ -113,11 +112,13 @@ function zoomTimeline({ root }: Stage, factor: number): void {
   root.querySelector(".time")?.dispatchEvent(new CustomEvent("zoomby", { detail: factor }));
 }
 
-function goToPeak(store: Store): void {
+function goToPeak({ store, root, tip }: Stage): void {
   const { memory } = store;
   if (!memory) return;
   store.update({ playing: false });
   store.go(levelsOfMemory(memory).peak.place);
+  const ahead = sessionWords(store);
+  if (ahead) say(root, tip, `planned: ${ahead}\nArrows look around; “back to now”, or “run to it”`);
 }
 
 /** Closes the innermost open box around the shown task, or opens the outermost closed one. */

@@ -11,14 +11,14 @@ const LONGEST_REASON = 90;
 const MOST_SHARES = 4;
 /** Height of a row, and of one where there is less room for them. */
 const ROW = 14;
-const TIGHT_ROW = 12;
+export const TIGHT_ROW = 12;
 
 export interface Legend {
   /** The level, and the rows that make it. */
   readonly total: HTMLElement;
   readonly element: HTMLElement;
-  /** Shows these categories in so many pixels; by short names where there is no room for others. */
-  build(categories: readonly number[], curves: readonly CurveLevels[], height: number, isShort: boolean): void;
+  /** Shows these categories in so many pixels. */
+  build(categories: readonly number[], curves: readonly CurveLevels[], height: number): void;
   /** Shows the bytes at a time: of a task at its highest level. */
   read(levels: MemoryLevels, forward: MemoryLevels | null, time: number): void;
 }
@@ -38,16 +38,16 @@ export function makeLegend(): Legend {
   return {
     total,
     element,
-    build(categories, curves, height, isShort) {
+    build(categories, curves, height) {
       const all = categories.length + curves.length;
       element.style.height = `${Math.max(0, height)}px`;
       element.classList.toggle("tight", all * ROW > height);
       element.classList.toggle("full", all * TIGHT_ROW > height);
-      const wanted = JSON.stringify([categories, isShort]);
+      const wanted = categories.join();
       if (wanted === built && curves.length === curveRows.length && curves.every((each, at) => each === curveRows[at].levels)) return;
       built = wanted;
-      rows = categories.map((category) => rowOf(category, isShort));
-      curveRows = curves.map((levels) => curveRow(levels, isShort));
+      rows = categories.map(rowOf);
+      curveRows = curves.map(curveRow);
       element.replaceChildren(...rows.map((row) => row.element), ...curveRows.map((row) => row.element));
     },
     read(levels, forward, time) {
@@ -93,19 +93,19 @@ export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, tim
 }
 
 /** A plan's curve: its line, and its level at the cursor. */
-function curveRow(levels: CurveLevels, isShort: boolean): { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement } {
+function curveRow(levels: CurveLevels): { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement } {
   const { name } = levels.curve;
-  const { title, name: usual, short } = CURVES[name];
+  const { title, name: said } = CURVES[name];
   const bytes = el("b");
   const sample = el("span", { class: `cv ${name}`, "aria-hidden": "true" });
-  return { levels, bytes, element: el("div", { "data-curve": name, title }, sample, el("span", {}, isShort ? short : usual), bytes) };
+  return { levels, bytes, element: el("div", { "data-curve": name, title }, sample, el("span", {}, said), bytes) };
 }
 
-function rowOf(category: number, isShort: boolean): Row {
-  const { key, title, name, short } = CATEGORIES[category];
+function rowOf(category: number): Row {
+  const { key, title, name } = CATEGORIES[category];
   const bytes = el("b");
   const swatch = el("span", { class: "sw", style: `background: var(--${key})` });
-  const element = el("div", { "data-category": key, title }, swatch, el("span", {}, isShort ? short : name), bytes);
+  const element = el("div", { "data-category": key, title }, swatch, el("span", {}, name), bytes);
   return { category, element, bytes };
 }
 

@@ -14,9 +14,10 @@ import { showRunning } from "./queue_running.ts";
 /** So many rows are shown of one queue; of each of several. */
 const MOST = 60;
 const MOST_EACH = 2;
-/** Where fewer wait, it is shown what comes then, up to so many rows in all. */
+/** Where fewer wait, it is shown what comes then: up to so many rows in all where there is room, and it asks for so many. */
 const FEW = 4;
-const ROWS = 7;
+const ROWS = 14;
+const ASKED = 7;
 /** Of the words between the two, as in the style sheet, pixels. */
 const HEAD_HEIGHT = 24;
 
@@ -130,7 +131,7 @@ export class OneQueue {
     const room = this.element.clientHeight - top - (this.thenHead.isConnected ? HEAD_HEIGHT : 0);
     this.rows.forEach((row, at) => (row.hidden = (at + 1) * ROW_HEIGHT > room));
     this.thenHead.hidden = room < ROW_HEIGHT;
-    return below && below + rows * ROW_HEIGHT;
+    return below && below + Math.min(rows, Math.max(list.element.children.length, ASKED)) * ROW_HEIGHT;
   }
 }
 

@@ -22,7 +22,7 @@ import { hasMoved, type Store } from "../store.ts";
 import { count } from "../text.ts";
 import type { Colours, MakeView, Stage } from "../view.ts";
 import { dashes } from "./dashes.ts";
-import { makeLegend } from "./memory_legend.ts";
+import { makeLegend, TIGHT_ROW } from "./memory_legend.ts";
 import { makePredict } from "./predict.ts";
 import { busyWords, TimelineLabels } from "./timeline_labels.ts";
 import { bindTimeline } from "./timeline_pointer.ts";
@@ -43,9 +43,6 @@ interface Subject {
   height: number;
   ratio: number;
 }
-
-/** Below this width of the left gutter the legend's names are short. */
-const WIDE_LEGEND = 170;
 
 /** A narrower deck shows no lifetimes until it is asked to. */
 const NARROW = 560;
@@ -96,11 +93,11 @@ export const makeTimeline: MakeView = (stage, parent) => {
   const rebuild = (wanted: Subject) => {
     subject = wanted;
     const { lanes, times } = clock();
-    picture = pictureOf(stage, wanted, lanes, times, margins(element));
     const stack = stackOf(store);
-    const { memory, chart } = picture.bands;
     const categories = stack ? usedCategories(store, stack) : [];
-    legend.build(categories, stack?.curves ?? [], memory.bottom - chart.top, picture.axis.left < WIDE_LEGEND);
+    picture = pictureOf(stage, wanted, lanes, times, margins(element), categories.length * TIGHT_ROW);
+    const { memory, chart } = picture.bands;
+    legend.build(categories, stack?.curves ?? [], memory.bottom - chart.top);
     still.replaceChildren(paint(el("canvas"), picture, false));
     solid = paint(el("canvas"), picture, true);
     labels.place(picture, stack);
@@ -191,6 +188,7 @@ function pictureOf(
   lanes: Lane[],
   times: Times | null,
   gutters: { left: number; right: number },
+  legend: number,
 ): Picture {
   const { document, replay, state, memory } = store;
   const forward = forwardOf(store);
@@ -205,7 +203,8 @@ function pictureOf(
     zoom,
   });
   const levels = memory && levelsOfMemory(memory);
-  const bands: Bands = bandsOf(height, lanes.length, memory?.rows.length ?? 0, areOpen ?? (width < NARROW ? false : null));
+  const isOpen = areOpen ?? (width < NARROW ? false : null);
+  const bands: Bands = bandsOf(height, lanes.length, memory?.rows.length ?? 0, isOpen, legend);
   const rows = memory?.rows.slice(0, bands.lifetimes.rows) ?? [];
   const lifetimes: LifetimeBars[] = levels ? rows.map((row) => barsOf(levels, row)) : [];
   const stack = stackOf(store);

@@ -8,6 +8,7 @@ import { el } from "../dom.ts";
 import { WHOLE, type PlacedPhase } from "../model/axis.ts";
 import type { Lane } from "../model/lanes.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
+import { pathsOf } from "../model/short_paths.ts";
 import type { Changed } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../text.ts";
 import type { Stage } from "../view.ts";
@@ -20,6 +21,8 @@ const PADDING = 12;
 const BESIDE = 9;
 /** The sentence has so much room at least. */
 const LEAST_SENTENCE = 260;
+/** About and between a lifetime's name and path, as in the style sheet. */
+const NAME_MARGIN = 27;
 /** Width of a right gutter that has room for whole numbers. */
 const ROOMY = 100;
 
@@ -171,9 +174,10 @@ export class TimelineLabels {
     this.lifetimesHeading.hidden = !levels;
     this.lifetimes.setAttribute("aria-expanded", String(bands.lifetimes.rows > 0));
     this.more.textContent = others > 0 && shown ? `+${grouped(others)} more` : "";
+    const paths = pathsOf(lifetimes.map(({ row }) => row));
     this.lives.replaceChildren(
       ...lifetimes.map((each, number) => {
-        const item = lifeOf(each, levels!, axis.left, width - axis.right);
+        const item = lifeOf(each, paths[number], levels!, axis.left, width - axis.right);
         at(item, rowTop(picture, number));
         return item;
       }),
@@ -221,7 +225,9 @@ function phaseOf({ name, elapsed_ns, left, right }: PlacedPhase, from: number, t
   return [made];
 }
 
-function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number, right: number): HTMLElement {
+function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLevels, left: number, right: number): HTMLElement {
+  const room = left - NAME_MARGIN - measured.measureText(row.name).width;
+  const path = paths.find((each) => measured.measureText(each).width <= room) ?? paths[paths.length - 1];
   const many = row.count > 1 ? manyOf(row.count, right) + size(row.nbytes) : size(row.nbytes);
   const lives = row.storages.map((storage) => levels.life(storage));
   const born = Math.min(...lives.map((life) => life.born));
@@ -232,7 +238,7 @@ function lifeOf({ row, bars }: LifetimeBars, levels: MemoryLevels, left: number,
   const item = el(
     "li",
     { "data-count": String(row.count), "data-bytes": String(row.nbytes), "data-storage": String(bars[0].storage) },
-    el("span", { class: "name" }, el("span", { class: "n" }, row.name), " ", pathEnd(row.module, "m")),
+    el("span", { class: "name" }, el("span", { class: "n" }, row.name), pathEnd(path, "m")),
     el("span", { class: "many" }, many),
     el("span", { class: "sr" }, `, ${from}, ${to}`),
   );

@@ -64,13 +64,18 @@ export const makeTransport: MakeView = (stage, parent) => {
       if (!hasMoved(changed)) return;
       const { t, front, status } = store.state;
       const goesOn = status === "stopped" || status === "running"; // one look for both: steps are short
-      const onward = store.isLive && t >= front ? goesOn : t < store.replay.length;
-      const atEnd = store.isLive ? t === front && !goesOn : t >= store.replay.length;
+      const isOver = store.isLive && t >= front && !goesOn;
+      const atEnd = t >= store.replay.length && !(store.isAtFront && goesOn);
+      const onward = store.isAtFront ? goesOn : !atEnd;
       quiet(start, t === 0);
       quiet(play, !store.canPlay);
       quiet(back, t === 0);
-      for (const each of [step, over, out, run]) quiet(each, !onward);
-      quiet(end, atEnd);
+      for (const each of [step, over, out]) quiet(each, !onward);
+      quiet(run, store.isLive && t >= front ? isOver : !onward);
+      quiet(end, atEnd || (isOver && store.isAtFront));
+      const ahead = sessionWords(store);
+      for (const each of [step, over, out, end]) each.title = `${each.ariaLabel}${ahead && `: in the plan, ${ahead}`}`;
+      run.title = `${run.ariaLabel}${ahead && `: ${ahead}, and goes on from there`}`;
     },
     draw(now) {
       stops.draw?.(now);
@@ -95,6 +100,11 @@ type MainAction = "play" | "pause" | "stop";
 function mainAction({ state }: Store): MainAction {
   if (state.playing) return "pause";
   return state.status === "running" ? "stop" : "play";
+}
+
+/** `the session stands before the 7th`, where what is planned after that is looked at; else "". */
+export function sessionWords({ isLive, isAhead, state }: Store): string {
+  return isLive && isAhead ? `the session stands before the ${nth(state.front + 1)}` : "";
 }
 
 /** A button that can do nothing now says so, but keeps the focus: the next key must still reach the deck. */
