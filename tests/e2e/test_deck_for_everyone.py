@@ -117,7 +117,7 @@ def test_a_whole_session_by_keys(page: Page, path: Path) -> None:
     press("Escape")
     expect(deck.root.get_by_role("dialog", name="keys")).to_have_count(0)
     press("Escape")
-    deck.settles(frame_height, 704)
+    deck.settles(frame_height, 884)
     press("s")
     panel = deck.root.get_by_role("dialog", name="stops")
     expect(panel.get_by_role("combobox", name="kind")).to_be_visible()

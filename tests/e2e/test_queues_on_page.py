@@ -128,7 +128,7 @@ def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page
     position = int(deck.data("t"))
     expect(deck.root.locator(".qh")).to_have_text("next, in this orderwaitsruns")
     later = deck.root.locator(".queue [data-later]")
-    assert later.count() == 7 - len(ready)
+    assert later.count() == 14 - len(ready)
     shown = [int(each) for each in later.evaluate_all("all => all.map(row => row.dataset.later)")]
     assert shown == [task for task in order[position + 1 :] if task not in ready][: len(shown)]
     expect(deck.root.locator(".then-head")).to_have_text("then, as predicted")
