@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import subprocess
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 import tapehead as th
 
@@ -77,6 +81,18 @@ def test_each_page_is_in_the_contents() -> None:
         for entry in contents.split()
     }
     assert {*PAGES} - {DOCS / "index.md"} <= listed
+
+
+def test_the_page_of_formats_names_each_key_of_a_run(tmp_path: Path) -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    saved = json.loads(th.profile(lambda: weight.exp().sum(), trace="full").save(tmp_path / "a.tape.json").read_text())
+    page = (REFERENCE / "formats.md").read_text(encoding="utf-8")
+    said = {}
+    for path in re.findall(r"^\.\. autofunction:: tapehead\.(\S+)$", page, re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        said[name] = inspect.getdoc(getattr(import_module(f"tapehead.{module}"), name)) or ""
+    for name, part in (("save", saved), ("write_graph", saved["graph"]), ("write_timeline", saved["timeline"])):
+        assert [key for key in part if f"`{key}`" not in said[name]] == []
 
 
 def test_all_keys_of_the_deck_are_in_the_table_of_keys() -> None:

@@ -36,7 +36,7 @@ def save(run: Run, path: str | Path) -> Path:
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
-    - `graph`: see `inspector/graph/graph_file.py`.
+    - `graph`: see `write_graph`.
     - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
       it is the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has none.
       `key`: of each term that has, one after the other, for each arrival a rank, of which the policy takes the least
@@ -48,7 +48,7 @@ def save(run: Run, path: str | Path) -> Path:
       layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
     - `batches`: null or missing where each task ran alone. `ran`: [kind, tasks, launches before, launches, copied
       bytes, held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
-    - `timeline`: null or missing where memory was not measured; see `timeline_file.py`. `Run.footprints` are not kept.
+    - `timeline`: null or missing where memory was not measured; see `write_timeline`. `Run.footprints` are not kept.
     - `elsewhere`: missing where memory was measured on one device; how many other `devices` there are, and by number
       `timeline 0`, `timeline 1`, ...
 

@@ -60,7 +60,7 @@ class Table(Generic[Entry]):
 def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     """Writes the entries of an object:
 
-    - By task: `name`, an index into `names`; `kind`, into `kinds` (see `kinds.py`); `sequence_nr`, a string where
+    - By task: `name`, an index into `names`; `kind`, into `kinds` (see `Kind`); `sequence_nr`, a string where
       JavaScript has no such integer; `inputs`, into `input_lists`, whose entries are indices into `metas`: [shape or
       null for a nested tensor, dtype, device]; `call`, into `calls`, or -1; `operation`, or -1.
     - `parameters`: [task, name] for each AccumulateGrad whose leaf has a name.
