@@ -80,8 +80,7 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
 
 def _node(task: Task) -> str:
     label = task.parameter if task.kind is Kind.ACCUMULATE_GRAD and task.parameter else short_name(task.name)
-    tooltip = f"{task.name}, created #{task.id}"
-    attributes = {"label": label, "tooltip": tooltip, **_LOOK[task.kind]}
+    attributes = {"label": label, "tooltip": task.name, **_LOOK[task.kind]}
     listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
     return f"\tt{task.id} [{listed}]\n"
 

@@ -303,11 +303,11 @@ def _stub(graph: Graph, stub: Stub) -> str:
 
 
 def _name(graph: Graph, task: int) -> str:
-    return graph.tasks[task].parameter or f"{graph.tasks[task].name} (created #{task})"
+    return graph.tasks[task].parameter or graph.describe(task)
 
 
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
-    """Full name, parameter or module, numbers, input shapes and source line, escaped."""
+    """Full name, parameter or module, sequence number, input shapes and source line, escaped."""
     task = graph.tasks[number]
     lines = [task.name]
     module = graph.module(task)
@@ -316,8 +316,8 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
     elif module:
         assert task.call is not None
         lines.append(f"{module} ({graph.calls[task.call].class_name})")
-    sequence = "" if task.kind is Kind.ACCUMULATE_GRAD else f", sequence number {task.sequence_nr}"
-    lines.append(f"created #{task.id}{sequence}")
+    if not task.is_leaf:
+        lines.append(f"sequence number {task.sequence_nr}")
     if task.inputs:
         lines.append("in: " + ", ".join(map(str, task.inputs[:8])) + (", …" if len(task.inputs) > 8 else ""))
     if with_source and task.operation is not None and task.source is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -118,3 +119,18 @@ def test_without_statistics_a_gradient_is_not_said_to_be_empty(context: BrowserC
     page = context.new_page()
     page.goto(path.as_uri())
     expect(page.locator("[data-gradient='in 0']")).to_contain_text("its values were not recorded")
+    expect(page.locator("[data-part='gradients-in']")).to_contain_text('trace="full" of th.profile')
+
+
+@pytest.mark.parametrize("trace", [None, "full"])
+def test_where_gradients_were_not_recorded_the_inspector_says_what_records_them(
+    context: BrowserContext, tmp_path: Path, trace: Literal["full"] | None
+) -> None:
+    path = tmp_path / "deck.html"
+    th.profile(workload("linear50").build()[1], trace=trace).save_html(path)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    gradients = page.locator("[data-part='gradients-in']")
+    expect(gradients).to_contain_text("norm" if trace else "4 B, not recorded")
+    said = 'trace="full" of th.profile, th.backward or th.debug records values and histograms'
+    expect(gradients.get_by_text(said)).to_have_count(0 if trace else 1)

@@ -1,6 +1,7 @@
 /** Cuts what one box would hold too much of into runs of siblings, each a box of its own. */
 
 import type { DeckGraph } from "../model/graph.ts";
+import { count } from "../text.ts";
 import { linesOf, namesOf, someNames } from "./layers.ts";
 import { type Child, Part } from "./parts.ts";
 import type { Links } from "./ranks.ts";
@@ -95,19 +96,19 @@ function labelsOf(children: readonly Child[], part: Part, graph: DeckGraph): [st
   return [`${title} ×${calls.length}`, `calls ${calls[0].index} to ${calls[calls.length - 1].index}`];
 }
 
-/** The modules that made most of them, else what they are and the lines that made them, else their numbers alone. */
-function labelsOfTasks({ above, first, tasks }: Part, graph: DeckGraph): [string, string] {
-  const numbers = `tasks #${first} to #${tasks.reduce((last, task) => Math.max(last, task))}`;
+/** The modules that made most of them, else what they are, and the lines that made them or how many there are. */
+function labelsOfTasks({ above, tasks }: Part, graph: DeckGraph): [string, string] {
+  const said = count(tasks.length, "task");
   const all = [...tasks];
   const depth = above ? above.split(".").length : 0;
   const paths = all.map((task) => graph.module(task).split(".").slice(depth)).filter(([name]) => name);
   if (paths.length * 2 > all.length) {
     let shared = 0; // so many names begin all paths
     while (paths[0].length > shared && paths.every((path) => path[shared] === paths[0][shared])) shared++;
-    return [shared ? paths[0].slice(0, shared).join(".") : someNames(paths.map(([name]) => name)), numbers];
+    return [shared ? paths[0].slice(0, shared).join(".") : someNames(paths.map(([name]) => name)), said];
   }
   const lines = linesOf(all, graph);
-  return lines.includes(":") ? [namesOf(all, graph), lines] : [numbers, ""];
+  return [namesOf(all, graph), lines.includes(":") ? lines : said];
 }
 
 function fromTo(names: readonly string[]): string {

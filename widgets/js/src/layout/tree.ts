@@ -16,7 +16,7 @@ export interface Box {
   parent: Box | null;
   /** The module's path; "" for a run of tasks or calls. */
   path: string;
-  /** "blocks.3", "cell ×100", "tasks #0 to #999". */
+  /** "blocks.3", "cell ×100", "Sin, Mul and 4 more". */
   title: string;
   /** The module's class, "calls 0 to 99", or "". */
   subtitle: string;

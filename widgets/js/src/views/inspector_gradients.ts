@@ -10,6 +10,7 @@ import { icon } from "./icons.ts";
 
 /** More are not listed: a stack of thousands has thousands of outputs. */
 const MOST = 20;
+const RECORD_THEM = 'trace="full" of th.profile, th.backward or th.debug records values and histograms';
 
 export function gradientSections(store: Store, task: number): HTMLElement[] {
   const { graph, replay, state } = store;
@@ -18,6 +19,7 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const note = isHere ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
   const arriving = items(store, task, "inputs", takes(store, task), isHere);
   const first = section("Gradients in", note, arriving);
+  if (lacksValues(store, task)) first.append(el("div", { class: "gr not" }, el("div", { class: "s" }, RECORD_THEM)));
   const sections = [first];
   if (isHere && store.record(task)?.edited) {
     first.dataset.edited = "true";
@@ -29,6 +31,14 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const leaving = items(store, task, "outputs", given, stands === "done");
   sections.push(section("Gradients out", count(edges, "edge"), leaving));
   return sections;
+}
+
+/** Whether it has run and another run of the same could have recorded more of it; a whole step records no values. */
+function lacksValues(store: Store, task: number): boolean {
+  const { replay, state, branch } = store;
+  if (branch || replay.place[task] >= state.front || replay.schedule.memory?.step) return false;
+  const record = store.record(task);
+  return !record || record.inputs.some((each) => each && each.min === undefined && each.why === undefined);
 }
 
 /** One for each of a task's inputs or outputs, up to `MOST`. */
