@@ -180,7 +180,8 @@ class Run:
         return self.timeline
 
     def save(self, path: str | Path) -> Path:
-        """Writes the run as versioned JSON, compressed when large, for `th.load`; see `trace_file.py` for the fields.
+        """Writes the run as versioned JSON, compressed when large, for `th.load`; the page of file formats has its
+        fields.
 
         Of the graph all is kept but the nodes, so what they save from the forward is not.
         """

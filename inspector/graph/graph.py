@@ -295,7 +295,7 @@ class Graph:
         return self.tasks[number]
 
     def to_json(self) -> str:
-        """The graph as versioned JSON; see `inspector/drawing/to_json.py` for the fields."""
+        """The graph as versioned JSON, one object; `graph_to_json`, on the page of file formats, has its fields."""
         return text_of("graph as JSON", self)
 
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
