@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from dis import opmap
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import isclass, isfunction
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 FULL = "TAPEHEAD_TRACEBACKS"
 """The environment variable that, set to "full", leaves all frames where they are."""
@@ -20,8 +20,10 @@ _OURS = __name__.partition(".")[0]
 _OTHERS = {"torch", "traitlets"}  # whose own refusals are sentences; a deck's attributes are traits
 _ON_THE_WAY = {_OURS, *_OTHERS, *sys.stdlib_module_names}
 _RAISE = opmap["RAISE_VARARGS"]
+_MARK = "_ends_where_called"
 
 Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def through_the_door(name: str, found: object) -> Any:
@@ -42,12 +44,14 @@ def through_the_door(name: str, found: object) -> Any:
 def verbs_end_where_called(kind: Class) -> Class:
     """A decorator: the same for the methods and properties that a class has of its own, and that users call."""
     for name, found in [*vars(kind).items()]:
-        if name.startswith("_"):
+        if name.startswith("_") and name != "__getitem__":
             continue
         if isfunction(found):
             setattr(kind, name, ending_where_called(found))
         elif isinstance(found, staticmethod | classmethod):
             setattr(kind, name, type(found)(ending_where_called(found.__func__)))
+        elif isinstance(found, cached_property):
+            found.func = ending_where_called(found.func)
         elif isinstance(found, property):
             get, put = (None if each is None else ending_where_called(each) for each in (found.fget, found.fset))
             setattr(kind, name, property(get, put, found.fdel, found.__doc__))
@@ -62,8 +66,10 @@ def _constructor_ends_where_called(kind: type) -> None:
         kind.__init__ = ending_where_called(found)  # type: ignore[misc]
 
 
-def ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
+def ending_where_called(function: Function) -> Function:
     """A decorator: the same for one function."""
+    if hasattr(function, _MARK):  # a dataclass with slots is made of the class that has been seen already
+        return function
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +81,8 @@ def ending_where_called(function: Callable[..., Any]) -> Callable[..., Any]:
                 error.__traceback__ = None
             raise  # without this frame: it is added when an error passes, not where one is caught
 
-    return call
+    setattr(call, _MARK, True)
+    return cast("Function", call)
 
 
 def _ends_in_a_sentence(error: Exception) -> bool:
@@ -93,7 +100,8 @@ def _ends_in_a_sentence(error: Exception) -> bool:
         return False
     if _package_of(last) == _OURS:
         return _is_raise(last) or (type(error) is RuntimeError and _calls_torch(last))
-    return _package_of(last) in _OTHERS or isinstance(error, OSError)
+    no_path = _package_of(last) == "pathlib" and isinstance(error, TypeError)
+    return _package_of(last) in _OTHERS or isinstance(error, OSError) or no_path
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -155,8 +155,11 @@ def expect_outputs(value: object) -> None:
 
 def a_kind(value: object) -> str:
     """What a value is, in the midst of a sentence: "an int", "a Tensor", "None"."""
+    if value is None:
+        return "None"
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    with_an = "AEFHILMNORSX" if name[:2].isupper() else "aeioAEIO"  # "an SGD", spoken letter by letter
+    return f"{'an' if name[0] in with_an else 'a'} {name}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

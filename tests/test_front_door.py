@@ -73,6 +73,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "a session has no save_html",
     ),
     "a name that nobody has": (lambda: th.debug(make_loss()).stpe(), "has no attribute 'stpe'"),
+    "a run that is stepped": (lambda: th.backward(make_loss()).step(), r"it has run; th.debug\(loss\) steps"),  # type: ignore[attr-defined]
+    "a row that is none": (lambda: th.plan(make_loss())["hepa"], "was not planned here"),
+    "a path that is none": (lambda: th.graph(make_loss()).save_svg(3), "not int"),  # type: ignore[arg-type]
+    "no history": (lambda: th.debug(make_loss()).back(), "keeps no history to go back in"),  # type: ignore[union-attr]
+    "a policy in the second place": (lambda: th.backward(make_loss(), "bfs"), "policy='bfs'"),  # type: ignore[arg-type]
+    "percent": (lambda: th.plan_mirror(make_loss, overhead=6), "which would be 600 % of a step's time; 6 % is 0.06"),
+    "data that needs no gradient": (lambda: th.debug(make_loss(), inputs=[torch.ones(2)]), "does not require grad, so"),
     "a run's verb": (lambda: th.backward(make_loss()).save("/nowhere/x.tape.json"), "nowhere"),
     "a size that is none": (lambda: th.workload("rnn").build("smal"), "unknown size"),  # type: ignore[arg-type]
     "a plan that is not there": (lambda: th.MirrorPlan.load("nowhere.mirror"), "nowhere.mirror"),

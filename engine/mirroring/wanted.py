@@ -37,6 +37,11 @@ class Wanted:
         """
         if overhead is not None and not (isinstance(overhead, int | float) and 0 <= overhead < math.inf):
             raise ValueError(f"overhead is a share of a step's time, 0.06 for 6 %, not {overhead!r}")
+        if isinstance(overhead, int) and overhead > 1:
+            raise ValueError(
+                f"overhead is {overhead}, which would be {overhead}00 % of a step's time; {overhead} % is "
+                f"{overhead / 100}, and {overhead} times a step {overhead}.0"
+            )
         wanted = None if budget is None else budget_of(budget)
         if overhead is None:
             overhead = OVERHEAD if budget is None else math.inf

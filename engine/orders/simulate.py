@@ -90,4 +90,6 @@ def _instead(given: object) -> str:
     """What to pass in place of this."""
     if isinstance(given, Tensor | GradientEdge):
         return ": th.simulate(th.graph(loss))"
+    if callable(given):
+        return ": th.simulate(th.graph(loss)), where loss is what the function makes"
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""

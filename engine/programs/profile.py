@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from ...inspector.arguments import expect_choice, expect_model
+from ...inspector.arguments import expect, expect_choice, expect_model
 from ...inspector.capturing.capture import capture
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.compiled import keep_compiler_out
@@ -97,6 +97,8 @@ def profile(
     check_choices(engine, trace)
     check_batch(batch, engine)
     expect_choice(queues, get_args(Queues), "queues")
+    if device is not None:
+        expect(device, torch.device | str, "device", 'a device or its name, such as "cuda:0"')
     accumulation = Accumulation(accumulate, release)
     if engine == "native":
         accumulation.check_native()

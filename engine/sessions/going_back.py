@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Task
 from ..memory.footprint import Footprints
 from ..queue.ready_queue import AnyTask
@@ -12,6 +13,7 @@ from .rewinding import Rewinder
 from .verbs import Verbs
 
 
+@verbs_end_where_called
 class GoesBack(Verbs):
     """The part of a `Stepper` that takes tasks back: hands each verb to its rewinder."""
 

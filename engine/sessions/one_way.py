@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Never
 
+from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Task
 from ..queue.ready_queue import AnyTask
 from .verbs import Verbs
@@ -11,6 +12,7 @@ from .verbs import Verbs
 NO_HISTORY = "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
 
 
+@verbs_end_where_called
 class OneWay(Verbs):
     """The part of a `NativeSession` that stands where a `Stepper` goes back. `goto` can go on."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,7 +184,12 @@ class Verbs(SessionBase):
         return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:
-        """Multiplies the gradients that wait for a task, by default the current one."""
+        """Multiplies the gradients that wait for a task, by default the current one.
+
+        Raises:
+            TypeError: the factor is no number.
+        """
+        expect_number(factor, Number | Tensor, "factor", "a number")
         self._edit(lambda gradients: [None if each is None else each * factor for each in gradients], task)
 
     def zero(self, task: AnyTask | None = None) -> None:

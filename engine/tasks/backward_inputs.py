@@ -35,6 +35,11 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     if not found:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     for each in found:
+        if isinstance(each, Tensor) and not each.requires_grad:
+            raise RuntimeError(
+                f"one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be accumulated"
+                " into it: call .requires_grad_() on it before the forward"
+            )
         if not isinstance(each, Tensor | GradientEdge):
             raise RuntimeError(f"all inputs have to be Tensors or GradientEdges, but got {type(each).__name__}")
     for each in found:

@@ -20,7 +20,7 @@ def as_gradients(given: object) -> tuple[Any, ...]:
     """
     if given is None or isinstance(given, Tensor):
         return (given,)
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or type(given).__module__ == "numpy":
         raise TypeError(f"expected a gradient or a sequence of them, one per input, not {a_kind(given)}")
     return tuple(given)
 

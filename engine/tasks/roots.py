@@ -41,6 +41,8 @@ def as_gradients(
     if isinstance(grad_tensors, Tensor | None):
         return grad_tensors
     wanted = "a tensor, or for each output a tensor or None"
+    if isinstance(grad_tensors, str):
+        raise TypeError(f"grad_tensors is a str; expected {wanted}. A policy is given by name: policy={grad_tensors!r}")
     expect(grad_tensors, Iterable, "grad_tensors", wanted)
     if isinstance(grad_tensors, Module):
         raise TypeError(f"grad_tensors is a module; expected {wanted}")

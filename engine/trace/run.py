@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ...front_door import verbs_end_where_called
+from ...front_door import ending_where_called, verbs_end_where_called
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import drawn, saved
 from ..memory.accumulation import PYTORCHS, Accumulation
@@ -31,6 +31,11 @@ Engine = Literal["native", "direct"]
 
 
 _reading = RLock()  # of late runs: what two threads ask for at once is read once
+
+
+_OF_SESSIONS = frozenset(
+    ("step", "run", "run_to", "step_over", "step_out", "stop", "back", "goto", "watch", "break_at", "ready", "current")
+)
 
 
 @verbs_end_where_called
@@ -93,6 +98,7 @@ class Run:
 
     if not TYPE_CHECKING:
 
+        @ending_where_called
         def __getattr__(self, name: str) -> Any:
             if name in ("graph", "order", "planned"):
                 with _reading:
@@ -103,7 +109,8 @@ class Run:
                         vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
                 if name in vars(self):
                     return vars(self)[name]
-            raise AttributeError(f"a Run has no {name!r}")
+            steps = ": it has run; th.debug(loss) steps through a backward, run.deck() plays this one"
+            raise AttributeError(f"a Run has no {name!r}{steps if name in _OF_SESSIONS else ''}", name=name, obj=self)
 
     def __repr__(self) -> str:
         several = len(self.timelines) > 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...front_door import ending_where_called
 from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.shown import drawn
@@ -92,6 +93,7 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace of {len(self)} of {len(self.graph)} tasks under {self.policy}, statistics {self.level}>"
 
+    @ending_where_called
     def __getitem__(self, place: int) -> TaskRecord:
         expect_number(place, int, "place", "where a task is in the order; `trace.of(task)` finds a task's")
         if not -len(self) <= place < len(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ...front_door import verbs_end_where_called
 from ...inspector.shown import text_of
 from .columns import lines_of
 from .tables import cells_table
@@ -21,6 +22,9 @@ class ShownAsFindings:
     """
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        verbs_end_where_called(cls)
 
     @property
     def cells(self) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from ...front_door import verbs_end_where_called
 from ...inspector.shown import text_of
 from .columns import lines_of
 
@@ -22,6 +23,9 @@ class ShownAsTable:
     """
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        verbs_end_where_called(cls)
 
     words: ClassVar[Collection[str]] = ()
     """The headings of columns of words; all others hold numbers, which end at one line."""

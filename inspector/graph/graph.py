@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ...front_door import ending_where_called
 from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
@@ -278,6 +279,7 @@ class Graph:
         said = ", ".join(part for part in where if part)
         return f"{name} ({said})" if said else name
 
+    @ending_where_called
     def task(self, task: Task | int) -> Task:
         """The task of this number; a task is given back.
 
@@ -286,7 +288,8 @@ class Graph:
             TypeError: it is neither a number nor a task.
         """
         if not isinstance(task, Task | int):
-            raise TypeError(f"expected a task or its number, got {a_kind(task)}")
+            names = "; session.break_at(name) and run() go to a name or a line" if isinstance(task, str) else ""
+            raise TypeError(f"expected a task or its number, got {a_kind(task)}{names}")
         number = task.id if isinstance(task, Task) else task
         if not 0 <= number < len(self.tasks):
             raise ValueError(f"there is no task {number}; this graph has tasks 0 to {len(self.tasks) - 1}")
@@ -294,14 +297,17 @@ class Graph:
             raise ValueError(f"{task!r} is a task of another graph; this one's task {number} is {self.tasks[number]!r}")
         return self.tasks[number]
 
+    @ending_where_called
     def to_json(self) -> str:
         """The graph as versioned JSON, one object; `graph_to_json`, on the page of file formats, has its fields."""
         return text_of("graph as JSON", self)
 
+    @ending_where_called
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
         """The graph as one self-contained SVG. See `save_svg`."""
         return text_of("graph as SVG", self, fold=fold, theme=theme)
 
+    @ending_where_called
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Draws the graph with tapehead's own layout.
 
@@ -320,6 +326,7 @@ class Graph:
         path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
         return path
 
+    @ending_where_called
     def to_graphviz(self) -> graphviz.Digraph:
         """The graph as a `graphviz.Digraph`, modules as clusters. Needs the `graphviz` package."""
         return drawn("graph for Graphviz", self)

@@ -521,7 +521,7 @@ def test_a_whole_step_given_to_profile_is_told_what_measures_it() -> None:
         return loss
 
     for engine in ("native", "direct"):
-        with pytest.raises(RuntimeError, match=r"th.profile_step\(make_loss\) measures a whole training step"):
+        with pytest.raises(RuntimeError, match=r"th.profile_step\(step\) measures a function that runs a whole"):
             th.profile(step, engine=engine)
     hidden = loss_of(made)
     hidden.backward()
