@@ -75,14 +75,12 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.compare import compare
     from .script import UserError
 
-    if find_spec("plotly") is None:
-        return refuse("the page draws its figures with plotly, which is missing: pip install plotly")
     target: str = options.target
     with ExitStack() as script:
         try:
             policies = policies_of(options)
             name, title, source, make_loss = script.enter_context(program(target, options.size))
-            options.out.mkdir(parents=True, exist_ok=True)
+            options.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
             print_title(title, source, console)
             comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
         except UserError as error:
@@ -94,7 +92,8 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         console.print(f"\n{sentence}", markup=False)
     console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
     console.print(comparison.peak(comparison.highest.policy))
-    path = comparison.save_html(options.out / f"{name}-compare.html", title)
+    page = options.out / f"{name}-compare.html"
+    path = comparison.save_html(page, title) if find_spec("plotly") else None
     highest = comparison.highest.policy
     tell(
         lambda: {
@@ -107,7 +106,12 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             "page": path,
         }
     )
-    console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
+    said = (
+        f"Figures, and the peak of each policy, are in {path}"
+        if path
+        else "No page of figures was written: plotly, which draws them, is missing (pip install plotly)."
+    )
+    console.print(f"\n{said}", soft_wrap=True, markup=False)
     return 0
 
 

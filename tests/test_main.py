@@ -409,15 +409,20 @@ def test_compare_tells_what_a_users_function_does_wrong(
     assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
 
 
-def test_compare_refuses_what_it_does_not_know(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "linear50" in assert_refused(["compare", "linear51"], capsys)
     assert "there is no policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
     (tmp_path / "file").touch()
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
+
+
+def test_compare_without_plotly_prints_its_table_and_says_why_there_is_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tapehead.commands.measure.find_spec", lambda name: None)
-    assert "pip install plotly" in assert_refused(["compare", "linear50"], capsys)
+    assert main(["compare", "mnist", "--policy", "heap", "--out", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "heap" in printed and "pip install plotly" in printed and not list(tmp_path.iterdir())
 
 
 def test_advise_prints_what_it_tried_and_the_code_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
