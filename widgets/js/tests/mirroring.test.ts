@@ -74,10 +74,10 @@ test("a curve's levels by task are its highest, and it is drawn through each of 
   const levels = levelsOfCurve(curve);
   assert.deepEqual([...levels.taskLevels], [9, 3, 7, 2]);
   assert.equal(levels.peak, 9);
-  const { times, levels: drawn } = levels.steps((time) => Math.floor(500 * time));
-  assert.deepEqual(drawn, curve.levels);
-  assert.deepEqual(times.map((time) => Math.floor(time)), [0, 0, 0, 2, 2, 2]);
-  assert.deepEqual(new Set(levels.steps(() => 0).levels), new Set([4, 9, 1, 2]), "of one column the extremes and the last");
+  const { times, total: drawn } = levels.steps((time) => Math.floor(500 * time));
+  assert.deepEqual([...drawn], curve.levels);
+  assert.deepEqual([...times].map((time) => Math.floor(time)), [0, 0, 0, 2, 2, 2]);
+  assert.deepEqual(new Set(levels.steps(() => 0).total), new Set([9, 1, 2]), "of one column the extremes and the last");
 });
 
 test("the plan's own memory is not drawn twice", () => {

@@ -11,8 +11,6 @@ import { FAINT, type Picture } from "./picture.ts";
 import { mixed, smallType } from "./surface.ts";
 
 const LINE = 1.2;
-/** The category whose edge is the level. */
-const TOP = FROM_BELOW[FROM_BELOW.length - 1];
 /** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
 const BAND = 5;
 /** How much ink is in the area below the level without the plan, as far as no stack covers it. */
@@ -93,7 +91,7 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
       if (!steps.levels[category].some((level) => level > 0)) continue;
       areas.push([CATEGORIES[category].key, plot.area(steps, edges[category])]);
     }
-    outlines.push(plot.line(steps, edges[TOP]));
+    outlines.push(plot.line(steps, steps.total));
   }
   return {
     most,
@@ -101,12 +99,11 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
     outlines,
     others: others.map(({ levels, dash }) => {
       const steps = levels.steps(columnOf);
-      return { dash, path: plot.line(steps, stacked(steps)[TOP]) };
+      return { dash, path: plot.line(steps, steps.total) };
     }),
     curves: curves.map((levels) => {
-      const { times, levels: heights } = levels.steps(columnOf);
-      const steps = { count: times.length, times };
-      return { name: levels.curve.name, path: plot.line(steps, heights), area: plot.area(steps, heights) };
+      const steps = levels.steps(columnOf);
+      return { name: levels.curve.name, path: plot.line(steps, steps.total), area: plot.area(steps, steps.total) };
     }),
   };
 }
@@ -126,8 +123,6 @@ function stacked(steps: Steps): Float64Array[] {
   return edges;
 }
 
-type Moments = { count: number; times: ArrayLike<number> };
-
 /** Levels as steps in the plot, each phase by itself. */
 class Plot {
   constructor(
@@ -135,13 +130,13 @@ class Plot {
     private readonly y: (level: number) => number,
   ) {}
 
-  private ends({ times }: Moments): [number, number] {
+  private ends({ times }: Steps): [number, number] {
     const { forward, backward, after, places } = this.axis;
     const phase = times[0] < 0 ? forward! : after && times[0] > places ? after : backward;
     return [phase.left, phase.right];
   }
 
-  line(steps: Moments, levels: ArrayLike<number>): Path2D {
+  line(steps: Steps, levels: Float64Array): Path2D {
     const path = new Path2D();
     const [left, right] = this.ends(steps);
     let [x, y] = [left, this.y(levels[0])];
@@ -156,7 +151,7 @@ class Plot {
     return path;
   }
 
-  area(steps: Moments, levels: ArrayLike<number>): Path2D {
+  area(steps: Steps, levels: Float64Array): Path2D {
     const path = this.line(steps, levels);
     const [left, right] = this.ends(steps);
     path.lineTo(right, this.y(0));

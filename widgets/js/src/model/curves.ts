@@ -1,7 +1,7 @@
 /** What a plan for mirroring predicts: the level of the backward without it, and with it. */
 
 import type { Curve, Schedule } from "./document.ts";
-import { timesOf } from "./memory.ts";
+import { Columns, type Steps, timesOf } from "./memory.ts";
 
 export class CurveLevels {
   /** By event its time, as in `MemoryLevels`. */
@@ -24,26 +24,11 @@ export class CurveLevels {
     this.peak = levels.reduce((most, level) => Math.max(most, level), 0);
   }
 
-  /** The level over the backward, from each time on. Of each column the highest, the lowest and the last are left. */
-  steps(column: (time: number) => number): { times: number[]; levels: number[] } {
-    const { levels } = this.curve;
-    const found = { times: [0], levels: [levels[0]] };
-    const columnOf = (event: number) => column(Math.max(0, this.times[event]));
-    for (let first = 0; first < this.times.length; ) {
-      let end = first;
-      while (end < this.times.length && columnOf(end) === columnOf(first)) end++;
-      let [low, high] = [first, first];
-      for (let event = first; event < end; event++) {
-        if (levels[event + 1] > levels[high + 1]) high = event;
-        if (levels[event + 1] < levels[low + 1]) low = event;
-      }
-      for (const event of new Set([Math.min(low, high), Math.max(low, high), end - 1])) {
-        found.times.push(Math.max(0, this.times[event]));
-        found.levels.push(levels[event + 1]);
-      }
-      first = end;
-    }
-    return found;
+  /** The level over the backward. Of each column the highest, the lowest and the last are left. */
+  steps(columnOf: (time: number) => number): Steps {
+    const points = new Columns(columnOf);
+    this.curve.levels.forEach((level, before) => points.add(before ? Math.max(0, this.times[before - 1]) : 0, level));
+    return points.finish();
   }
 }
 

@@ -19,11 +19,13 @@ export interface Segment {
   to: number;
 }
 
-/** Levels by category, drawn as steps: from each time on they are so high. */
+/** Levels, drawn as steps: from each time on they are so high. */
 export interface Steps {
   count: number;
   times: Float64Array;
-  /** By category. They add up to the level. */
+  /** The level. */
+  total: Float64Array;
+  /** By category what it is made of. */
   levels: Float64Array[];
 }
 
@@ -361,7 +363,7 @@ class Walk {
 }
 
 /** Collects moments, and keeps of each column the highest, the lowest and the last. */
-class Columns {
+export class Columns {
   private readonly found: Moment[] = [];
   private column = NaN;
   private count = 0;
@@ -371,7 +373,7 @@ class Columns {
 
   constructor(private readonly columnOf: (time: number) => number) {}
 
-  add(time: number, level: number, bytes: Float64Array): void {
+  add(time: number, level: number, bytes: ArrayLike<number> = []): void {
     const column = this.columnOf(time);
     const isNew = column !== this.column;
     if (isNew) {
@@ -402,6 +404,7 @@ class Columns {
     return {
       count: found.length,
       times: Float64Array.from(found, ({ time }) => time),
+      total: Float64Array.from(found, ({ level }) => level),
       levels: CATEGORIES.map((_, category) => Float64Array.from(found, ({ bytes }) => bytes[category])),
     };
   }
@@ -419,7 +422,7 @@ function newMoment(): Moment {
   return { number: 0, time: 0, level: 0, bytes: new Float64Array(CATEGORIES.length) };
 }
 
-function set(moment: Moment, number: number, time: number, level: number, bytes: Float64Array): void {
+function set(moment: Moment, number: number, time: number, level: number, bytes: ArrayLike<number>): void {
   moment.number = number;
   moment.time = time;
   moment.level = level;
