@@ -15,6 +15,7 @@ from ...engine.words.phrases import task_name
 from ...engine.words.sizes import percent_text, share_text, size_text
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import PACKAGE
+from .page_shell import page_around
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
@@ -85,28 +86,11 @@ body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:anti
 h1{{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px auto 10px;padding:0 16px;
   overflow-wrap:anywhere}}
 """
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 
 
 def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
     """See `MirrorFrontier.save_html`."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · tapehead</title>
-<style>{_PAGE}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-{frontier_html(frontier, measured)}
-</body>
-</html>
-"""
+    return page_around(f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", title, _PAGE)
 
 
 def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:

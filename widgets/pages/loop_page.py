@@ -8,6 +8,7 @@ from html import escape
 from ...engine.training.document import DATA_BEGINS, PAGE_BEGINS, document_of
 from ...engine.training.record import Training
 from ...inspector.graph.source import PACKAGE
+from .page_shell import page_around
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
@@ -39,27 +40,11 @@ _PAGE = f"""
 :root{{--loop-height:max(620px,100vh - 16px)}}
 body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:antialiased}}
 """
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 
 
 def page_html(training: Training, title: str) -> str:
     """See `Training.save_html`."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · tapehead</title>
-<style>{_PAGE}</style>
-</head>
-<body>
-{_loop_html(training, title, _MOST_NUMBERS)}
-</body>
-</html>
-"""
+    return page_around(_loop_html(training, title, _MOST_NUMBERS), title, _PAGE)
 
 
 def training_html(training: Training) -> str:
