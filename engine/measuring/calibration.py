@@ -180,7 +180,8 @@ class _Reader:
         lives = self.lives
         leaf = self.measured.graph.tasks[turn.visit.task].is_leaf
         grad = turn.visit.grad
-        grows = leaf and self.leaves[turn.visit.task].has_grad and grad is not None and grad.stored >= 0
+        state = self.leaves.get(turn.visit.task)  # None for a leaf without bytes of its own: a nested tensor
+        grows = state is not None and state.has_grad and grad is not None and grad.stored >= 0
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
         sizes: list[int] = []

@@ -579,3 +579,12 @@ def test_what_several_hidden_slots_may_keep_makes_an_estimate():
     hidden = [each for each in run.timeline if any(keeper.slot == "hidden" for keeper in each.kept_by)]
     assert [each.nbytes for each in hidden if each.made_by.operation.name == "torch.Tensor.mul"] == [200]
     assert any("torch does not show" in limit for limit in run.footprints.limits)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_leaf_without_bytes_of_its_own_is_profiled_and_named_among_the_limits(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout, requires_grad=True)
+    run = th.profile(lambda: (nested * 2).to_padded_tensor(0.0).sum())
+    assert run.footprints is not None and any("AccumulateGrad" in each for each in run.footprints.limits)
+    assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes > 0
