@@ -24,7 +24,7 @@ def users_traceback(error: BaseException) -> str:
         if each := reports.pop():
             own = [frame for frame in each.stack if _is_users(frame.filename)]
             each.stack = traceback.StackSummary.from_list(own)
-            reports += [each.__cause__, each.__context__]
+            reports += [each.__cause__, each.__context__, *(each.exceptions or ())]
     return "".join(report.format())
 
 

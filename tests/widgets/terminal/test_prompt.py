@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from tapehead.widgets.terminal.debuggee import Debuggee
 from tapehead.widgets.terminal.prompt import SHORT, Prompt
 from tapehead.widgets.terminal.prompt_completion import offered
 from tapehead.widgets.terminal.prompt_names import Names
+from tapehead.widgets.terminal.user_traceback import users_traceback
 
 PROMPT = "(tapehead) "
 TAKES_NOTHING = ("over", "out", "continue", "branches", "queue", "memory", "stops", "stop", "close")
@@ -675,3 +677,14 @@ def test_a_prompt_needs_nothing_of_jupyter_and_no_terminal(tmp_path: Path) -> No
     assert said[1] == "p mine + 1\n42\n" and said[2].endswith("3.0\n")
     assert "\x1b" not in done.stdout and not any(line != line.rstrip() for line in done.stdout.splitlines())
     assert said[-1] == "q\nleft 2\n"
+
+
+def test_of_errors_in_a_group_the_users_frames_alone_are_shown_too() -> None:
+    found = []
+    for text in ("{", "["):
+        try:
+            json.loads(text)
+        except ValueError as error:
+            found.append(error)
+    shown = users_traceback(ExceptionGroup("several", found))
+    assert shown.count("json.loads(text)") == 2 and "decoder.py" not in shown
