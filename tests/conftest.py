@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from . import second_device
+from .contrast import Read, texts_of
 from .leftovers import HOOKS, Leftovers
 
 if TYPE_CHECKING:
@@ -172,3 +173,9 @@ def page_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     else:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=copy, check=True)
     return copy
+
+
+@pytest.fixture(scope="session")
+def texts_in() -> Callable[[str], list[Read]]:
+    """The texts of a picture, each with its contrast."""
+    return texts_of

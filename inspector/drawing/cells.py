@@ -108,6 +108,7 @@ class PlacedBox:
     """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it.
 
     `layers_at` is where, from its left edge, the buttons of the equal layers begin that it is drawn for, 0 without.
+    `shades` counts the boxes, each of which darkens its ground a little, that its label stands on.
     """
 
     group: FoldedCalls
@@ -116,6 +117,7 @@ class PlacedBox:
     subtitle: str
     depth: int
     layers_at: float = 0
+    shades: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +323,8 @@ def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
 class FoldedCell:
     """A closed box as one row: name and class on its spine, with stubs at its right."""
 
-    def __init__(self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side]) -> None:
-        self.group, self.depth, self.sides = group, depth, sides
+    def __init__(self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side], shades: int) -> None:
+        self.group, self.depth, self.sides, self.shades = group, depth, sides, shades
         self.title, self.subtitle, widest = _fitted_label(group, WIDEST_FOLDED)
         if group.is_views:  # while one of them runs the deck, whose layout is the same, names it
             names = {short_name(graph.tasks[task].name) for task in group.items if isinstance(task, int)}
@@ -340,7 +342,7 @@ class FoldedCell:
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)
-        canvas.boxes.append(PlacedBox(self.group, rect, self.title, self.subtitle, self.depth))
+        canvas.boxes.append(PlacedBox(self.group, rect, self.title, self.subtitle, self.depth, shades=self.shades))
         _place_sides(next(self.group.tasks()), self.sides, rect, canvas)
 
 
@@ -376,9 +378,15 @@ class BoxCell:
     """An open box around what has been laid out in it."""
 
     def __init__(
-        self, group: FoldedCalls, depth: int, cells: Sequence[Cell], inside: Arrangement, weights: Sequence[int]
+        self,
+        group: FoldedCalls,
+        depth: int,
+        cells: Sequence[Cell],
+        inside: Arrangement,
+        weights: Sequence[int],
+        shades: int,
     ) -> None:
-        self.group, self.depth, self.cells, self.inside = group, depth, cells, inside
+        self.group, self.depth, self.cells, self.inside, self.shades = group, depth, cells, inside, shades
         self.title, self.subtitle, label = _open_label(group, max(320, inside.width))
         headed = label + PAD + CHEVRON
         self.layers_at = ceil(headed + BEFORE_LAYERS) if group.times > 1 else 0
@@ -412,6 +420,7 @@ class BoxCell:
                 self.subtitle,
                 self.depth,
                 self.layers_at,
+                self.shades,
             )
         )
         canvas.pending.append(UnplacedBox(self.inside, self.cells, left + self.margin, y + HEADER, y, y + self.height))

@@ -147,17 +147,28 @@ class _Assembly:
     def lay_out(self) -> tuple[Arrangement, list[Cell]]:
         """The arrangement of the whole picture, and its cells."""
         wiring = self.wiring
+        shades = self._shades()
         for number in range(len(wiring.boxes) - 1, 0, -1):
             contents = wiring.boxes[number]
             assert contents.group is not None
             item = wiring.box_item(number)
             if contents.group.closed:
                 sides = self.marks.get(item, [])
-                self.cells[item] = FoldedCell(self.graph, contents.group, contents.depth - 1, sides)
+                around = shades[contents.around]
+                self.cells[item] = FoldedCell(self.graph, contents.group, contents.depth - 1, sides, around)
             else:
                 inside, cells = self._lay_out_box(contents)
-                self.cells[item] = BoxCell(contents.group, contents.depth - 1, cells, inside, self.weights)
+                depth, weights = contents.depth - 1, self.weights
+                self.cells[item] = BoxCell(contents.group, depth, cells, inside, weights, shades[number])
         return self._lay_out_box(wiring.boxes[0])
+
+    def _shades(self) -> list[int]:
+        """By box how many darken its ground: it and those around it, up to equal layers, whose cards are bright."""
+        shades = [0]
+        for contents in self.wiring.boxes[1:]:
+            assert contents.group is not None
+            shades.append(1 if contents.group.times > 1 else shades[contents.around] + 1)
+        return shades
 
     def _lay_out_box(self, contents: Contents) -> tuple[Arrangement, list[Cell]]:
         wires, row_of, weights = self.wiring.wires, self.wiring.row_of, self.weights

@@ -20,6 +20,7 @@ from .cells import (
 )
 from .fold import FoldedCalls
 from .states import LayerState, ShownLayer, Standing
+from .svg_style import MOST_SHADES
 from .svg_text import escaped, moved, pixels
 from .text_width import shorten_path, text_width
 
@@ -53,7 +54,9 @@ def box_label(box: PlacedBox, standing: Standing) -> str:
     """Name and class, and of equal layers their buttons. The tooltip has the full name and how many tasks there are."""
     group = box.group
     shown = standing.layer(group)
-    marked = f' class="th-row{standing.mark([*group.tasks()])[0]}"' if group.closed else ""
+    kind = f"th-in{min(box.shades, MOST_SHADES)}" if group.is_views or not group.closed else ""
+    if group.closed:
+        kind = f"{kind} th-row{standing.mark([*group.tasks()])[0]}".strip()
     subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
     name = _path(box, standing) or group.title
     full = f"{name} ({group.subtitle})" if group.subtitle else name
@@ -61,7 +64,7 @@ def box_label(box: PlacedBox, standing: Standing) -> str:
     x, y = (_TEXT, 14) if group.closed else (10, 17)
     title = "th-soft" if group.is_views else "th-name"
     return (
-        f'<g{marked} transform="{moved(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
+        f'<g class="{kind}" transform="{moved(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
         f'<text x="{x}" y="{y}"><tspan class="{title}">{escaped(_title(box, shown))}</tspan>{subtitle}</text>'
         f"{''.join(_layers(box, shown)) if box.layers_at else ''}</g>"
     )

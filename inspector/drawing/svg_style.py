@@ -10,7 +10,6 @@ from .outlines import HUES
 
 _LIGHT = {
     "bg": "#ffffff",
-    "halo": "#f4f5f6",
     "panel": "#ffffff",
     "sunk": "#f1f2f4",
     "line": "#d9dce2",
@@ -38,7 +37,6 @@ _LIGHT = {
 }
 _DARK = {
     "bg": "#18191d",
-    "halo": "#1f2125",
     "panel": "#202227",
     "sunk": "#2b2e34",
     "line": "#353841",
@@ -65,7 +63,24 @@ _DARK = {
     "red-soft": "#3d2422",
 }
 
-_RULES = """
+BOX_OPACITY = 0.032
+MOST_SHADES = 8  # boxes in one another that labels are told apart by
+QUIETEST_INK = (3, 6)  # in so many boxes the third, and the second ink have a contrast below 4.5
+
+
+def _with_grounds(colours: dict[str, str]) -> dict[str, str]:
+    """Adds what is below the labels in so many boxes: wires are hidden behind them, and the ground is not."""
+    bg, shade = ([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)] for name in ("bg", "shade"))
+    for count in range(MOST_SHADES + 1):
+        left = (1 - BOX_OPACITY) ** count
+        mixed = (round(left * one + (1 - left) * other) for one, other in zip(bg, shade, strict=True))
+        colours[f"ground{count}"] = "#" + "".join(f"{each:02x}" for each in mixed)
+    return colours
+
+
+_LIGHT, _DARK = _with_grounds(_LIGHT), _with_grounds(_DARK)
+
+_HEADERS = """
 text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:$ink}
 text{font-variant-numeric:tabular-nums}
 .th-page{fill:$bg}
@@ -75,10 +90,18 @@ text{font-variant-numeric:tabular-nums}
 .th-wires path{fill:none;stroke:$wire;stroke-width:1.1}
 .th-wires .th-parameter{stroke:$line2}
 .th-wires .th-between{stroke-dasharray:4 3}
-.th-head text{paint-order:stroke;stroke:$halo;stroke-width:5px;stroke-linejoin:round}
+.th-head text{paint-order:stroke;stroke:$ground1;stroke-width:5px;stroke-linejoin:round}
 .th-head .th-name{font-weight:600}
 .th-soft{fill:$ink3}
-.th-box rect{fill:$shade;fill-opacity:.032;stroke:$line}
+"""
+_BY_SHADES = "".join(
+    f".th-in{count} text{{stroke:$ground{count}}}\n.th-in{count} .th-soft{{fill:${ink}}}\n"
+    for count in range(MOST_SHADES + 1)
+    for ink in [("ink3", "ink2", "ink")[sum(count >= most for most in QUIETEST_INK)]]
+)
+_DRAWN = (
+    f".th-box rect{{fill:$shade;fill-opacity:{BOX_OPACITY};stroke:$line}}"
+    + """
 .th-box .th-behind{fill:$sunk;fill-opacity:1;stroke:$line2}
 .th-box .th-front{fill:$bg;fill-opacity:1;stroke:$line2}
 .th-card rect{fill:$panel;fill-opacity:1;stroke:$line2}
@@ -134,13 +157,16 @@ text{font-variant-numeric:tabular-nums}
 .th-bar{fill:$accent}
 .th-now-running .th-bar{fill:$accent-ink}
 .th-tag text{font-size:9px;font-weight:600;fill:$bg}
-""" + "".join(
+"""
+)
+_BY_HUE = "".join(
     f".th-hue{hue} rect{{stroke:$hue{hue}}}\n"
     f".th-tag.th-hue{hue} rect{{fill:$hue{hue};stroke-width:1.2}}\n"
     f".th-tag.th-dashed.th-hue{hue} rect{{fill:$bg}}\n"
     f".th-tag.th-dashed.th-hue{hue} text{{fill:$hue{hue}}}\n"
     for hue in range(HUES)
 )
+_RULES = "\n".join(filter(None, (_HEADERS + _BY_SHADES + _DRAWN + _BY_HUE).splitlines()))  # the later ones win
 
 # Each within 4 px of (0, 0).
 GLYPHS = {
@@ -163,7 +189,7 @@ STUB_GLYPHS = {
 
 def style_sheet(theme: GraphTheme) -> str:
     """The rules for all that is below `.th-<theme>`. Only "auto" needs variables; the others work in any renderer."""
-    rules = "\n".join(f".th-{theme} {rule}" for rule in _RULES.strip().splitlines())
+    rules = "\n".join(f".th-{theme} {rule}" for rule in _RULES.splitlines())
     if theme == "auto":
         rules = re.sub(r"\$([a-z0-9-]+)", r"var(--th-\1)", rules)
         return (

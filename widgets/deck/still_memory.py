@@ -21,7 +21,7 @@ _LEFT, _RIGHT = 252.0, 150.0  # gutters: the legend and the scale, and the names
 _LEGEND_WIDTH = 190.0
 _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
 _SENTENCE = 11.0  # where that of the peak stands
-_LONGEST_NAME = 190.0  # pixels
+_LEAST_NAME = 80.0  # pixels of a task's name that are kept in it
 _FIRST_LABEL = 40.0  # pixels from its middle to the next one's
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
@@ -224,11 +224,14 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     place = timeline.peak_place
     x, y = plot.x(min(max(place, 0), len(timeline.order)) + 0.5), plot.y(timeline.peak_bytes)
     start = f"peak {size_text(timeline.peak_bytes)}"
-    room = plot.right - _LEFT
-    said = f": {_when(timeline)}; {sentence}" if sentence else f": {_when(timeline)}"
-    rest = shorten(said, room - text_width(start, bold=True))
+    width = plot.right + _RIGHT
+    left = width - text_width(start, bold=True)
+    after = f"; {sentence}" if sentence else ""
+    when = _when(timeline, max(_LEAST_NAME, left - text_width(f": the {nth(place + 1)} task, {after}")))
+    rest = shorten(f": {when}{after}", left)
     needed = text_width(start, bold=True) + text_width(rest)
-    at = min(max(x - needed / 2, _LEFT), plot.right - needed)
+    first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)  # beside the plot is room, too
+    at = min(max(x - needed / 2, first), last - needed)
     yield f'<circle class="th-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
     yield (
         f'<text x="{_number(at)}" y="{_number(_SENTENCE)}">'
@@ -236,13 +239,13 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     )
 
 
-def _when(timeline: Timeline) -> str:
+def _when(timeline: Timeline, name_width: float) -> str:
     place, order = timeline.peak_place, timeline.order
     if place < 0:
         return "before the first task"
     if place >= len(order):
         return "after the last task"
-    return f"the {nth(place + 1)} task, {shorten(timeline.graph.tasks[order[place]].short_name, _LONGEST_NAME)}"
+    return f"the {nth(place + 1)} task, {shorten(timeline.graph.tasks[order[place]].short_name, name_width)}"
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:

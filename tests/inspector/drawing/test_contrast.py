@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,12 +18,12 @@ from tapehead.inspector.graph.graph import Fold, Graph
 from tapehead.inspector.graph.kinds import Kind
 
 from ..programs import captured
-from .contrast import texts_of
 
 LEAST = 4.5  # of text: WCAG 2, AA
 EACH_IN_TURN: tuple[State, ...] = ("done", "running", "ready", "waiting")
 
 Theme = Literal["light", "dark"]
+TextsIn = Callable[[str], list[Any]]
 
 
 def deep() -> Graph:
@@ -31,7 +32,14 @@ def deep() -> Graph:
     def layers(count: int) -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(count)))
 
-    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Sequential(layers(3))), layers(8)), layers(30))
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(2, 2, 2).transpose(0, 1).reshape(2, 4).exp()
+
+    inner = nn.Sequential(
+        nn.Sequential(Turned(), layers(3), nn.Sequential(nn.Sequential(Turned(), nn.Tanh()), nn.Tanh()))
+    )
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Sequential(inner)), layers(8)), layers(30))
     with th.capture(model):
         loss = model(torch.ones(2, 4)).sum()
     graph = th.graph(loss)
@@ -43,29 +51,29 @@ def deep() -> Graph:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("fold", ["fit", "repeats"])
-def test_texts_in_every_state_have_contrast(theme: Theme, fold: Fold) -> None:
+def test_texts_in_every_state_have_contrast(theme: Theme, fold: Fold, texts_in: TextsIn) -> None:
     graph = deep()
     count = len(graph)
     half: list[State] = ["waiting" if task < count // 2 else "done" for task in range(count)]
     half[count // 2] = "running"
     mixed = [EACH_IN_TURN[task % 4] for task in range(count)]
     for states in ([], half, mixed, *([state] * count for state in EACH_IN_TURN)):
-        read = texts_of(graph_to_svg(graph, fold=fold, theme=theme, states=states))
+        read = texts_in(graph_to_svg(graph, fold=fold, theme=theme, states=states))
         assert len(read) > 20
         assert not {(each.text, each.classes, round(each.contrast, 2)) for each in read if each.contrast < LEAST}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_so_do_the_names_of_outlines(theme: Theme) -> None:
+def test_so_do_the_names_of_outlines(theme: Theme, texts_in: TextsIn) -> None:
     graph = captured("linear50")
     outlines = [
         Outline(letters(number), "alike", (number, number + 1), dashed=number >= HUES) for number in range(2 * HUES)
     ]
-    read = texts_of(graph_to_svg(graph, fold="none", theme=theme, outlines=outlines))
+    read = texts_in(graph_to_svg(graph, fold="none", theme=theme, outlines=outlines))
     assert not [each for each in read if each.contrast < LEAST]
 
 
-def test_a_text_that_is_too_faint_is_found() -> None:
+def test_a_text_that_is_too_faint_is_found(texts_in: TextsIn) -> None:
     picture = graph_to_svg(captured("lstm_cell", steps=3), theme="light")
     faint = picture.replace(".th-light .th-soft{fill:#656b76}", ".th-light .th-soft{fill:#909090}")
-    assert {each.classes for each in texts_of(faint) if each.contrast < LEAST} == {"th-soft"}
+    assert {each.classes for each in texts_in(faint) if each.contrast < LEAST} == {"th-soft"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -28,6 +28,7 @@ from tapehead.widgets.deck import still_memory
 from tapehead.widgets.deck.deck import Deck
 from tapehead.widgets.deck.document import title_of
 from tapehead.widgets.deck.still import Moment, Still
+from tapehead.widgets.pages.png import _of_theme
 
 pytestmark = pytest.mark.heavy
 
@@ -162,6 +163,24 @@ def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: th.Graph) -> 
     (said,) = (text for text in texts if text.startswith("peak"))
     assert said.startswith("peak 3.0 MiB: the 6th task, T; a gradient of linear.weight waits")
     assert float(texts[said].get("y", "")) < still_memory._TOP - 10
+
+
+def test_a_long_name_in_the_peaks_sentence_leaves_what_the_peak_is_made_of(linear50: th.Graph) -> None:
+    tasks = tuple(replace(task, name="ScaledDotProductFlashAttentionForCpu" * 3) for task in linear50.tasks)
+    timeline = replace(timelines_of(linear50, "heap")["heap"], graph=replace(linear50, tasks=tasks))
+    (said,) = (text for text in words(drawn(linear50, {"heap": timeline})) if text.startswith("peak"))
+    assert re.match(r"peak 3.0 MiB: the 6th task, ScaledDotP\w*…; a gradient of linear.weight waits", said)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_of_it_has_contrast(
+    theme: Literal["light", "dark"], linear50: th.Graph, texts_in: Callable[[str], list[Any]]
+) -> None:
+    timelines = timelines_of(linear50, "heap", "bfs")
+    order = timelines["heap"].order
+    moment = Moment("heap", 30, len(linear50), timelines, order, order[30])
+    read = texts_in(_of_theme(Still("1f", title_of(linear50), linear50).svg(moment), theme))
+    assert len(read) > 30 and not [each for each in read if each.contrast < 4.5]
 
 
 def test_a_long_title_stands_before_the_peaks_of_other_policies(linear50: th.Graph) -> None:
