@@ -294,6 +294,7 @@ def test_who_looks_back_may_take_the_session_back(deck: PosedDeck, gpt: Graph) -
     gone = gpt.order[7]
     deck.tell(position=6, current=gpt.order[6], forgotten=gpt.order[6:AT], history=HISTORY)
     expect(take_back).to_be_hidden()
+    expect(deck.root).to_be_focused()
     deck.expect(t=6, running=gpt.order[6])
     deck.search(f"#{gone}").first.click()
     expect(deck.inspector).to_contain_text("not computed yet")

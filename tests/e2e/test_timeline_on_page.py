@@ -438,6 +438,8 @@ def test_no_label_of_the_timeline_is_cut(page: Page, played: Played, width: int,
     names = ".lane b, .lane span, .busy, .phase, .time h3, .axes button, .tot, .lives .many, .more, .unit"
     names += ", .lg div > span:nth-child(2), .lg b"
     assert deck.evaluate(CUT, names) == []
+    named = deck.root.locator(".lg div > span:nth-child(2)").all_inner_texts()
+    assert {"activations", "input buffers", "gradients"} <= set(named), "in the same words at any width"
 
 
 CUT = """(deck, names) => [...deck.querySelectorAll(names)].filter(each => {

@@ -6,9 +6,10 @@ export function keepFocus(root: HTMLElement): () => void {
   let focused: HTMLElement | null = null;
   const rescue = () => {
     if (!focused || focused === root || canHaveFocus(focused)) return;
+    const lost = focused;
     focused = null;
     const { activeElement } = root.getRootNode() as ShadowRoot;
-    if (!activeElement) root.focus({ preventScroll: true });
+    if (!activeElement || activeElement === lost) root.focus({ preventScroll: true });
   };
   const came = ({ target }: FocusEvent) => {
     focused = target as HTMLElement;

@@ -131,6 +131,7 @@ export class OneQueue {
     const room = this.element.clientHeight - top - (this.thenHead.isConnected ? HEAD_HEIGHT : 0);
     this.rows.forEach((row, at) => (row.hidden = (at + 1) * ROW_HEIGHT > room));
     this.thenHead.hidden = room < ROW_HEIGHT;
+    header.style.visibility = isListed || !this.rows.length || room >= ROW_HEIGHT ? "" : "hidden";
     return below && below + Math.min(rows, Math.max(list.element.children.length, ASKED)) * ROW_HEIGHT;
   }
 }

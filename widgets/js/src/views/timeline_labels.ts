@@ -23,6 +23,8 @@ const BESIDE = 9;
 const LEAST_SENTENCE = 260;
 /** About and between a lifetime's name and path, as in the style sheet. */
 const NAME_MARGIN = 27;
+/** A path has so much of the gutter in any case. */
+const PATH_SHARE = 0.6;
 /** Width of a right gutter that has room for whole numbers. */
 const ROOMY = 100;
 
@@ -109,12 +111,12 @@ export class TimelineLabels {
     at(this.memory, bands.memory.top);
     at(this.lifetimesHeading, bands.lifetimes.top);
     at(this.foot, bands.ruler);
-    this.showPeak(picture, stack);
-    this.showLifetimes(picture);
     at(this.scale, bands.memory.top + 1);
     this.scale.hidden = !stack?.others.some(({ levels }) => differs(stack.shown, levels));
     this.scale.textContent = store.state.ownScale ? "this policy" : "all policies";
     this.scale.setAttribute("aria-pressed", String(store.state.ownScale));
+    this.showPeak(picture, stack);
+    this.showLifetimes(picture);
   }
 
   private laneOf(picture: Picture, lane: Lane, number: number): HTMLElement[] {
@@ -140,7 +142,7 @@ export class TimelineLabels {
   }
 
   /** The rule of the peak, what the numbers rest on; or why there are none. */
-  private showPeak({ axis, bands, stack: paths }: Picture, stack: Stack | null): void {
+  private showPeak({ axis, bands, width, stack: paths }: Picture, stack: Stack | null): void {
     const { store } = this.stage;
     const { peak, note } = this;
     const { schedule } = store.replay;
@@ -159,9 +161,10 @@ export class TimelineLabels {
     peak.replaceChildren(el("span", {}, el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`)));
     peak.title = [first + second, said, reasons].filter(Boolean).join("\n");
     at(peak, bands.memory.top + 1);
-    const wide = Math.min(axis.right - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));
+    const end = Math.min(axis.right, width - this.scale.offsetWidth - PADDING); // of the button the gutter may be too narrow
+    const wide = Math.min(end - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));
     const ring = Math.max(axis.left, Math.min(axis.right, axis.x(stack.shown.peak.time)));
-    within(peak, Math.max(axis.left, Math.min(ring + BESIDE, axis.right - wide)), axis.right);
+    within(peak, Math.max(axis.left, Math.min(ring + BESIDE, end - wide)), end);
     this.words = chartWords(stack.shown, first + second, stack.curves);
   }
 
@@ -227,7 +230,8 @@ function phaseOf({ name, elapsed_ns, left, right }: PlacedPhase, from: number, t
 
 function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLevels, left: number, right: number): HTMLElement {
   const room = left - NAME_MARGIN - measured.measureText(row.name).width;
-  const path = paths.find((each) => measured.measureText(each).width <= room) ?? paths[paths.length - 1];
+  const where = pathEnd(paths.find((each) => measured.measureText(each).width <= room) ?? paths[paths.length - 1], "m");
+  where.style.maxWidth = `${Math.max(room, PATH_SHARE * left)}px`;
   const many = row.count > 1 ? manyOf(row.count, right) + size(row.nbytes) : size(row.nbytes);
   const lives = row.storages.map((storage) => levels.life(storage));
   const born = Math.min(...lives.map((life) => life.born));
@@ -238,7 +242,7 @@ function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLeve
   const item = el(
     "li",
     { "data-count": String(row.count), "data-bytes": String(row.nbytes), "data-storage": String(bars[0].storage) },
-    el("span", { class: "name" }, el("span", { class: "n" }, row.name), pathEnd(path, "m")),
+    el("span", { class: "name" }, el("span", { class: "n" }, row.name), where),
     el("span", { class: "many" }, many),
     el("span", { class: "sr" }, `, ${from}, ${to}`),
   );

@@ -148,11 +148,13 @@ export const makePast: MakeView = ({ store }, parent) => {
     update(changed) {
       if (!hasMoved(changed) && !changed.has("history")) return;
       const { t, front, history } = store.state;
-      view.classList.toggle("idle", !store.isLive || t === front);
+      now.disabled = !store.isLive || t === front; // that it is out of sight alone would tell nobody: its focus would be lost
+      rewind.disabled = !store.canRewind;
+      view.classList.toggle("idle", now.disabled);
       now.title = store.isAhead
         ? "What is shown is planned: to where the session stands"
         : "To where the session stands";
-      rewind.classList.toggle("idle", !store.canRewind);
+      rewind.classList.toggle("idle", rewind.disabled);
       rewind.hidden = !history;
       rewind.title = `Take back to here: ${count(front - t, "task")} will not have run`;
     },
