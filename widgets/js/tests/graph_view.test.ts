@@ -245,6 +245,18 @@ test("of equal layers that are drawn once each wire is drawn anew that a step ch
   }
 });
 
+test("a wire out of equal layers is quiet while a gradient comes into them from elsewhere", () => {
+  const cells = unrolled(4, 3);
+  const count = cells.names.length + 1;
+  const store = new Store(documentOf({ ...cells, names: [...cells.names, "SumBackward0"], edges: chain(count).edges }), null);
+  const tree = makeTree(store.graph);
+  const scene = new Scene(store.graph, tree, layOut(tree, new Set(tree.boxes.keys())));
+  store.go(0); // the sum runs
+  new FactFinder(store).at(scene);
+  const [out] = scene.wires.filter(({ kind }) => kind === "out");
+  assert.equal(wireState(out.edges, store.graph, store.replay, 0), "not yet");
+});
+
 test("selecting the only task that was found draws its ring", () => {
   const { scene, store } = smallScene(false);
   const finder = new FactFinder(store);

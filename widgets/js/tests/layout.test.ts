@@ -256,7 +256,7 @@ test("equal calls of a cell are drawn once, whatever their number", () => {
   const { open, tall } = firstView(tree, ROOM);
   const layout = layOut(tree, open, new LayoutCache(), tall);
   assert.deepEqual(layout.tasks.map(({ label }) => label), ["Cat", "Addmm", "Addmm", "Addmm", "Addmm"]);
-  const between = layout.wires.filter(({ kind }) => kind === "between");
+  const between = layout.wires.filter(({ kind }) => kind === "out" || kind === "in");
   assert.equal(between.length, 2, "out of the layer, and into it");
   for (const { edges } of between) assert.equal(edges.length, 1499);
 });

@@ -65,9 +65,8 @@ export class Changing {
     const [here, there] = [around(sources[0]), around(targets[0])];
     if (!here && !there) return null;
     const outputs = new Set(wire.edges.map((edge) => output[edge]));
-    const isBetween = wire.kind === "between";
-    const left = here && (isBetween || !isAround(here, there)) ? here : null;
-    const entered = there && (isBetween || !isAround(there, here)) ? there : null;
+    const left = here && wire.kind !== "in" && (wire.kind === "out" || !isAround(here, there)) ? here : null;
+    const entered = there && wire.kind !== "out" && (wire.kind === "in" || !isAround(there, here)) ? there : null;
     return { index, wire, sources, targets, outputs, left, entered };
   }
 

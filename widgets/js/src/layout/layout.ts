@@ -69,7 +69,7 @@ function joined(wiring: Wiring, { exits, links, entries }: Canvas): PlacedWire[]
     const across = links.get(wire);
     if (!across && !between) return;
     const points = chained([...(exits.get(wire) ?? []).reverse(), across ?? [], ...(entries.get(wire) ?? [])]);
-    if (points.length) wires.push({ kind: between ? "between" : "gradient", edges, from, to, points });
+    if (points.length) wires.push({ kind: between ?? "gradient", edges, from, to, points });
   });
   return wires;
 }

@@ -67,10 +67,10 @@ export interface PlacedBox {
  * One line for some edges. `from` and `to` are what it joins: a task, or a closed box as `~box.id`; `points` are the
  * corners x, y, x, y, ... A step that is neither upright nor level is drawn as an S-curve that leaves and arrives
  * upright: straight it would cut corners. Without points it is too small to be drawn. "parameter": to a pill or stub;
- * "between": from `from` to the next of equal layers, or from that to `to`.
+ * "out": from `from` to the next of equal layers; "in": from that to `to`.
  */
 export interface PlacedWire {
-  kind: "gradient" | "parameter" | "between";
+  kind: "gradient" | "parameter" | "out" | "in";
   edges: number[];
   from: number;
   to: number;
