@@ -24,6 +24,16 @@ def later_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
     return _levels(timeline, timeline.starts[-1], len(timeline.events), len(timeline.order))
 
 
+def category_levels_at_peak(timeline: Timeline) -> dict[Category, int]:
+    """By category its bytes at the peak, wherever that is: in a task, before the first one or after the last.
+
+    They add up to `Timeline.peak_bytes`. Categories that have no bytes then, but in the backward, are 0.
+    """
+    event = timeline.peak_event
+    peak = _levels(timeline, event, event, timeline.peak_place)
+    return dict.fromkeys(timeline.category_levels, 0) | {category: column[0] for category, column in peak.items()}
+
+
 def _levels(timeline: Timeline, first: int, last: int, place: int) -> dict[Category, array[int]]:
     """By category its bytes before each of these events and before the one that follows, at this place."""
     changes = [

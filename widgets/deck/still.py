@@ -7,7 +7,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock, Timer
+from threading import RLock, Timer
 
 from IPython import get_ipython
 from IPython.display import display, update_display
@@ -119,7 +119,7 @@ class Still:
         self._shown: Moment | None = None
         self._wanted: tuple[Moment, str] | None = None
         self._timer: Timer | None = None
-        self._drawing = Lock()
+        self._drawing = RLock()  # the collector may let go a deck where one is drawn
 
     def show(self, moment: Moment, text: str) -> None:
         """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
@@ -161,8 +161,9 @@ class Still:
         if self._is_shown and (shell := get_ipython()) is not None:
             with suppress(ValueError):  # somebody has taken all callbacks away
                 shell.events.unregister("post_run_cell", self._draw_now)
-        self._is_shown = False
-        self._shown = self._wanted = None
+        with self._drawing:  # what draws meanwhile would keep what it has drawn
+            self._is_shown = False
+            self._shown = self._wanted = None
 
     def _rest(self) -> None:
         if self._timer is not None:

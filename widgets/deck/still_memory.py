@@ -7,7 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...engine.memory.forward_levels import forward_category_levels, later_category_levels
+from ...engine.memory.forward_levels import (
+    category_levels_at_peak,
+    forward_category_levels,
+    later_category_levels,
+)
 from ...engine.memory.timeline import Category, Timeline
 from ...engine.words.phrases import nth
 from ...engine.words.sizes import size_text
@@ -30,7 +34,7 @@ _FORWARD_COLUMNS = 100
 _OPTIMIZER_SHARE = 0.12  # of the plot, where a whole step was: wide enough for its name
 _STANDING = (Category.PARAMETER, Category.STATE)  # lowest in the stack
 _MOST_POLICIES = 6  # peaks that are named
-_HEADROOM = 1.02  # as in the live chart
+_HEADROOM = 1.05  # as in the live chart
 _DASHES = {"heap": "", "bfs": "6 3", "dfs": "1.5 2.5"}  # as in the live chart
 _OTHER_DASH = "9 3 2 3"
 
@@ -250,14 +254,13 @@ def _when(timeline: Timeline, name_width: float) -> str:
 
 def _legend(timeline: Timeline) -> Iterator[str]:
     """By category the bytes at the peak."""
-    place = min(max(timeline.peak_place, 0), len(timeline.order) - 1)
-    for row, (category, column) in enumerate(timeline.category_levels.items()):
+    for row, (category, nbytes) in enumerate(category_levels_at_peak(timeline).items()):
         y = _TOP + 4 + row * _ROW
         colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
         end = f'x="{_number(_LEGEND_WIDTH)}" text-anchor="end"'
         yield f'<rect y="{_number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
         yield f'<text class="th-second" x="15" y="{_number(y)}">{category.plural}</text>'
-        yield f'<text {end} y="{_number(y)}">{size_text(column[place]) if column[place] else 0}</text>'
+        yield f'<text {end} y="{_number(y)}">{size_text(nbytes) if nbytes else 0}</text>'
 
 
 def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:

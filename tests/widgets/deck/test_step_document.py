@@ -17,8 +17,9 @@ from torch import nn
 from torch.optim import Adam
 
 import tapehead as th
-from tapehead.engine.memory.forward_levels import later_category_levels
+from tapehead.engine.memory.forward_levels import category_levels_at_peak, later_category_levels
 from tapehead.engine.memory.timeline import Category
+from tapehead.engine.words.sizes import size_text
 from tapehead.widgets.deck import still_memory
 from tapehead.widgets.deck.step_document import step_document
 from tapehead.widgets.deck.step_recording import StepRecording
@@ -146,6 +147,9 @@ def test_the_still_of_a_step_begins_with_what_was_there_and_ends_with_the_optimi
     svg = "{http://www.w3.org/2000/svg}"
     said = ["".join(text.itertext()) for text in root.iter(f"{svg}text")]
     assert {"forward", "optimizer"} <= set(said)
+    peak = category_levels_at_peak(timeline)
+    assert timeline.peak_place == len(timeline.order) and sum(peak.values()) == timeline.peak_bytes
+    assert {size_text(nbytes) for nbytes in peak.values() if nbytes} <= set(said), "the legend is that of the peak"
     (line,) = (each.get("d", "") for each in root.iter(f"{svg}path") if each.get("class") == "th-level")
     first = float(line[1:].split("H")[0].split()[1])
     heights = [float(each) for each in re.findall(r"V([0-9.]+)", line)]

@@ -176,6 +176,17 @@ test("where devices work side by side a pixel is of the task that began last the
   assert.deepEqual([5, 15, 25, 35, 50, 65, 99].map((ns) => clock.placeAt(at(ns))), [0, 1, 3, 4, 2, 5, 5]);
 });
 
+test("on the clock axis another order's tasks are where its own times are, in the same pixels", () => {
+  const clock = axis({ kind: "clock" });
+  const other = { ...times, start: Float64Array.of(0, 60, 70, 90), end: Float64Array.of(60, 70, 90, 130), total: 130 };
+  const at = (ns: number) => clock.backward.left + (ns / times.total) * (clock.backward.right - clock.backward.left);
+  [0, 1, 2, 3].forEach((place) => assert.ok(Math.abs(clock.timed(other).x(place) - at(other.start[place])) < 1e-9));
+  assert.deepEqual([clock.timed(other).x(-0.5), clock.timed(other).backward], [clock.x(-0.5), clock.backward]);
+  assert.equal(clock.timed(null), clock);
+  const byTask = axis();
+  assert.equal(byTask.timed(other), byTask);
+});
+
 test("each device has its tasks, the length of its own queue, and how busy it is", () => {
   const document = smallDocument();
   document.devices = ["cpu", "cuda:0"];

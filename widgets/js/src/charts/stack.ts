@@ -2,6 +2,7 @@
 
 import type { Axis } from "../model/axis.ts";
 import type { Bands } from "../model/bands.ts";
+import type { Times } from "../model/clock.ts";
 import { type CurveLevels } from "../model/curves.ts";
 import { CATEGORIES, FROM_BELOW } from "../model/document.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
@@ -30,8 +31,8 @@ export interface Stack {
   shown: MemoryLevels;
   /** That which has the forward; null where nobody recorded it. */
   forward: MemoryLevels | null;
-  /** Other policies, with the pattern of each one's line. */
-  others: { levels: MemoryLevels; dash: readonly number[] }[];
+  /** Other policies, with the pattern of each one's line, and when their tasks run. */
+  others: { levels: MemoryLevels; dash: readonly number[]; times: () => Times | null }[];
   /** What a plan for mirroring predicts. */
   curves: CurveLevels[];
   /** Whether the scale is that of the shown policy alone. */
@@ -74,10 +75,11 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   const most = Math.max(...highest, ...(stack.ownScale ? [] : others.map(({ levels }) => levels.peak.bytes)));
   const y = (level: number) => heightOf(bands, most, level);
   const ratio = devicePixelRatio;
-  const columnOf = (time: number) => {
+  const columns = (axis: Axis) => (time: number) => {
     const x = axis.x(time);
     return x < axis.left ? -1 : Math.round(Math.min(x, axis.right + 1) * ratio);
   };
+  const columnOf = columns(axis);
   const plot = new Plot(axis, y);
   const parts = [shown.steps(columnOf)];
   if (axis.forward && forward) parts.unshift(forward.forwardSteps(columnOf));
@@ -97,9 +99,10 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
     most,
     areas,
     outlines,
-    others: others.map(({ levels, dash }) => {
-      const steps = levels.steps(columnOf);
-      return { dash, path: plot.line(steps, steps.total) };
+    others: others.map(({ levels, dash, times }) => {
+      const own = axis.timed(axis.kind === "clock" ? times() : null);
+      const steps = levels.steps(columns(own));
+      return { dash, path: new Plot(own, y).line(steps, steps.total) };
     }),
     curves: curves.map((levels) => {
       const steps = levels.steps(columnOf);
@@ -142,7 +145,8 @@ class Plot {
     let [x, y] = [left, this.y(levels[0])];
     path.moveTo(x, y);
     for (let at = 0; at < steps.count; at++) {
-      x = Math.max(x, this.axis.x(steps.times[at])); // a level has one moment after the other, also where devices overlap
+      // A level has one moment after the other, also where devices overlap; another order's may be later than all of these.
+      x = Math.min(right, Math.max(x, this.axis.x(steps.times[at])));
       path.lineTo(x, y);
       y = this.y(levels[at]);
       path.lineTo(x, y);

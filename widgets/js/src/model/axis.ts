@@ -86,6 +86,12 @@ export class Axis {
     this.after = this.phases.find(({ name }) => name === "optimizer");
   }
 
+  /** The same pixels for the tasks of another order, which has times of its own. */
+  timed(times: Times | null): Axis {
+    if (!this.times || !times) return this;
+    return Object.assign(Object.create(Axis.prototype), this, { times: { ...times, total: this.times.total } });
+  }
+
   private placed(phases: readonly Phase[], { from, to }: Zoom): PlacedPhase[] {
     const known: readonly Phase[] = phases.some(({ name }) => name === "backward")
       ? phases

@@ -226,7 +226,9 @@ function stackOf(store: Store): Stack | null {
   if (!memory) return null;
   const patterns = dashes(schedules.map((each) => each.policy));
   const others = schedules.flatMap((each, tab) =>
-    each.memory && tab !== state.tab ? [{ levels: levelsOfMemory(each.memory), dash: patterns[tab] }] : [],
+    each.memory && tab !== state.tab
+      ? [{ levels: levelsOfMemory(each.memory), dash: patterns[tab], times: () => timesOf(store.document, store.replayOf(tab)) }]
+      : [],
   );
   const curves = curvesOf(store.replay.schedule).map(levelsOfCurve);
   return { shown: levelsOfMemory(memory), forward: forwardOf(store), others, curves, ownScale: state.ownScale };

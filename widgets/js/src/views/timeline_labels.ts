@@ -237,8 +237,10 @@ function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLeve
   const born = Math.min(...lives.map((life) => life.born));
   const freed = lives.map((life) => life.freed);
   const last = freed.includes(null) ? null : Math.max(...(freed as number[]));
-  const from = born < 0 ? "born in the forward" : `born in the ${nth(born + 1)} task`;
-  const to = last === null ? "alive at the end" : `freed in the ${nth(last + 1)} task`;
+  const when = (place: number) => (place < levels.places ? `in the ${nth(place + 1)} task` : "after the last task");
+  const isOlder = bars.every(({ storage }) => levels.born(storage) === null);
+  const from = born >= 0 ? `born ${when(born)}` : isOlder ? "there before" : "born in the forward";
+  const to = last === null ? "alive at the end" : last < 0 ? "freed in the forward" : `freed ${when(last)}`;
   const item = el(
     "li",
     { "data-count": String(row.count), "data-bytes": String(row.nbytes), "data-storage": String(bars[0].storage) },
