@@ -147,7 +147,7 @@ def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[
     from .script import make_loss_of
 
     if ":" in target or target.endswith(".py"):
-        with make_loss_of(target) as make_loss:
+        with make_loss_of(target, needs_graph=True) as make_loss:
             yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
     else:
         found = workload(target)

@@ -276,7 +276,9 @@ def _programs(
     if given and all(map(_is_script, names)):
         raise ValueError(f"{given[0]} is for ready models; {names[0]} makes its own, and says there what it is")
     return [
-        own_program(scripts.enter_context(make_loss_of(name)), Path(name).name) if _is_script(name) else workload(name)
+        own_program(scripts.enter_context(make_loss_of(name, needs_graph=True)), Path(name).name)
+        if _is_script(name)
+        else workload(name)
         for name in names
     ]
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.programs.make_loss import has_run_backward
+from ..engine.programs.make_loss import has_run_backward, to_return_instead
 from ..inspector.arguments import expect_callable
 from ..inspector.capturing.capture import capture
+from ..inspector.capturing.no_graph import why_no_graph
 from ..inspector.capturing.walk import graph
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals.sequence_numbers import sequence_nr
@@ -111,8 +112,12 @@ def draw_function(target: str) -> Drawn:
 
 
 @contextmanager
-def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
+def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[], Tensor]]:
     """What makes the loss of `SCRIPT.py:FUNCTION`, while the script's folder is on sys.path. See `draw_function`.
+
+    Args:
+        target: the script and its function.
+        needs_graph: a loss without a graph is refused.
 
     Raises:
         ValueError: as there.
@@ -133,6 +138,8 @@ def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
             loss = _loss_and_model(result, function_name)[0]
             if not looked_at:  # once: it takes time, and calls are measured
                 looked_at = True
+                if needs_graph and not loss.requires_grad:
+                    raise ValueError(f"{function_name}() returned a loss without a graph: {why_no_graph(loss)}")
                 if has_run_backward(loss, since):
                     raise ValueError(
                         f"{function_name}() has run the backward of its loss itself; return the loss before that"
@@ -276,7 +283,8 @@ def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Modu
             return result, None
         case (Tensor() as loss, nn.Module() as model):
             return loss, model
-    raise ValueError(f"{function_name}() returned {_describe(result)}; expected a loss tensor or a pair (loss, model)")
+    wanted = f"expected a loss tensor or a pair (loss, model){to_return_instead(result)}"
+    raise ValueError(f"{function_name}() returned {_describe(result)}; {wanted}")
 
 
 def _describe(value: object) -> str:

@@ -476,6 +476,21 @@ def test_a_misspelt_command_or_choice_is_answered_with_the_nearest(capsys: pytes
     assert "'ordres', did you mean 'orders'? (choose from" in assert_refused(["bench", "ordres"], capsys)
 
 
+def test_what_has_no_graph_and_what_is_no_loss_is_told_why_and_what_to_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "cut.py"
+    script.write_text(
+        "import torch\n"
+        "def cut(): return torch.ones(3, requires_grad=True).sum().detach()\n"
+        "def named(): return {'loss': torch.ones(3, requires_grad=True).sum()}\n"
+    )
+    assert "cut() returned a loss without a graph: it was computed under torch.no_grad(), or cut off" in (
+        assert_refused_late(["compare", f"{script}:cut"], capsys)
+    )
+    assert 'return its ["loss"]' in assert_refused_late(["compare", f"{script}:named"], capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -52,15 +52,17 @@ def loss_of(made: object) -> Tensor:
                 "make_loss() returned a tape of HIPS autograd's, and this needs PyTorch's operations, on a tensor; "
                 "th.debug, th.backward, th.profile, th.compare and th.find_nan take tapes"
             )
-        raise TypeError(f"make_loss() returned {what}; expected a tensor, the loss, and nothing else{_instead(made)}")
+        raise TypeError(
+            f"make_loss() returned {what}; expected a tensor, the loss, and nothing else{to_return_instead(made)}"
+        )
     if made.is_nested or made.numel() != 1:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
         raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
     return made
 
 
-def _instead(made: object) -> str:
-    """What to return in place of what is no loss, where that can be told."""
+def to_return_instead(made: object) -> str:
+    """What to return in place of what is no loss, where that can be told, to stand at the end of a sentence."""
     if made is None:
         return ". A function that runs a whole step itself is measured by th.profile_step"
     if isinstance(made, nn.Module):

@@ -187,7 +187,8 @@ class DeckMagics(Magics):
         losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
         neither = "no verb" if word in self.shell.user_ns else "neither a verb nor a variable"
         near = did_you_mean(word, [*VERBS, *losses])
-        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(VERBS)}")
+        python = f"; th.{word} is called in Python" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
+        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(VERBS)}{python}")
 
     def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
@@ -244,13 +245,16 @@ class DeckMagics(Magics):
                 release=rule.release,
             )
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
-            raise UsageError(str(error)) from None
+            notes = (note.removeprefix("tapehead: ") for note in getattr(error, "__notes__", ()))
+            raise UsageError("; ".join([str(error), *notes])) from None
 
     def _value(self, expression: str, what: str, if_unknown: str) -> Any:
         try:
             return eval(expression, self.shell.user_global_ns, self.shell.user_ns)
         except Exception as error:
             hint = if_unknown if isinstance(error, NameError) else ""
+            if isinstance(error, SyntaxError) and " --" in expression:
+                hint = "; options stand before the loss"
             raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{hint}") from None
 
 
