@@ -44,7 +44,7 @@ def through_the_door(name: str, found: object) -> Any:
 def verbs_end_where_called(kind: Class) -> Class:
     """A decorator: the same for the methods and properties that a class has of its own, and that users call."""
     for name, found in [*vars(kind).items()]:
-        if name.startswith("_") and name != "__getitem__":
+        if name.startswith("_") and name not in ("__getitem__", "__enter__"):
             continue
         if isfunction(found):
             setattr(kind, name, ending_where_called(found))

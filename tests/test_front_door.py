@@ -43,6 +43,11 @@ def in_inference_mode() -> Tensor:
         return make_loss()
 
 
+def recording_twice() -> None:
+    with th.record_steps(2), th.record_steps(2):
+        pass
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "the model": (lambda: th.debug(MODEL), "got a Linear, which is a model: pass the loss"),  # type: ignore[arg-type]
     "a dict": (lambda: th.debug({"loss": make_loss()}), "such as the one under 'loss'"),  # type: ignore[arg-type]
@@ -76,6 +81,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a run that is stepped": (lambda: th.backward(make_loss()).step(), r"it has run; th.debug\(loss\) steps"),  # type: ignore[attr-defined]
     "a row that is none": (lambda: th.plan(make_loss())["hepa"], "was not planned here"),
     "a path that is none": (lambda: th.graph(make_loss()).save_svg(3), "not int"),  # type: ignore[arg-type]
+    "a policy without a rule": (lambda: th.Policy("mine", "my rule"), "has no key=, a function of a task and its"),
+    "a policy whose keys are none": (lambda: th.Policy("mine", "my rule", 3), "key of policy 'mine' is an int"),  # type: ignore[arg-type]
+    "a function's function": (lambda: th.profile(lambda: make_loss), "return what it makes, by calling it"),  # type: ignore[arg-type,return-value]
+    "a text as a norm": (lambda: th.debug(make_loss()).clip("1"), "max_norm is a str"),  # type: ignore[arg-type]
+    "a recording inside of another": (lambda: recording_twice(), "memory is being measured already"),
     "no history": (lambda: th.debug(make_loss()).back(), "keeps no history to go back in"),  # type: ignore[union-attr]
     "a policy in the second place": (lambda: th.backward(make_loss(), "bfs"), "policy='bfs'"),  # type: ignore[arg-type]
     "percent": (lambda: th.plan_mirror(make_loss, overhead=6), "which would be 600 % of a step's time; 6 % is 0.06"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ...front_door import verbs_end_where_called
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.graph.graph import Fold, Graph
 from ...inspector.shown import GraphTheme, drawn, saved_page, text_of
@@ -38,6 +39,7 @@ _FOR_BUDGETS = 0.4  # of the time of the search
 _WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
 
 
+@verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PlannedMirror(MirrorPlan):
     """A plan for mirroring with what it was made from. In a notebook the table shows itself.

@@ -71,6 +71,8 @@ def to_return_instead(made: object) -> str:
         return ': return its ["loss"]'
     if isinstance(getattr(made, "loss", None), Tensor):
         return ": return its .loss"
+    if callable(made):
+        return ": return what it makes, by calling it"
     if isinstance(made, Generator | Coroutine):
         return ": the function has a `yield` or is `async`; return the loss"
     parts = list(made.values()) if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
+from ...inspector.arguments import a_kind, expect
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 
@@ -58,6 +59,22 @@ class Policy:
     choose: Callable[[Any, Sequence[int]], Policy] | None = field(default=None, repr=False)
     took: str = field(default="", repr=False)
     note: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuses what could not pick.
+
+        Raises:
+            TypeError: a name is no text, or what is asked can't be called.
+            ValueError: it has neither keys nor a plan.
+        """
+        expect(self.name, str, "name", "what users call the policy")
+        expect(self.title, str, "title", "the rule in words")
+        asked = {"key": self.key, "label": self.label, "plan": self.plan, "choose": self.choose}
+        for name, each in asked.items():
+            if each is not None and not callable(each):
+                raise TypeError(f"{name} of policy {self.name!r} is {a_kind(each)}; expected a function")
+        if self.key is _unplanned and self.plan is None:
+            raise ValueError(f"policy {self.name!r} has no key=, a function of a task and its arrival, and no plan=")
 
 
 @dataclass(frozen=True, slots=True)

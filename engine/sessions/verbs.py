@@ -201,8 +201,10 @@ class Verbs(SessionBase):
         most `max_norm`. Leaves them if it is.
 
         Raises:
+            TypeError: max_norm is no number.
             ValueError: there is no norm, since an element is NaN or infinite; or max_norm is negative.
         """
+        expect_number(max_norm, Number | Tensor, "max_norm", "the largest norm, a number")
         if not max_norm >= 0:
             raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
         norm = norm_of(self._waiting(task), self._described(self._about(task)))

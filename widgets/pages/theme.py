@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.memory.timeline import Category
+from ...inspector.arguments import expect_choice
 from ...inspector.shown import GraphTheme
 
 Colours = Mapping[str, str]
@@ -113,7 +114,9 @@ _PAGES = (
 
 def colours_of(theme: GraphTheme) -> Colours:
     """Those of a figure that is drawn for one theme, or, "auto", for any."""
-    return {"auto": AUTO, "light": LIGHT, "dark": DARK}[theme]
+    known = {"auto": AUTO, "light": LIGHT, "dark": DARK}
+    expect_choice(theme, tuple(known), "theme")
+    return known[theme]
 
 
 def follow_page() -> str:
