@@ -134,6 +134,9 @@ def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page
     expect(deck.root.locator(".then-head")).to_have_text("then, as predicted")
     later.first.click()
     expect(deck.inspector).to_contain_text(graph.tasks[shown[0]].short_name)
+    deck.key("End")
+    expect(deck.root.locator(".why")).to_have_text("the queue is empty")
+    expect(deck.root.locator(".qh")).to_be_hidden()  # it would stand above nothing
 
 
 WHOLE = """queue => {

@@ -92,8 +92,10 @@ export class OneQueue {
     this.parts.say(replay.reason(state.t));
     list.show(queue.map((task, index): Ready => [task, index]), ready - queue.length);
     const later = ready < FEW ? this.foreseeable(ROWS - ready) : [];
-    // That nothing else is ready has been said: why the running one was picked.
-    list.element.hidden = !ready && later.length > 0;
+    // That nothing else is ready has been said: why the running one was picked, or that all have run.
+    const isOver = store.running < 0;
+    list.element.hidden = isOver || (!ready && later.length > 0);
+    this.parts.header.hidden = isOver;
     this.parts.head(list.element.hidden ? LATER : NEXT);
     this.foresee(later, ready > 0);
   }
