@@ -43,6 +43,8 @@ class Wanted:
                 f"{overhead / 100}, and {overhead} times a step {overhead}.0"
             )
         wanted = None if budget is None else budget_of(budget)
+        if isinstance(budget, int):
+            refuse_bare_size(budget, "budget", ", or a share of the peak without mirroring, 0.5 for half of it")
         if overhead is None:
             overhead = OVERHEAD if budget is None else math.inf
         return Wanted(wanted, float(overhead))
@@ -72,7 +74,6 @@ def budget_of(budget: Budget) -> int | float:
         found: int | float = bytes_of(budget, "budget", _WANTED)
     else:
         expect_number(budget, int | float, "budget", f"{_WANTED}, or a size {SIZES}")
-        refuse_bare_size(budget, "budget", ", or a share of the peak without mirroring, 0.5 for half of it")
         found = budget
     if not (found > 0 if isinstance(found, int) else 0 < found <= 1):
         raise ValueError(f"budget is {budget!r}; expected {_WANTED}, or a size {SIZES}")
