@@ -357,7 +357,8 @@ def peak_words(timeline: Timeline) -> str:
     if first.category in (Category.BUFFER, Category.LISTED):
         return first.kept_by.partition(";")[0]
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
-    return f"{first.category.plural} hold {share_text(nbytes, timeline.peak_bytes)}"
+    verb = "holds" if first.category.plural == first.category.title else "hold"
+    return f"{first.category.plural} {verb} {share_text(nbytes, timeline.peak_bytes)}"
 
 
 def _meta(meta: TensorMeta) -> Json:

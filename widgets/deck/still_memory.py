@@ -27,6 +27,7 @@ _TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, b
 _SENTENCE = 11.0  # where that of the peak stands
 _LEAST_NAME = 80.0  # pixels of a task's name that are kept in it
 _FIRST_LABEL = 40.0  # pixels from its middle to the next one's
+_BEFORE_OPTIMIZER = 6.0  # its name is as wide as its region
 _ROW = 15.0  # pixels of one name in a gutter
 _MOST_COLUMNS = 500  # more would not be seen
 _FORWARD_SHARE = 0.2  # of the plot, where the forward was recorded: as in the live chart
@@ -73,6 +74,7 @@ class _Plot:
     def __init__(self, timelines: Mapping[str, Timeline], width: float, begins: int | None) -> None:
         self.right = width - _RIGHT
         shown = next(iter(timelines.values()))
+        self.is_step = begins is not None
         self.begins = begins or 0
         self.forward_events = 0 if shown.before else shown.starts[0] - self.begins
         self.later_events = 0 if begins is None else len(shown.events) - shown.starts[-1]
@@ -93,6 +95,24 @@ class _Plot:
         """(x, y) where each step begins, and where the last one ends. `column` has bytes by place."""
         points = [(self.x(first), self.y(column[highest])) for first, highest in _columns(timeline)]
         return [*points, (self.x(len(timeline.order)), points[-1][1])]
+
+    def peak_event(self, timeline: Timeline) -> int | None:
+        """Of a step whose peak is in its forward or its optimizer, at which event of that; None where it is not."""
+        outside = timeline.peak_place < 0 or timeline.peak_place >= len(timeline.order)
+        if not self.is_step or not outside:
+            return None
+        levels = timeline.levels
+        first = self.begins if timeline.peak_place < 0 else timeline.starts[-1]
+        last = timeline.starts[0] + 1 if timeline.peak_place < 0 else len(levels)
+        return max(range(first, last), key=levels.__getitem__) - first
+
+    def peak_x(self, timeline: Timeline) -> float:
+        place, event = timeline.peak_place, self.peak_event(timeline)
+        if event is None:
+            return self.x(min(max(place, 0), len(timeline.order)) + 0.5)
+        if place < 0:
+            return _LEFT + (self.start - _LEFT) * event / (self.forward_events + 1)
+        return self.stop + (self.right - self.stop) * event / (self.later_events + 1)
 
     def forward_levels(self, column: Sequence[int]) -> list[tuple[float, float]]:
         """The same for the forward, whose events are equally far apart; none where it was not recorded.
@@ -210,6 +230,8 @@ def _task_numbers(plot: _Plot) -> Iterator[str]:
     for task in sorted({1, *range(step, plot.tasks + 1, step)}):
         if task > 1 and plot.x(task) - plot.x(1) < _FIRST_LABEL:
             continue
+        if plot.later_events and plot.x(task - 0.5) + text_width(nth(task)) / 2 > plot.stop - _BEFORE_OPTIMIZER:
+            continue
         at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
         yield f'<text class="th-soft th-mid" {at}>{nth(task)}</text>'
     end = f'x="{_number(_LEFT - 16)}" y="{_number(_BOTTOM + 16)}" text-anchor="end"'
@@ -226,12 +248,12 @@ def _round_numbers() -> Iterator[int]:
 def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     """A ring, and its sentence above the plot, where it hides no line: in the page's words."""
     place = timeline.peak_place
-    x, y = plot.x(min(max(place, 0), len(timeline.order)) + 0.5), plot.y(timeline.peak_bytes)
+    x, y = plot.peak_x(timeline), plot.y(timeline.peak_bytes)
     start = f"peak {size_text(timeline.peak_bytes)}"
     width = plot.right + _RIGHT
     left = width - text_width(start, bold=True)
     after = f"; {sentence}" if sentence else ""
-    when = _when(timeline, max(_LEAST_NAME, left - text_width(f": the {nth(place + 1)} task, {after}")))
+    when = _when(timeline, plot.is_step, max(_LEAST_NAME, left - text_width(f": the {nth(place + 1)} task, {after}")))
     rest = shorten(f": {when}{after}", left)
     needed = text_width(start, bold=True) + text_width(rest)
     first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)  # beside the plot is room, too
@@ -243,12 +265,12 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     )
 
 
-def _when(timeline: Timeline, name_width: float) -> str:
+def _when(timeline: Timeline, is_step: bool, name_width: float) -> str:
     place, order = timeline.peak_place, timeline.order
     if place < 0:
-        return "before the first task"
+        return "in the forward" if is_step else "before the first task"
     if place >= len(order):
-        return "after the last task"
+        return "after the backward" if is_step else "after the last task"
     return f"the {nth(place + 1)} task, {shorten(timeline.graph.tasks[order[place]].short_name, name_width)}"
 
 

@@ -156,3 +156,10 @@ def test_the_still_of_a_step_begins_with_what_was_there_and_ends_with_the_optimi
     bottom = still_memory._BOTTOM
     share = step.timeline.levels[0] / timeline.peak_bytes
     assert (bottom - first) / (bottom - min(heights)) == pytest.approx(share, abs=0.01)
+
+    assert timeline.peak_place == len(timeline.order), "foreach Adam takes more than the backward"
+    assert any(re.match(r"peak 33.9 KiB: after the backward; optimizer state holds \d+ %", text) for text in said)
+    (ring,) = (each for each in root.iter(f"{svg}circle") if each.get("class") == "th-ring")
+    (optimizer,) = (each for each in root.iter(f"{svg}text") if each.text == "optimizer")
+    assert abs(float(ring.get("cx", "")) - float(optimizer.get("x", ""))) < 40
+    assert "16th" not in said, "it would touch the optimizer's name"
