@@ -274,7 +274,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
             "name 'made' is not defined; --names is looked up before the cell runs: make the model in a cell above",
         ),
         ("%tapehead profile loss", "th.profile is called in Python"),
-        ("%tapehead x.requires_grad_()", "scalar outputs; output 0 has shape"),
+        ("%tapehead x.clone().requires_grad_()", "scalar outputs; output 0 has shape"),
         ("%%tapehead x --policy bfs\n1", "invalid syntax (<string>, line 1); options stand before the loss"),
         ("%tapehead 5", "got an int: pass the loss"),
         ("%tapehead x", "does not require grad"),
