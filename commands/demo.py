@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -55,11 +55,13 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     drawn = _graph(model, make_loss)
     parameters = sum(1 for _ in model.parameters())
     console.print(f"{len(drawn):,} tasks, {len(drawn.edges):,} edges, {parameters:,} parameter tensors\n")
+    repeats = REPEATS[size]
     _native("heap", model, make_loss)  # the first backward of a process pays for set-up
-    elapsed_ns, expected = min((_pytorch(model, make_loss) for _ in range(REPEATS[size])), key=itemgetter(0))
     with _progress(console) as progress:
-        results = list(_results(policies, model, make_loss, len(drawn), REPEATS[size], progress))
+        elapsed_ns, expected, results = _measure(policies, model, make_loss, len(drawn), repeats, progress)
     console.print(_table(results, drawn, expected, elapsed_ns))
+    fastest = f"the fastest of {repeats}, all in turns" if repeats > 1 else "of one backward each"
+    console.print(f"[dim]time: {fastest}; on a busy machine it says little[/dim]")
     _print_first_tasks(results, drawn, console)
     path = drawn.save_svg(folder / f"{workload.name}.svg")
     page = profile(make_loss, model=model).save_html(folder / f"{workload.name}.html")
@@ -116,15 +118,21 @@ def _pytorch(model: nn.Module, make_loss: MakeLoss) -> tuple[int, Gradients]:
     return time.perf_counter_ns() - start, _gradients(model)
 
 
-def _results(
+def _measure(
     policies: Sequence[str], model: nn.Module, make_loss: MakeLoss, tasks: int, repeats: int, progress: Progress
-) -> Iterator[Result]:
-    """Two results per policy, each the fastest of `repeats`."""
-    fastest = partial(min, key=attrgetter("elapsed_ns"))
-    for policy in policies:
-        stepped = partial(progress.advance, progress.add_task(f"stepping {policy}", total=tasks * repeats))
-        yield fastest(_step(policy, model, make_loss, stepped) for _ in range(repeats))
-        yield fastest(_native(policy, model, make_loss) for _ in range(repeats))
+) -> tuple[int, Gradients, list[Result]]:
+    """What PyTorch took and gave, and two results per policy; each the fastest of `repeats`, in turns."""
+    bars = {policy: progress.add_task(f"stepping {policy}", total=tasks * repeats) for policy in policies}
+    plain: list[tuple[int, Gradients]] = []
+    rounds: list[list[Result]] = []
+    for _ in range(repeats):
+        plain.append(_pytorch(model, make_loss))
+        rounds.append([])
+        for policy, bar in bars.items():
+            rounds[-1].append(_step(policy, model, make_loss, partial(progress.advance, bar)))
+            rounds[-1].append(_native(policy, model, make_loss))
+    results = [min(alike, key=attrgetter("elapsed_ns")) for alike in zip(*rounds, strict=True)]
+    return *min(plain, key=itemgetter(0)), results
 
 
 def _step(policy: str, model: nn.Module, make_loss: MakeLoss, stepped: Callable[[], None]) -> Result:
