@@ -53,7 +53,8 @@ def verbs_end_where_called(kind: Class) -> Class:
         elif isinstance(found, cached_property):
             found.func = ending_where_called(found.func)
         elif isinstance(found, property):
-            get, put = (None if each is None else ending_where_called(each) for each in (found.fget, found.fset))
+            get = None if found.fget is None else ending_where_called(found.fget)
+            put = None if found.fset is None else ending_where_called(found.fset)
             setattr(kind, name, property(get, put, found.fdel, found.__doc__))
     return kind
 
