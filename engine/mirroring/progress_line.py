@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..words.sizes import size_text
-from ..words.told_line import ToldLine, line_shown
+from ..words.told_line import ToldLine, line_shown, quiet
 from .candidates import FoundDrops
 
 Progress = Callable[[FoundDrops], object]
@@ -16,10 +16,9 @@ _AFTER_S = 0.5  # what takes no longer needs no line
 @contextmanager
 def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
     """Whom to tell: who was asked for, or a line on stderr; None: only on a terminal or in a notebook."""
-    if callable(asked):
-        yield asked
-    elif asked is False:
-        yield None
+    if callable(asked) or asked is False:
+        with quiet():  # what it calls are verbs with lines of their own
+            yield asked or None
     else:
         with line_shown(_AFTER_S, always=bool(asked)) as line:
             yield None if line is None else (lambda found: _tell(line, found))

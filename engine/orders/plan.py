@@ -26,7 +26,7 @@ from ..words.estimates import estimate_sentence
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, cells_table, row_called
-from ..words.told_line import telling
+from ..words.told_line import silent, telling
 from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .policies import PORTFOLIO, find_policy
@@ -231,7 +231,7 @@ def plan(
             rows.append(best)
     left = ends - perf_counter()
     if seconds and left > 0 and best.peak_bytes > bound_bytes:
-        with telling(None, "planning") as tell:
+        with telling(None if progress is None else silent, "planning") as tell:
             tell(f"a search of {left:.0f} s")
             found = search(problem, best.order, seconds=left, progress=progress)
         if found.peak_bytes < best.peak_bytes:

@@ -28,10 +28,10 @@ def telling(asked: Tell | None, what: str, *, timed: bool = False) -> Iterator[T
     """
     if asked is None and not _OUTER.get():
         with line_shown(_AFTER_S, waits=not timed) as line:
-            yield _silent if line is None else (lambda said: line(f"{what}: {said}"))
+            yield silent if line is None else (lambda said: line(f"{what}: {said}"))
     else:
         with quiet():
-            yield _silent if asked is None else asked
+            yield silent if asked is None else asked
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Ite
         line.clear()
 
 
-def _silent(said: str) -> None:
+def silent(said: str) -> None:
     """Nobody sees it."""
 
 

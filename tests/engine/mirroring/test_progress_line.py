@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import tapehead as th
 from tapehead.engine.mirroring import progress_line
 from tapehead.engine.mirroring.candidates import FoundDrops
 from tapehead.engine.mirroring.footprint import Mirrored
 from tapehead.engine.mirroring.progress_line import progress_shown
+from tapehead.engine.words import told_line
 
 FOUND = FoundDrops(frozenset({1}), Mirrored(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
 
@@ -63,3 +68,15 @@ def test_who_asks_is_told_and_no_line_is_written(monkeypatch: pytest.MonkeyPatch
         assert told is not None
         told(FOUND)
     assert heard == [FOUND] and stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("asked", [False, lambda found: None])
+def test_the_verbs_that_a_search_calls_say_nothing_where_another_is_told_or_nobody(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(told_line, "_AFTER_S", 0.0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    th.plan_mirror(lambda: model(torch.ones(3, 2)).sum(), seconds=0.0, progress=asked)
+    assert stream.getvalue() == ""

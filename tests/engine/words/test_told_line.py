@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.words import told_line
+from tapehead.engine.workloads.workloads import workload
 
 
 class Terminal(io.StringIO):
@@ -124,6 +126,17 @@ def test_what_is_quick_needs_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_line, "_AFTER_S", 1e9)
     th.compare(make_loss)
     assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_search_that_tells_somebody_else_writes_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Terminal(), Terminal()
+    monkeypatch.setattr(sys.modules["tapehead.engine.orders.plan"], "_EXACT_TASKS", 0)
+    _, make_loss = workload("lstm_cell").build(steps=20)
+    for stream, progress in zip(streams, (None, lambda found: None), strict=True):
+        monkeypatch.setattr("sys.stderr", stream)
+        th.plan(make_loss(), "bfs", seconds=0.1, progress=progress)
+    assert ["a search of" in stream.getvalue() for stream in streams] == [True, False]
 
 
 class Waited(Terminal):
