@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
+from operator import is_
 from types import ModuleType
 from typing import Any, Literal
 
@@ -113,12 +114,11 @@ class _Search:
                 self.namespaces.setdefault(name, _contents_of(module))
         for name, variables in reversed(self.namespaces.items()):  # a variable of several modules is the first one's
             ids = [id(value) for value in list(dict.values(variables))]
-            self.of_modules.update(
-                dict.fromkeys(ids, name)
-            )  # collectors don't tell of each module's dict that it holds any
+            self.of_modules.update(dict.fromkeys(ids, name))  # collectors don't tell of each module's dict that it does
         array = _array_type()
         for name, variables in self.namespaces.items():
-            if array in set(map(type, list(dict.values(variables)))):  # in few modules
+            # In few modules. By identity: of a program's classes neither == nor hash() need work.
+            if any(map(is_, map(type, list(dict.values(variables))), repeat(array))):
                 for variable, value in list(dict.items(variables)):
                     for element, inner in _elements_of(value, HeldAt(_in_module(name, variable))):
                         self._starts_at(element, inner)

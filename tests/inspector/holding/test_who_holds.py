@@ -56,6 +56,10 @@ CASES = {
     "deeply nested": ("store = {'a': [0, {3: (0, made())}]}", "store['a'][1][3][1]"),
     "a key of two": ("store = {('a', 1): made()}", "store['a', 1]"),
     "an object as the key": ("store = {trainer: made()}", "store[<Trainer>]"),
+    "a list in a module of odd classes": (
+        "ODD = type('Meta', (type,), {'__eq__': 0})('Odd', (), {})(); outs = [made()]",
+        "outs[0]",
+    ),
     "a key itself": ("store = {made(): 0}", "<a key of store>"),
     "a set": ("store = {made()}", "<an element of store>"),
     "a deque": ("cache = collections.deque([0, made()])", "cache[1]"),
