@@ -75,6 +75,15 @@ def test_the_error_of_a_property_is_not_taken_for_a_name_in_vain() -> None:
     with Wrong(make_loss()) as session, pytest.raises(AttributeError, match="from inside"):
         session.position  # noqa: B018
 
+    class WrongRun(th.Run):
+        @property
+        def peak_bytes(self) -> int:
+            raise AttributeError("from inside")
+
+    run = th.backward(make_loss())
+    with pytest.raises(AttributeError, match="from inside"):
+        WrongRun(run.graph, "heap", "native", run.order, run.planned, 0).peak_bytes  # noqa: B018
+
 
 def test_a_decks_comparison_is_printed_as_the_table() -> None:
     with th.deck(make_loss()) as deck:

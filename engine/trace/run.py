@@ -18,6 +18,7 @@ from ..memory.footprint import Footprints
 from ..memory.measured_device import chosen_device
 from ..memory.timeline import Timeline
 from ..queue.pending import queue_lengths
+from ..words.asked_in_vain import asked_in_vain
 from ..words.sizes import size_text
 from .batches import Batches
 from .trace import Trace
@@ -32,9 +33,9 @@ Engine = Literal["native", "direct"]
 
 _reading = RLock()  # of late runs: what two threads ask for at once is read once
 
-
-_OF_SESSIONS = frozenset(
-    ("step", "run", "run_to", "step_over", "step_out", "stop", "back", "goto", "watch", "break_at", "ready", "current")
+_ELSEWHERE = dict.fromkeys(
+    ("step", "run", "run_to", "step_over", "step_out", "stop", "back", "goto", "watch", "break_at", "ready", "current"),
+    "it has run; th.debug(loss) steps through a backward, run.deck() plays this one",
 )
 
 
@@ -109,8 +110,7 @@ class Run:
                         vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
                 if name in vars(self):
                     return vars(self)[name]
-            steps = ": it has run; th.debug(loss) steps through a backward, run.deck() plays this one"
-            raise AttributeError(f"a Run has no {name!r}{steps if name in _OF_SESSIONS else ''}", name=name, obj=self)
+            return asked_in_vain(self, name, "a Run", _ELSEWHERE)
 
     def __repr__(self) -> str:
         several = len(self.timelines) > 1

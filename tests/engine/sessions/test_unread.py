@@ -99,7 +99,7 @@ def test_a_run_read_late_is_the_one_that_was_read_before() -> None:
     assert (late.policy, late.engine, late.note, late.trace) == (read.policy, read.engine, read.note, read.trace)
     assert repr(late).startswith(f"<Run of {len(read.graph)} tasks under heap, native engine: ")
     assert replace(th.backward(make_loss()), note="mine").order == read.order
-    with pytest.raises(AttributeError, match="a Run has no 'ordre'"):
+    with pytest.raises(AttributeError, match="'Run' object has no attribute 'ordre'"):
         late.ordre  # type: ignore[attr-defined]  # noqa: B018
 
 
