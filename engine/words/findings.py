@@ -24,6 +24,7 @@ class ShownAsFindings:
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         verbs_end_where_called(cls)
 
     @property

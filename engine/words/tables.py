@@ -25,6 +25,7 @@ class ShownAsTable:
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         verbs_end_where_called(cls)
 
     words: ClassVar[Collection[str]] = ()

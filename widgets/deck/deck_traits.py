@@ -33,7 +33,6 @@ _ELSEWHERE = {
     "save": "deck.save_trace(path) writes what has run, deck.save_html(path) the deck as a page",
     "interact": "it is driven by its buttons and verbs; in a script th.debug(loss).interact() is a prompt",
     "keep_history": "th.deck(loss, history=True) begins with one, and deck.history says what it costs",
-    "late": "deck.run() gives a Run of what has run, which has late",
     "left": "deck.status says whether it has finished, deck.position how many tasks have run of deck.planned",
     "over": "deck.status says whether it has finished, failed or is closed",
     "needed": "deck.planned has the tasks that run at all",
