@@ -83,7 +83,7 @@ def refuse_bare_size(value: int | float, name: str, otherwise: str = "") -> None
     if isinstance(value, int) and 1 < value < 1024:
         raise ValueError(
             f'{name} is {value}, which would be {value} bytes; write a size with its unit, such as "{value} MiB" or '
-            f'"{value}GB"{otherwise}'
+            f'"{value}GB", or "{value} B" if it is that{otherwise}'
         )
 
 
