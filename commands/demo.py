@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,16 +124,16 @@ def _measure(
 ) -> tuple[int, Gradients, list[Result]]:
     """What PyTorch took and gave, and two results per policy; each the fastest of `repeats`, in turns."""
     bars = {policy: progress.add_task(f"stepping {policy}", total=tasks * repeats) for policy in policies}
-    plain: list[tuple[int, Gradients]] = []
-    rounds: list[list[Result]] = []
+    plain: tuple[int, Gradients] = sys.maxsize, {}
+    fastest: dict[tuple[str, str], Result] = {}  # of a large model the gradients of all of them would be gigabytes
     for _ in range(repeats):
-        plain.append(_pytorch(model, make_loss))
-        rounds.append([])
+        plain = min(plain, _pytorch(model, make_loss), key=itemgetter(0))
         for policy, bar in bars.items():
-            rounds[-1].append(_step(policy, model, make_loss, partial(progress.advance, bar)))
-            rounds[-1].append(_native(policy, model, make_loss))
-    results = [min(alike, key=attrgetter("elapsed_ns")) for alike in zip(*rounds, strict=True)]
-    return *min(plain, key=itemgetter(0)), results
+            for run in (partial(_step, stepped=partial(progress.advance, bar)), _native):
+                result = run(policy, model, make_loss)
+                key = policy, result.engine
+                fastest[key] = min(fastest.get(key, result), result, key=attrgetter("elapsed_ns"))
+    return *plain, [*fastest.values()]
 
 
 def _step(policy: str, model: nn.Module, make_loss: MakeLoss, stepped: Callable[[], None]) -> Result:

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -159,6 +160,24 @@ def test_the_demo_ends_with_a_page_that_plays_the_backward_under_three_policies(
     assert packed
     schedules = json.loads(gzip.decompress(base64.b64decode(packed[1])))["schedules"]
     assert {"bfs", "dfs", "heap"} <= {each["policy"] for each in schedules if each["memory"]}
+
+
+def test_the_demo_keeps_the_gradients_of_the_fastest_backwards_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = tapehead.commands.demo._gradients
+    taken: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def counted(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        found = take(model)
+        taken.append(weakref.ref(next(iter(found.values()))))
+        alive.append(sum(each() is not None for each in taken))
+        return found
+
+    monkeypatch.setattr(tapehead.commands.demo, "_gradients", counted)
+    assert main(["demo", "linear50", "--policy", "heap", "--out", str(tmp_path)]) == 0
+    assert len(taken) == 10 and max(alive) <= 5  # PyTorch's, those of both engines, the last and the new ones
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
