@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from typing import Generic, TypeVar
 
 from rich.console import Console
 
 from tapehead.engine.words.columns import WIDTH, cut_at_front, fitted, lines_of
-from tapehead.engine.words.tables import cells_table
+from tapehead.engine.words.findings import ShownAsFindings
+from tapehead.engine.words.tables import ShownAsTable, cells_table
+
+Row = TypeVar("Row")
 
 PATH = "model.encoder.layers.11.attention.self.query.projection.weight"
 CELLS = [
@@ -57,3 +61,13 @@ def test_a_terminal_shows_the_same_in_its_own_width() -> None:
 
 def test_a_name_is_cut_at_its_front() -> None:
     assert cut_at_front("encoder.layers.0", 9) == "…layers.0" and cut_at_front("fc", 9) == "fc"
+
+
+def test_what_is_shown_as_a_table_may_be_a_sequence_of_any_type() -> None:
+    class Rows(ShownAsTable, Generic[Row]):
+        pass
+
+    class Found(ShownAsFindings, Generic[Row]):
+        pass
+
+    assert str(Rows[int]).endswith("Rows[int]") and str(Found[int]).endswith("Found[int]")
