@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.graph.begun import begun_by_session
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, Outputs, told_apart
@@ -281,7 +282,8 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
     for task_id in order:  # each alone: another backward may have freed only what it shares with this graph
         if first_freed([graph.nodes[task_id]]) is not None:
             task = graph.describe(task_id)
-            raise RuntimeError(f"a backward has freed what {task} saved, so it can't be unpacked; make the graph again")
+            said = f"a backward has freed what {task} saved, so it can't be unpacked; make the graph again"
+            raise RuntimeError("; ".join([said, *begun_by_session(graph)]))
     rows: list[Unpack] = []
     with collector_paused():
         resolve_sources(task.operation for task in graph.tasks if isinstance(task.operation, Operation))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.arguments import expect, expect_truth
+from ...inspector.graph.begun import begun_by_session
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
@@ -113,7 +114,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     freed = first_freed(graph.nodes[task_id] for task_id in order)
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))
-        raise RuntimeError(f"a backward has freed what {task} saved, so it can't be asked; make the graph again")
+        said = f"a backward has freed what {task} saved, so it can't be asked; make the graph again"
+        raise RuntimeError("; ".join([said, *begun_by_session(graph)]))
     with telling(None, "running dry") as tell:
         tell(f"what {len(graph):,} tasks allocate")
         return _DryRun(graph, device_of(graph, device)).run(order, names_hooks)

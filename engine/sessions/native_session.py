@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect_choice
+from ...inspector.graph.begun import begins
 from ...inspector.graph.graph import Outputs, Task
 from ...inspector.torch_internals.engine import in_backward
 from ...inspector.torch_internals.modes import ThreadState
@@ -137,6 +138,7 @@ class NativeSession(OneWay):
         self._backward = backward(call, plan, state, trace, tuple(given) if call.create_graph else ())
         self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
         self._finalizer = finalize(self, self._worker.forget)
+        begins(self)
         self._finalizer.atexit = False  # all that run are ended then, and waited for
 
     def __repr__(self) -> str:

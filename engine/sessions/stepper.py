@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect, expect_callable, expect_choice
+from ...inspector.graph.begun import begins
 from ...inspector.graph.graph import Outputs, Task
 from ...inspector.tapes.hips_tape import HipsTape
 from ..batching.group_runner import AnyBatch, check_batch
@@ -131,6 +132,7 @@ class Stepper(GoesBack):
         )
         self._backward.start(bool(call.create_graph))
         self._rewinder = Rewinder(self._backward)
+        begins(self)
         if history is not False:
             self.keep_history(BUDGET_BYTES if history is True else history)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...front_door import verbs_end_where_called
 from ...inspector.arguments import expect, expect_number
-from ...inspector.graph.graph import Task
+from ...inspector.graph.graph import Graph, Task
 from ...inspector.shown import drawn
 from ..queue.device_queues import devices_in_order
 from ..queue.named_tasks import calls_of, tasks_of_call
@@ -53,6 +53,7 @@ class Verbs(SessionBase):
             raise ValueError("step() runs either a task or a device's next one: give one of the two")
         if device is not None:
             task = self._unless_current(self.next_on(device))
+        expect_no_count(self.graph, task)
         if count == 1:
             return self._step(task)
         self.stops.stopped = None
@@ -247,3 +248,15 @@ def expect_count(count: int) -> None:
     expect_number(count, int, "count", "how many tasks to run")
     if count < 1:
         raise ValueError(f"step(count={count}): the number of tasks to run must be at least 1")
+
+
+def expect_no_count(graph: Graph, task: AnyTask | None) -> None:
+    """Refuses a number above those of the graph's tasks: it was meant as how many to run.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(task, int) and task >= len(graph):
+        raise ValueError(
+            f"there is no task {task}; this graph has tasks 0 to {len(graph) - 1}. For {task} tasks: step(count={task})"
+        )

@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from threading import local
 
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
+from ...inspector.graph.begun import begun_by_session
 from ...inspector.graph.graph import Edge, Graph, told_apart
 from ...inspector.graph.spent import is_over
 from ...inspector.graph.variables import variable_name
@@ -69,7 +71,7 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes = _of_freed(graph, ran, since)
+        notes: Iterator[str] = chain(_of_freed(graph, ran, since), begun_by_session(graph))
     elif MODIFIED in said:
         notes = _of_written(graph, maker)
     else:

@@ -9,6 +9,7 @@ import torch
 from ...engine.queue.policy import AnyPolicy
 from ...engine.queue.ready_queue import AnyTask, ReadyTask
 from ...engine.sessions.branch_comparison import BranchComparison
+from ...engine.sessions.verbs import expect_no_count
 from ...engine.trace.run import Run
 from ...front_door import verbs_end_where_called
 from ...inspector.graph.graph import Task
@@ -32,6 +33,7 @@ class Stepping(DeckTraits):
         """
         if device is not None and task is not None:
             raise ValueError("step() runs either a task or a device's next one: give one of the two")
+        expect_no_count(self._live.session.graph, task)
         return self._asking.ask(lambda: self._live.running.step(count, None if task is None else _task(task), device))
 
     def run(self) -> Run:

@@ -191,3 +191,51 @@ def test_debug_says_at_once_where_the_graph_is_freed() -> None:
         loss.backward()
         with pytest.raises(RuntimeError, match=rf"{SECOND_TIME}.*MulBackward0; compute the loss again, then th\.debug"):
             debug(loss, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        (th.plan, {}),
+        (th.unpack_order, {}),
+        (th.debug, {}),
+        (th.backward, {}),
+        (th.debug, {"history": True}),
+        (th.backward, {"history": True}),
+        (th.plan, {"engine": "native"}),
+    ],
+)
+def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
+    verb: Callable[[Tensor], object], options: dict[str, Any]
+) -> None:
+    loss = plain(torch.ones(2, requires_grad=True))
+    session = th.debug(loss, **options)
+    session.step(count=2)
+    told = f"an open session has run 2 of {len(session.graph)} tasks there: its run() goes on, its close() ends it"
+    with pytest.raises(RuntimeError) as caught:
+        verb(loss)
+    assert told in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    session.close()
+    with pytest.raises(RuntimeError) as caught:
+        th.plan(loss)
+    assert "open session" not in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+@pytest.mark.parametrize("engine", ["direct", "native"])
+def test_a_session_does_not_speak_of_itself_as_open_elsewhere(engine: Any) -> None:
+    shared = torch.ones(2, requires_grad=True).exp()
+    loss = (shared * 2).exp().sum()
+    with th.debug(loss, engine=engine) as session:
+        session.step()
+        (shared * 3).sum().backward()  # frees what this session is to run yet
+        with pytest.raises(RuntimeError, match=SECOND_TIME) as caught:
+            session.run()
+    assert "open session" not in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("start", [th.debug, th.deck])
+def test_a_number_of_tasks_given_as_a_task_is_told_how_to_say_it(start: Callable[[Tensor], Any]) -> None:
+    session = start(plain(torch.ones(2, requires_grad=True)))
+    with pytest.raises(ValueError, match=r"there is no task 100; .* For 100 tasks: step\(count=100\)"):
+        session.step(100)
+    session.close()
