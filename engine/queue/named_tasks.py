@@ -186,7 +186,12 @@ def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str
 
 def _unknown(graph: Graph, meanings: Collection[str]) -> str:
     """What a place may mean and this graph knows nothing of, since no capture saw all of its forward."""
-    if graph.calls or all(task.operation is not None or task.is_leaf for task in graph.tasks):
+    if knows_forward(graph):
         return ""
     kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
     return f"; this graph knows no {kinds[0]}: run the forward under `with th.capture():`" if kinds else ""
+
+
+def knows_forward(graph: Graph) -> bool:
+    """Whether a capture saw the forward: all of it, or module calls in it."""
+    return bool(graph.calls) or all(task.operation is not None or task.is_leaf for task in graph.tasks)

@@ -13,12 +13,16 @@ from .watchpoints import Watchpoint
 class FoundStop:
     """What the watchpoints have found at the last task, or of earlier ones on accelerators since they last said so.
 
+    Args:
+        hint: what the first stop says at its end.
+
     Attributes:
         stop: what there is to say; None: nothing.
         ran: how many tasks were watched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
         self.stop: Stop | None = None
         self.ran = 0
         self._told: dict[int, set[tuple[int, int]]] = {}  # by task: watchpoints that held of one of its outputs
@@ -34,7 +38,7 @@ class FoundStop:
         if stop.task is not None:
             watchpoint.hit(stop.task)
         if self.stop is None:
-            self.stop = stop
+            self.stop, self._hint = replace(stop, hint=self._hint), ""  # said once
         else:
             self.stop = replace(self.stop, lines=(*self.stop.lines, f"also {stop.text}"))
 

@@ -24,6 +24,7 @@ class Stop:
         lines: what else is known: of a bad gradient the way back to its origin.
         tensors: by name the tensors which it speaks of, the session's own in their own shapes, not copies.
         since: how many tasks have run since that one. Not 0 only where an accelerator was not waited for.
+        hint: what would let it say more, in the first stop of a session that has a reason to; "": nothing.
     """
 
     why: Why
@@ -33,6 +34,12 @@ class Stop:
     lines: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     since: int = 0
+    hint: str = ""
 
     def __str__(self) -> str:
-        return "\n".join((self.text, *(f"  {line}" for line in self.lines)))
+        return "\n".join((self.text, *(f"  {line}" for line in self.all_lines)))
+
+    @property
+    def all_lines(self) -> tuple[str, ...]:
+        """`lines`, and the hint where there is one."""
+        return (*self.lines, self.hint) if self.hint else self.lines

@@ -13,6 +13,7 @@ from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.tensors import version_of
+from ..queue.named_tasks import knows_forward
 from ..trace.trace import Trace
 from .bad_gradients import BadGradients
 from .breakpoints import said
@@ -41,7 +42,7 @@ class Watching:
         self._graph = graph
         self._order: Sequence[int] = ()
         self._watchpoints: tuple[Watchpoint, ...] = ()
-        self._found = FoundStop()
+        self._found = FoundStop(_hint(graph))
         self._late = LateReadings()
         self._judged: dict[int, _Judged] = {}  # by leaf: what was last looked at on its way there
         self._got: dict[int, bool] = {}  # by leaf: whether a gradient came
@@ -283,6 +284,12 @@ class Watching:
             lines.append(f"{name}: {givers} gave no gradient")
         text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
         return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+
+
+def _hint(graph: Graph) -> str:
+    if graph.is_tape or knows_forward(graph):
+        return ""
+    return "its module and line are not known: run the forward under `with th.capture():`"
 
 
 class _Judged:

@@ -48,7 +48,7 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 def stop_view(stop: Stop) -> Group:
     """Why a run stopped, with the way back to the origin."""
-    return Group(plain(stop.text, "bold yellow"), *(plain(f"  {line}") for line in stop.lines))
+    return Group(plain(stop.text, "bold yellow"), *(plain(f"  {line}") for line in stop.all_lines))
 
 
 def ended_text(session: Session) -> str:

@@ -1019,3 +1019,21 @@ def test_a_formula_is_computed_where_its_result_can_be_compared() -> None:
     assert _is_the_value("gradient / (2 * result)", values, result)
     with torch.device("meta"):  # a default device
         assert _is_the_value("gradient / (2 * result)", values, torch.tensor(math.inf, device="cpu"))
+
+
+def test_where_no_capture_saw_the_forward_the_first_stop_says_once_what_would_name_the_line() -> None:
+    def stops_of(loss: Tensor) -> list[str]:
+        with th.debug(loss) as session:
+            session.watch("norm > 0")
+            said = []
+            while session.current is not None:
+                session.run()
+                said.append(str(session.stopped))
+            return said
+
+    leaf = torch.ones(2, requires_grad=True)
+    first, *others = stops_of((leaf.exp() * 2).sum())
+    assert first.endswith("run the forward under `with th.capture():`")
+    assert others and not any("th.capture" in each for each in others)
+    seen = captured(lambda: (leaf.exp() * 2).sum())
+    assert not any("th.capture" in each for each in stops_of(seen))

@@ -57,7 +57,7 @@ def stopped_content(stop: Stop) -> Json:
         "number": stop.number,
         "task": stop.task,
         "text": stop.text,
-        "lines": list(stop.lines),
+        "lines": list(stop.all_lines),
     }
 
 
