@@ -14,15 +14,26 @@ if TYPE_CHECKING:
     from ..engine.steps.fits import Fit
 
 
+EXAMPLES = """\
+examples:
+  tapehead fits train.py:setup --memory 24GB
+  tapehead fits train.py:setup --memory 24GB --batch-size 8
+
+In train.py:
+  def setup():                                              # Net is a class, or a function that makes the model
+      make_batch = lambda size=32: (torch.randn(size, 784), torch.randint(10, (size,)))
+      make_optimizer = lambda parameters: torch.optim.Adam(parameters, 1e-3)   # gets the list of them
+      return Net, make_batch, make_optimizer, lambda model, batch: cross_entropy(model(batch[0]), batch[1])
+"""
+
+
 def add_fits(commands: Commands) -> None:
     """Adds `tapehead fits`."""
     fits = commands.add_parser(
         "fits",
         help="say whether a training step fits into memory, before any is allocated",
-        examples=(
-            "tapehead fits train.py:setup --memory 24GB",
-            "tapehead fits train.py:setup --memory 24GB --batch-size 8",
-        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fits.add_argument(
         "target",

@@ -253,7 +253,14 @@ class _Trained:
             raise ValueError(
                 "make_model() gave a model without parameters that require gradients: expected one to train"
             )
-        optimizer = recipe.make_optimizer(parameters)
+        try:
+            optimizer = recipe.make_optimizer(parameters)
+        except (AttributeError, TypeError) as error:  # as of `lambda model: Adam(model.parameters())`
+            error.add_note(
+                "tapehead: make_optimizer gets the list of the model's parameters, not the model: "
+                "lambda parameters: torch.optim.Adam(parameters, 1e-3)"
+            )
+            raise
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"make_optimizer(...) returned {a_kind(optimizer)}; expected a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -320,3 +320,9 @@ def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "It does not fit with a batch of 32" in capsys.readouterr().out
     assert main(["fits", f"{script}:wrong", "--memory", "1MB"]) == 2
     assert "setup() returned an int" in capsys.readouterr().err
+
+
+def test_an_optimizer_that_is_made_of_the_model_is_told_that_it_gets_the_parameters() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'parameters'") as caught:
+        th.fits(nn.Linear(2, 2), lambda: torch.ones(1, 2), lambda model: Adam(model.parameters()), memory="1GB")
+    assert "make_optimizer gets the list of the model's parameters, not the model" in caught.value.__notes__[0]
