@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "names")
 FLAGS = ("keep-inputs",)
 
+_OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS))})\b")
 _NEAR = 50  # nodes
 _SOON_S = 0.2  # a cell that is waiting begins first
 
@@ -197,6 +199,9 @@ class DeckMagics(Magics):
                 "session = th.debug(loss) steps through the backward anywhere"
             )
         options, from_before = parse(line), None
+        if behind := _OPTION.search(options.loss):
+            given = f"{options.loss[behind.start() :].strip()} {options.loss[: behind.start()].strip()}"
+            raise UsageError(f"options stand before the loss: {'%' if cell is None else '%%'}tapehead {given}")
         if not options.loss:
             raise UsageError("which tensor? Give the loss: %%tapehead loss")
         if options.engine not in ENGINES:
