@@ -52,8 +52,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 def _with_what_was_meant(message: str) -> str:
     """Behind a word that is none of the choices, the choice that is near."""
     found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
-    near = found and get_close_matches(found[1], re.split(", ", found[2]), 1)
-    return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]}?", 1)
+    near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
+    return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
 
 
 def refuse(why: object) -> int:

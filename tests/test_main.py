@@ -492,6 +492,7 @@ def test_a_function_that_can_not_be_measured_is_refused_in_a_sentence(
 
 def test_a_misspelt_command_or_choice_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'comprae', did you mean 'compare'? (choose from" in assert_refused(["comprae"], capsys)
+    assert "did you mean" not in assert_refused(["list"], capsys)
     assert "'ordres', did you mean 'orders'? (choose from" in assert_refused(["bench", "ordres"], capsys)
 
 

@@ -142,11 +142,18 @@ class UnusedReport(ShownAsFindings):
             yield (
                 f"All {self.count:,} parameters get a gradient." if self.count > 1 else "The parameter gets a gradient."
             )
+        elif self._none_takes_part():
+            yield (
+                f"No parameter of this model takes part in the loss, none of its {self.count:,}: is it the right "
+                "model, the one that make_loss calls?"
+            )
         else:
             gets = "gets" if len(self) == 1 else "get"
             yield f"{len(self):,} of {counted(self.count, 'parameter')} {gets} no gradient, or one of zeros."
         if self.frozen:
             yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
+        if self._none_takes_part():
+            return
         if self.parameters and self.graph is None:
             yield "The loss has no graph at all: a backward from it raises."
         elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
@@ -161,6 +168,10 @@ class UnusedReport(ShownAsFindings):
                 f"With {which} outside of the graph, DistributedDataParallel needs find_unused_parameters=True: "
                 "without, its next forward raises."
             )
+
+    def _none_takes_part(self) -> bool:
+        everything = self.graph is not None and len(self) == self.count
+        return everything and all(each.why == "never used" for each in self.parameters)
 
     @cached_property
     def cells(self) -> list[list[str]]:

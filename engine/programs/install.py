@@ -17,6 +17,7 @@ from ..orders.policies import POLICIES, find_policy
 from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy, policy_name
 from ..sessions.agreement import in_group
+from ..tasks.roots import explain_several_elements
 from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..trace.run import Engine, Run
 from ..trace.statistics import Level
@@ -89,6 +90,7 @@ class Installation:
     ) -> None:
         if error is not None:
             explain_out_of_memory(error)
+            explain_several_elements(error)
         self.remove()
 
     def _run(

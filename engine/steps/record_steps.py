@@ -306,6 +306,9 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             f"in the {nth(highest.number + 1)}>"
         )
 
+    def __str__(self) -> str:
+        return super().__str__() if self._steps else "\n".join(self.sentences)  # no headings above nothing
+
     words = ("step", "at its highest in", "optimizers")
     html = "phases as HTML"
 
@@ -330,6 +333,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
     @property
     def sentences(self) -> list[str]:
+        if not self._steps and self._opened is None:
+            return ["Nothing was recorded: no optimizer.step() was seen."]
         return [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
 
 

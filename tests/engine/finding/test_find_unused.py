@@ -943,3 +943,13 @@ def test_a_sparse_embedding_gets_a_gradient_where_it_has_rows(rows: list[int]) -
     assert [each.why for each in report] == ([] if rows else ["zero gradient"])
     report = th.find_unused(lambda: model(taken).detach().sum(), model)
     assert [each.cut for each in report] == [Cut.DETACH]
+
+
+def test_of_another_model_the_first_sentence_asks_whether_it_is_the_right_one() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    report = th.find_unused(lambda: model(torch.ones(1, 2)).sum(), other)
+    assert len(report) == 2
+    assert report.sentences == (
+        "No parameter of this model takes part in the loss, none of its 2: is it the right model, the one that "
+        "make_loss calls?",
+    )

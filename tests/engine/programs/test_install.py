@@ -511,3 +511,11 @@ def test_installing_does_not_load_the_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_loss_of_several_elements_is_told_what_to_do() -> None:
+    loss = torch.ones(2, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="scalar outputs") as caught, th.policy("dfs"):
+        loss.backward()
+    (note,) = caught.value.__notes__
+    assert "loss.sum() or loss.mean()" in note

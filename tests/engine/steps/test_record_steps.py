@@ -566,3 +566,9 @@ def test_the_followed_backward_has_the_steps_memory(name: str) -> None:
     assert sorted(step.run.order) == list(range(len(step.run.graph)))
     assert sum(map(max, zip(*timeline.category_levels.values(), strict=True)), 0) > 0
     assert step.run.peak().answer
+
+
+def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_nothing() -> None:
+    with th.record_steps() as steps:
+        nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+    assert str(steps) == "Nothing was recorded: no optimizer.step() was seen."
