@@ -30,6 +30,10 @@ pytestmark = pytest.mark.e2e
 
 AT = 12  # the position at which most tests stand
 BRANCH = {"number": 1, "parent": None, "forked_at": 5, "ran": 20, "policy": "bfs", "edits": 1, "current": False}
+SIDES = """(deck, name) => {
+    const { left, right } = deck.querySelector(name).getBoundingClientRect();
+    return [left, right];
+}"""
 HISTORY = {"bytes": 3 << 20, "gradient_bytes": 2 << 20, "saved_bytes": 1 << 20, "reach": 4}
 
 
@@ -133,7 +137,9 @@ def test_a_breakpoint_is_made_from_a_name_that_is_offered_and_what_is_wrong_is_s
     assert deck.asked() == [{"kind": "watch", "condition": "norm>1e3"}]
     deck.stops({"number": 1, "kind": "watch", "text": "norm>1e3"})
     expect(field).to_have_value("")
-    field.press("Escape")
+    field.press("ArrowDown")
+    field.press("Escape")  # what was marked is not wanted
+    expect(field).to_be_focused()
     field.press("Escape")
     expect(panel).to_have_count(0)
     expect(deck.root.get_by_role("button", name="stops: 1")).to_be_focused()
@@ -312,6 +318,7 @@ def test_a_kept_branch_has_a_tab_and_can_be_gone_on_from(deck: PosedDeck, gpt: G
     deck.root.get_by_role("button", name="go on from this branch").click()
     assert deck.asked() == [{"kind": "branch", "number": 1}]
     deck.expect(policy="heap")
+    expect(deck.root).to_be_focused()
 
 
 def test_the_gradients_that_wait_can_be_changed_where_the_session_stands(deck: PosedDeck, gpt: Graph) -> None:
@@ -381,6 +388,12 @@ def test_stepping_over_and_out_of_a_module_is_the_kernels_at_the_front_and_the_p
     deck.key("Shift+ArrowRight")
     deck.key("ArrowLeft")
     deck.expect(t=ahead + 10)
+    expect(deck.root.locator(".key").get_by_text("planned")).to_be_visible()
+    for width in (1360, 1010, 970, 930, 500):
+        deck.page.set_viewport_size({"width": width, "height": 1100})
+        legend, tools = (deck.evaluate(SIDES, f".key .{name}") for name in ("states", "tools"))
+        assert legend[1] <= tools[0] and tools[1] <= deck.evaluate(SIDES, ".graph")[1], width
+    deck.page.set_viewport_size({"width": 1360, "height": 1100})
     step = deck.root.locator("button[data-act=step]")
     expect(step).to_have_attribute("title", f"Step (→): in the plan, the session stands before the {nth(last + 6)}")
     expect(deck.root.get_by_role("status")).to_contain_text(f"the session stands before the {nth(last + 6)}")
@@ -456,6 +469,7 @@ def test_a_button_has_the_memory_of_a_large_graph_predicted(
     assert deck.asked() == [{"kind": "predict"}]
     expect(button).to_have_text("predicting…")
     expect(button).to_be_disabled()
+    expect(deck.root).to_be_focused()
     deck.tell(live=own)
     expect(button).to_be_hidden()
     expect(deck.root.locator(".peak")).to_contain_text(re.compile(r"^peak [\d.]+ [KM]iB"))

@@ -46,7 +46,7 @@ export class Strip {
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
     const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, shut, open, this.fit, exportMenu(actions));
-    this.element = el("div", { class: "key" }, ...legend(this.planned), this.signs, this.reach, tools);
+    this.element = el("div", { class: "key" }, legend(this.planned), this.signs, this.reach, tools);
   }
 
   private showSigns(): void {
@@ -79,9 +79,9 @@ export class Strip {
   }
 }
 
-function legend(planned: HTMLElement): HTMLElement[] {
+function legend(planned: HTMLElement): HTMLElement {
   const states = (["waiting", "ready", "running", "done"] as const).map(sample);
-  return [...states, planned, el("span", {}, line("var(--buffer)", 2.4), "gradient waits")];
+  return el("span", { class: "states" }, ...states, planned, el("span", {}, line("var(--buffer)", 2.4), "gradient waits"));
 }
 
 function sample(state: ShownState): HTMLElement {

@@ -14,8 +14,8 @@ export interface ComboboxActions {
   take(index: number): void;
   /** Enter, where no offer is marked. */
   enter(): void;
-  /** Escape. `wasOpen`: the list was shown, and is now closed. */
-  leave(wasOpen: boolean): void;
+  /** Escape. `wasMarked`: an offer was marked, which alone is undone. */
+  leave(wasMarked: boolean): void;
 }
 
 /** `first`: the offer that is marked before an arrow is pressed, -1 for none. Returns what brings the list up to date. */
@@ -71,9 +71,9 @@ export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: 
       acts.enter();
     },
     Escape: () => {
-      const wasOpen = !list.hidden;
+      const wasMarked = active >= 0;
       set(false);
-      acts.leave(wasOpen);
+      acts.leave(wasMarked);
     },
   };
   input.addEventListener("keydown", (event) => {

@@ -8,7 +8,7 @@ export const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["← →", "step"],
   ["⇧← ⇧→", "10 tasks"],
   ["Home End", "to the start, to the end"],
-  ["1 2 3", "policy"],
+  ["1 2 … 9", "policy, by its tab"],
   ["O ⇧O", "step over, out of a module"],
   ["B", "breakpoint"],
   ["R", "run to it"],

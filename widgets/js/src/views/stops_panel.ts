@@ -62,7 +62,7 @@ export class StopsPanel {
         input.setSelectionRange(input.value.length, input.value.length);
       },
       enter: () => this.add(),
-      leave: (wasOpen) => wasOpen || this.close(true),
+      leave: (wasMarked) => wasMarked || this.close(true),
     });
     input.addEventListener("input", () => {
       error.textContent = "";
