@@ -159,17 +159,13 @@ def _nameless(leaf: Tensor) -> None:
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
     """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
     if names is not None:
-        given = _given(names)
+        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
+        given = {id(tensor): name for name, tensor in pairs}
         return lambda leaf: given.get(id(leaf))
     if not operations:
         return _nameless
     seen = list(dict.fromkeys(operation.facts for operation in operations.values()))
     return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
-
-
-def _given(names: ParameterNames) -> dict[int, str]:
-    pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
-    return {id(tensor): name for name, tensor in pairs}
 
 
 def _metas(node: Node, takes: Iterable[InputMetadata], known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
@@ -200,7 +196,7 @@ def _build(
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
-    calls = _Calls(_given(names) if isinstance(names, torch.nn.Module) else {})
+    calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
@@ -242,11 +238,17 @@ class _Calls:
     """Numbers the module calls which a graph's tasks need, parents first.
 
     Args:
-        names: of a model's parameters, by id(); the outermost modules that were called are named after it.
+        model: the outermost modules that were called are named after it.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._names: dict[int, list[str]] = {}
+        self._classes: dict[str, str] = {}
+        if model is not None:
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                self._names.setdefault(id(parameter), []).append(name)
+            modules = model.named_modules(remove_duplicate=False)
+            self._classes = {path: type(module).__name__ for path, module in modules}
         self._places: dict[tuple[Facts, int], str | None] = {}
         self.found: list[ModuleCall] = []
         self._ids: dict[CallRecord, int] = {}
@@ -268,6 +270,6 @@ class _Calls:
             return record.full_path
         key = record.facts, record.root
         if key not in self._places:
-            self._places[key] = record.facts.place_below(record.root, self._names)
+            self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
         place = self._places[key]
         return record.full_path if place is None else ".".join(filter(None, (place, record.path)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import get_ident
@@ -199,15 +199,21 @@ class Facts:
                 return self.full_path(self._leaf_roots[key], self._leaf_names[key])
         return None
 
-    def place_below(self, root: int, names: Mapping[int, str]) -> str | None:
-        """The path of outermost module `root` in a model whose parameters have these names, by id(); None: none of them
-        is its own."""
+    def place_below(self, root: int, names: Mapping[int, Sequence[str]], classes: Mapping[str, str]) -> str | None:
+        """The path of outermost module `root` in a model; None: it has no parameter there, or it may be one of several.
+
+        Args:
+            root: its number.
+            names: of the model's parameters by id(); of tied ones all.
+            classes: of the model's modules by path.
+        """
         for key, of in self._leaf_roots.items():
-            own, name = self._leaf_names[key], names.get(key)
-            if of == root and name is not None and self._leaves[key]() is not None:
-                above = name.removesuffix(own)
-                if name != above and above[-1:] in ("", "."):
-                    return above[:-1]
+            if of == root and key in names and self._leaves[key]() is not None:
+                own = self._leaf_names[key]
+                above = [name[: -len(own) - 1] for name in names[key] if f".{name}".endswith(f".{own}")]
+                places = [place for place in above if classes.get(place) == self._root_classes[root][0]]
+                if len(places) == 1:
+                    return places[0]
         return None
 
     def full_path(self, root: int, path: str) -> str:

@@ -92,6 +92,14 @@ def test_of_a_loss_that_is_there_parts_are_named_after_the_model_too() -> None:
     assert paths(th.graph(loss, names=other)) == paths(th.graph(loss))
 
 
+def test_a_part_is_not_named_after_another_whose_weight_it_shares() -> None:
+    model = nn.ModuleDict({"encoder": nn.Embedding(10, 4), "decoder": nn.Linear(4, 10, bias=False)})
+    model["decoder"].weight = model["encoder"].weight
+    with th.capture():
+        loss = model["decoder"](torch.ones(2, 4)).sum()
+    assert [call.path for call in th.graph(loss, names=model).calls] == ["decoder"]
+
+
 def test_a_recorded_step_names_modules_after_the_model() -> None:
     model, make_loss = parts()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
