@@ -36,7 +36,11 @@ def test_the_arrow_keys_are_its_own(notebook: Notebook, shown: Locator) -> None:
     cells = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
     before = cells.count()
     shown.locator(".picture").focus()
-    for key, wanted in (("Home", "step 0 · 2"), ("ArrowRight", "step 1 · 2"), ("ArrowDown", "step 1 · 0")):
+    for key, wanted in (
+        ("Home", "step 0 · 2 Linear"),
+        ("ArrowRight", "step 1 · 2 Linear"),
+        ("ArrowDown", "step 1 · 0 Linear"),
+    ):
         notebook.page.keyboard.press(key)
         expect(shown.locator("h3")).to_have_text(wanted)
     expect(cells).to_have_count(before)
@@ -103,7 +107,7 @@ def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook
     notebook.page.keyboard.press("Escape")
     expect(deck).to_have_count(0)
     expect(shown.locator(".picture")).to_be_focused()
-    expect(shown.locator("h3")).to_have_text("step 5 · 0")
+    expect(shown.locator("h3")).to_have_text("step 5 · 0 Linear")
     notebook.page.keyboard.press("Enter")
     expect(deck).to_be_visible()
     notebook.page.get_by_role("button", name="‹ loop").click()
