@@ -35,16 +35,18 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     if not found:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     for each in found:
-        if isinstance(each, Tensor) and not each.requires_grad:
-            raise RuntimeError(
-                f"one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be accumulated"
-                " into it: call .requires_grad_() on it before the forward"
-            )
         if not isinstance(each, Tensor | GradientEdge):
             raise RuntimeError(f"all inputs have to be Tensors or GradientEdges, but got {type(each).__name__}")
     for each in found:
+        if isinstance(each, Tensor) and not each.requires_grad:
+            error = RuntimeError("can't retain_grad on Tensor that has requires_grad=False")  # PyTorch's own words
+            error.add_note(
+                f"tapehead: one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be"
+                " accumulated into it: call .requires_grad_() on it before the forward"
+            )
+            raise error
         if isinstance(each, Tensor):
-            each.retain_grad()  # raises where no gradient is required
+            each.retain_grad()
     return found
 
 

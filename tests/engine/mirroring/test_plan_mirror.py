@@ -275,7 +275,8 @@ def test_the_plan_is_printed_as_a_table_and_what_it_says() -> None:
     assert plan.cells == module_cells(plan)
     assert any(row[0].startswith("*.") for row in plan.cells[1:]), "equal blocks are one row"
     text = str(plan)
-    assert all(cell in text for row in plan.cells for cell in row)
+    words = set(text.split())  # a cell whose times need more room takes two lines
+    assert all(words.issuperset(cell.split()) for row in plan.cells for cell in row)
     assert all(sentence in text for sentence in plan.sentences)
     assert "The backward's peak falls from " in text and "% longer than" in text
 
