@@ -98,7 +98,7 @@ def test_what_is_wrong_with_it_is_said(what: str, script: str, capsys: pytest.Ca
     assert told.splitlines()[-1] == "tapehead: your function raised KeyError" and "/commands/" not in told
     assert run(what, "mine.py:without_graph") in (1, 2)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "mine.py:without_graph makes a loss without a graph" in said
+    assert "without_graph() returned a loss without a graph: it was computed under torch.no_grad()" in said
     assert run(what, script, "--size", "full") == 2
     assert "--size is for ready models; mine.py:make_loss" in capsys.readouterr().err
 

@@ -60,8 +60,7 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
     available = width - GAP * (len(headings) - 1)
     for which, floor in (
         (columns, by_heading),
-        (others, least),
-        ([0], least),
+        (words, least),
         (columns, beside),
         ([0], [_NAME] * len(headings)),
         (others, [_LEAST] * len(headings)),
