@@ -29,11 +29,15 @@ FEW = {
 IN_PART = {
     "root alone": tuple(each for each in VERBS if each not in ("dynamic", "against a stage")),
     "checkpointed reentrantly": tuple(each for each in ELSEWHERE if each not in ("forward before", "check_order")),
+    **dict.fromkeys(
+        ("in buckets", "in buckets of a module"), tuple(each for each in ELSEWHERE if not each.endswith(" between"))
+    ),
     "replicated": ("backward bfs", "backward dfs", "closed after 20", "compare before", "find_nan between", "nan"),
 }
 """What is asked of a variant where it is not all. Where only the root is sharded, its graph has no task of
 `fully_shard`, and any order is legal. With reentrant checkpoints one forward more changes PyTorch's own next step, and
-the graph has neither the tasks of the blocks nor those of `fully_shard`."""
+the graph has neither the tasks of the blocks nor those of `fully_shard`. Of DistributedDataParallel a backward between
+a forward and its own leaves that one's gradients as they are on each rank, without tapehead, too."""
 IN_HOOKS = "the direct engine cannot gather parameters and reduce gradients as fully_shard"
 REFUSED = {
     "against a stage": "ValueError: constraint 1",
