@@ -12,6 +12,7 @@ WIDTH = 80
 GAP = 2
 """Spaces between columns."""
 
+_WHOLE = 30  # so long a name, or list of names, goes onto more lines after all others
 _NAME = 24  # of a first column: what it keeps before others lose more than what stands between spaces
 _LEAST = 12  # of any column of words
 
@@ -60,7 +61,9 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
     available = width - GAP * (len(headings) - 1)
     for which, floor in (
         (columns, by_heading),
-        (words, least),
+        (words, [max(least[0], min(widths[0], _WHOLE)), *least[1:]]),
+        (others, least),
+        ([0], least),
         (columns, beside),
         ([0], [_NAME] * len(headings)),
         (others, [_LEAST] * len(headings)),
