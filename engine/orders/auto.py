@@ -101,7 +101,7 @@ def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int
 
 def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     basis = problem.footprints.basis if problem.given else "dry run"
-    key = fingerprint(problem), basis, no_hooks(look=True), any(map(is_packed, problem.graph.nodes))
+    key = fingerprint(problem), basis, no_hooks(look=True)
     found = _plans.of(key, lambda: _best(problem, portfolio))
     if _thread.looks and _thread.looks[-1].own is None:
         _thread.looks[-1].own = found.order is None
@@ -186,10 +186,10 @@ def looked_at(tensors: Sequence[Tensor | GradientEdge], limited: bool) -> Iterat
     """Around a backward: whether it may run as it is, by its looks, without its graph being read.
 
     Reading the graph takes longer than many a small backward may be slowed down. So it is looked at only: the names of
-    its first nodes, what gradients they take, which of the leaves among them have a .grad, and how many nodes were made
-    since the last backward of this thread ended. Where graphs of the same looks were planned, and PyTorch's own order
-    was the best of each, this one is left alone. Should it be another graph after all, it runs in PyTorch's order, as
-    it would without us.
+    its first nodes, what gradients they take, whether hooks packed what they saved, which of the leaves among them have
+    a .grad, and how many nodes were made since the last backward of this thread ended. Where graphs of the same looks
+    were planned, and PyTorch's own order was the best of each, this one is left alone. Should it be another graph after
+    all, it runs in PyTorch's order, as it would without us.
 
     Args:
         tensors: the roots.
@@ -208,7 +208,8 @@ def looked_at(tensors: Sequence[Tensor | GradientEdge], limited: bool) -> Iterat
 
 
 def _first_nodes(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[Hashable]:
-    """Of some nodes from the roots on the name and what it takes, or whether its leaf has a .grad."""
+    """Of some nodes from the roots on the name, whether what it saved is packed, and what it takes; of a leaf's whether
+    that has a .grad."""
     nodes: deque[Node] = deque()
     for tensor in tensors:
         node = tensor.node if isinstance(tensor, GradientEdge) else tensor.grad_fn
@@ -220,5 +221,8 @@ def _first_nodes(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[Hashable]
         if node not in seen:
             seen.add(node)
             leaf = leaf_of(node) if node.name().endswith("AccumulateGrad") else None
-            yield (node.name(), *input_metadata(node)) if leaf is None else (leaf.shape, leaf.grad is None)
+            if leaf is None:
+                yield node.name(), is_packed(node), *input_metadata(node)
+            else:
+                yield leaf.shape, leaf.grad is None
             nodes.extend(following for following, _ in node.next_functions if following is not None)

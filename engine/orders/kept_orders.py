@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from ...inspector.graph.latest import Latest, LongKey
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import have_grad, input_metadata, types_of
+from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
 from ..queue.policy import Policy
 
@@ -39,26 +40,29 @@ class KeptOrder:
         return len(self._metas)
 
     @staticmethod
-    def of(nodes: Sequence[Node], places: list[int], name: str, note: str) -> KeptOrder:
+    def of(
+        nodes: Sequence[Node], metas: Sequence[tuple[Any, ...]], places: list[int], name: str, note: str
+    ) -> KeptOrder:
         """An order that was planned.
 
         Args:
             nodes: in the engine's own order.
+            metas: of each of them, as `facts_of_each` found it before the backward.
             places: by position in the planned order the place in the engine's.
             name, note: of the run.
         """
         own = places == list(range(len(nodes)))
         takes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # equal ones are one object
-        metas = [takes.setdefault(meta, meta) for meta in map(_takes, nodes)]
+        metas = [takes.setdefault(meta, meta) for meta in metas]
         return KeptOrder(None if own else places, name, note, metas, _edges_of(nodes))
 
     def suits(self, nodes: Sequence[Node]) -> bool:
-        """Whether the gradients of some of the nodes are those of the graph it was planned for, other nodes each time;
-        the edges of all the first, the second, the fourth, the eighth time..."""
+        """Whether some of the nodes take and keep what those of the graph did that it was planned for, other nodes each
+        time; the edges of all the first, the second, the fourth, the eighth time..."""
         self._uses += 1
         step = max(len(nodes) // _LOOKED_AT, 1)
         some = slice(self._uses % step, None, step)
-        if list(map(_takes, nodes[some])) != self._metas[some]:
+        if facts_of_each(nodes[some]) != self._metas[some]:
             return False
         return bool(self._uses & (self._uses - 1)) or _edges_of(nodes) == self._edges
 
@@ -101,8 +105,10 @@ def forget_orders() -> None:
     _orders.clear()
 
 
-def _takes(node: Node) -> tuple[Any, ...]:
-    return tuple(input_metadata(node))
+def facts_of_each(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
+    """What decides on a plan besides kinds and edges: whether hooks packed what a node saved, of which a plan doesn't
+    know that the task frees it, and what gradients it takes. To be called before the backward, which frees that."""
+    return [(is_packed(node), *input_metadata(node)) for node in nodes]
 
 
 def _edges_of(nodes: Sequence[Node]) -> list[int]:

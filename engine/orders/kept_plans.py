@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from ...inspector.graph.latest import Latest, LongKey
+from ...inspector.torch_internals.saved import is_packed
 from .problem import Problem
 
 _plans: Latest[tuple[int, ...]] = Latest()
@@ -26,7 +27,7 @@ def fingerprint(problem: Problem) -> Hashable:
     """What decides on a plan, but for the sizes of what was saved, which mostly follow from it.
 
     It is made of the names of the nodes, the shapes, dtypes and devices of their gradients, the edges and roots, which
-    tasks run, which leaves have a .grad already, and whether the graph is kept.
+    tasks run, which leaves have a .grad already, what `saved_tensors_hooks` packed, and whether the graph is kept.
     """
     graph = problem.graph
     return LongKey(
@@ -35,5 +36,6 @@ def fingerprint(problem: Problem) -> Hashable:
         graph.roots,
         problem.needed,
         tuple([leaf.grad is None for leaf in graph.leaves.values()]) if graph.nodes else None,
+        tuple(map(is_packed, graph.nodes)),
         problem.keep_graph,
     )

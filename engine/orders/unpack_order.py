@@ -20,8 +20,9 @@ from ...inspector.graph.graph import Graph, Outputs, told_apart
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import dtype_name, shape_text
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import first_freed, hides_saved, packed_slots, saved_slots
-from ...inspector.torch_internals.tensors import storage_of
+from ...inspector.torch_internals.tensors import is_number, storage_of
 from ..queue.policy import AnyPolicy, is_dynamic, policy_name
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined, module_title, nth
@@ -265,9 +266,10 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
         policy: as in `th.backward`.
 
     Known limitations: not listed is what `CopySlices` and C++ nodes of extensions keep, nor what is unpacked inside of
-    a reentrant checkpoint; in a checkpointed region (`use_reentrant=False`) the first to unpack computes it again. Of
-    numbers (`x * 2`) a node keeps a tensor, too, which no hook gets to see. A node may leave what it keeps alone, as a
-    custom Function does whose backward never asks for `ctx.saved_tensors`.
+    a reentrant checkpoint; in a checkpointed region (`use_reentrant=False`) the first to unpack computes it again. A
+    Python number (`x * 2`), which a node keeps as a tensor, is left out, as no hook gets to see it; a bool (`x * True`)
+    is listed all the same. A node may leave what it keeps alone, as a custom Function does whose backward never asks
+    for `ctx.saved_tensors`.
 
     Raises:
         ValueError: the policy decides while the backward runs; or the graph is from a file, and has no nodes.
@@ -305,6 +307,9 @@ def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:
         return
     module = graph.module(task)
     for slot in saved_slots(node):
+        with unobserved():
+            if is_number(slot.tensor):
+                continue
         shape = None if slot.tensor.is_nested else tuple(slot.tensor.shape)
         yield Unpack(place, task_id, slot.name, shape, slot.tensor.dtype, None, module, task.source)
     for name, packed in packed_slots(node):

@@ -31,7 +31,7 @@ from ...inspector.torch_internals.sequence_numbers import (
     pins_open,
     settle_queue,
 )
-from ..orders.kept_orders import KeptOrder, keep_order, kept_order, seen
+from ..orders.kept_orders import KeptOrder, facts_of_each, keep_order, kept_order, seen
 from ..orders.policies import POLICIES
 from ..orders.schedule import schedule
 from ..queue.chosen_order import chosen_order
@@ -121,12 +121,14 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     """Reads the graph, plans, runs, and keeps the order."""
     plan = Plan.of(call, policy)
+    nodes = start.ordered
+    facts = facts_of_each(nodes)
     run = run_native(call, plan)
-    graph, nodes = plan.graph, start.ordered
+    graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        keep_order(start.key, KeptOrder.of(nodes, order, run.policy, run.note))
+        keep_order(start.key, KeptOrder.of(nodes, facts, order, run.policy, run.note))
     return run
 
 

@@ -19,7 +19,7 @@ from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
-from .saved import SavedTensor, saved_tensors
+from .saved import SavedTensor, SavedTensors, saved_tensors
 from .words import counted, dtype_name, nth, shape_text
 
 if TYPE_CHECKING:
@@ -234,16 +234,16 @@ class Graph:
         return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf} if self.nodes else {}
 
     @cached_property
-    def saved(self) -> tuple[SavedTensor, ...]:
+    def saved(self) -> SavedTensors:
         """The tensors that the nodes keep from the forward, as of the first look: a backward frees them.
 
-        Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint does), since looking at it
-        would run the user's hooks, and what the node inside a CopySlices or a custom C++ node keeps, which torch hides.
+        Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint and save_on_cpu do), since
+        looking at it would run the user's hooks; `saved.packed` counts these tensors. Nor is what the node inside a CopySlices or a custom C++ node keeps, which torch hides.
         Nothing is listed where there are no nodes: in a graph from a file.
         """
         if not self.nodes:
-            return ()
-        return tuple(saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf}))
+            return SavedTensors()
+        return saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf})
 
     @cached_property
     def in_edges(self) -> tuple[tuple[Edge, ...], ...]:

@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from ..torch_internals.nodes import leaf_of
 from ..torch_internals.references import kept_by_others
-from ..torch_internals.saved import saved_slots
+from ..torch_internals.saved import packed_slots, saved_slots
 from ..torch_internals.tensors import storage_of, version_of
 from .collector import collector_paused
 
@@ -49,9 +49,26 @@ class SavedTensor:
     held: bool
 
 
+class SavedTensors(tuple[SavedTensor, ...]):
+    """The saved tensors of a graph, in order of task.
+
+    Attributes:
+        packed: how many saved tensors are not listed because `saved_tensors_hooks` packed them.
+    """
+
+    packed: int = 0
+
+    def __repr__(self) -> str:
+        listed = super().__repr__()
+        if not self.packed:
+            return listed
+        are = "tensor is" if self.packed == 1 else "tensors are"
+        return f"{listed} and {self.packed:,} {are} packed by saved_tensors_hooks; th.unpack_order(loss) lists them"
+
+
 @collector_paused()
-def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> list[SavedTensor]:
-    """What the nodes keep now, in order of task. `names` has the id of each leaf's task and the leaf's name."""
+def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> SavedTensors:
+    """What the nodes keep now. `names` has the id of each leaf's task and the leaf's name."""
     owners = {}
     for task, name in names.items():
         storage = storage_of(leaf_of(nodes[task]))
@@ -78,7 +95,9 @@ def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> list
                 held,
             )
         )
-    return found
+    listed = SavedTensors(found)
+    listed.packed = sum(1 for node in nodes for _ in packed_slots(node))
+    return listed
 
 
 def _slots(nodes: tuple[Node, ...]) -> tuple[list[tuple[int, str, int | None, bool]], list[Tensor]]:

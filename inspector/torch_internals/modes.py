@@ -45,15 +45,25 @@ def in_function_forward() -> bool:
     return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
+_ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
+"""Whether `saved_tensors_hooks` that are open pack nothing; returns what was so before. torch's compiler has it so while
+it traces. The hooks stay where they are, so that nothing can be left out of place by an error."""
+
+
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """A context without grad mode, in which no mode and no tensor subclass of the user's sees what is done."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        if torch._C._len_torch_dispatch_stack():
-            with _disable_current_modes():
+    """A context without grad mode, in which no mode, no tensor subclass and no `saved_tensors_hooks` of the user's see
+    what is done. Code that turns grad mode on inside saves tensors as if no hooks were open."""
+    before = _ignore_saved_hooks(True)
+    try:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            if torch._C._len_torch_dispatch_stack():
+                with _disable_current_modes():
+                    yield
+            else:
                 yield
-        else:
-            yield
+    finally:
+        _ignore_saved_hooks(before)
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")

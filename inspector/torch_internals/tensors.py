@@ -78,6 +78,21 @@ def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+_NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64, torch.int64: torch.int8}
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether the tensor stands for a Python number that an operation was given (`x * 2`): type promotion tells.
+
+    `saved_tensors_hooks` never see such a tensor (saved_variable.cpp, is_wrapped_number). A bool's can't be told from
+    other tensors. To be called `unobserved`.
+    """
+    narrower = _NARROWER.get(tensor.dtype)
+    if narrower is None or tensor.is_nested or tensor.dim():
+        return False
+    return torch.result_type(tensor, torch.ones((), dtype=narrower, device="cpu")) is narrower
+
+
 def beneath_transforms(tensor: Tensor) -> Tensor:
     """The tensor that has the numbers and the graph, where functorch's transforms (vmap, grad) wrap it; else itself."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):

@@ -64,8 +64,7 @@ def test_hooks_are_asked_for_what_was_said_before_the_backward(engine: Any, seed
     seen = each_once([task_of[number] for number in hooks.unpacked if number in task_of])
     assert order.hidden or task_of.keys() >= set(hooks.unpacked)
     assert seen == [task for task in order.tasks if task in seen]
-    never = set(order.tasks) - set(seen)  # a number's tensor is not packed: hooks don't see it
-    assert all(row.packed_as is None for row in order if row.task in never)
+    assert all(row.packed_as is not None for row in order), "hooks see neither numbers nor anything else unpacked"
 
 
 @settings(max_examples=12, deadline=None)
@@ -82,6 +81,27 @@ def test_in_one_thread_pytorch_unpacks_in_the_reverse_of_packing(seed: int) -> N
     unpacked = each_once([task_of[number] for number in hooks.unpacked if number in task_of])
     assert unpacked == packed[::-1]
     assert packed == [task for task in order.packed_order or () if task in set(packed)]
+
+
+@pytest.mark.parametrize("number", [2, 2.0, 2j])
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_a_python_number_is_left_out_and_a_tensor_of_the_same_type_is_not(
+    number: complex, default: torch.dtype
+) -> None:
+    torch.set_default_dtype(default)
+    try:
+        for factor in (
+            number,
+            torch.tensor(number),
+            torch.tensor(number).to(torch.result_type(torch.zeros(1), number)),
+        ):
+            x = torch.ones(3, requires_grad=True)
+            hooks = Numbered()
+            with hooks:
+                x * factor
+            assert len(th.unpack_order((x * factor).abs().sum())) == len(hooks.tensors) + 1  # and what abs saves
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def branches() -> Tensor:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from weakref import WeakSet, ref
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, save_on_cpu
 
 import tapehead as th
 from tapehead.engine.orders import kept_orders
@@ -202,6 +203,28 @@ def test_a_loop_reads_its_graph_once_however_the_policy_is_entered(reads: list[i
     with th.policy("lpmf"):
         make_loss().backward()
     assert len(reads) == 2
+
+
+def test_what_hooks_packed_makes_another_plan_for_what_plans_memory() -> None:
+    def run(packs: bool) -> list[int]:
+        x = torch.ones(64, 64, requires_grad=True)
+        with save_on_cpu() if packs else nullcontext():
+            branches = []
+            for _ in range(3):
+                y = x * 1
+                for _ in range(3):
+                    y = (y * y).exp()
+                branches.append(y.sum())
+            loss = torch.stack([*branches, (x @ x).relu().sum()]).sum()
+        return list(th.backward(loss, policy="list").order)
+
+    alone = []
+    for packs in (True, False):
+        forget_plans()
+        alone.append(run(packs))
+    assert alone[0] != alone[1], "the program is one in which it matters"
+    forget_plans()
+    assert [run(packs) for packs in (True, False, True)] == [alone[0], alone[1], alone[0]]
 
 
 def test_gradients_that_are_there_make_another_plan_for_what_plans_memory(reads: list[int]) -> None:

@@ -6,15 +6,23 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.graph import (
+    allow_mutation_on_saved_tensors,
+    disable_saved_tensors_hooks,
+    save_on_cpu,
+    saved_tensors_hooks,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.prediction.dry_run import dry_run
+from tapehead.inspector.torch_internals.references import _references_of_one
 from tapehead.inspector.torch_internals.saved import saved_slots
 
 from ..programs import Twice
@@ -326,6 +334,74 @@ def test_references_are_counted_in_any_mode() -> None:
     y = (torch.ones(4, requires_grad=True) * 2).sin()
     with torch.inference_mode():
         assert made_and_held(th.graph(y)) == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
+
+
+HOOKS = {
+    "save_on_cpu": save_on_cpu,
+    "saved_tensors_hooks": lambda: saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor),
+    "allow_mutation": allow_mutation_on_saved_tensors,
+    "disabled": lambda: disable_saved_tensors_hooks("none here"),
+}
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_references_are_counted_while_hooks_are_open(hooks: str) -> None:
+    _references_of_one.cache_clear()
+    y = (torch.ones(4, requires_grad=True) * torch.full((4,), 2.0)).sin()
+    with HOOKS[hooks]():
+        saved = made_and_held(th.graph(y))
+    assert saved == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda loss: str(th.plan(loss)),
+        lambda loss: str(th.simulate(th.graph(loss))),
+        lambda loss: th.backward(loss, policy="lpmf"),
+        lambda loss: th.backward(loss, memory=True),
+        lambda loss: str(th.unpack_order(loss)),
+        lambda loss: str(th.compare(lambda: loss_of_branches(torch.ones(4, requires_grad=True)))),
+    ],
+    ids=["plan", "simulate", "lpmf", "memory", "unpack_order", "compare"],
+)
+def test_verbs_run_where_hooks_are_open(verb: Callable[[Tensor], object], hooks: str) -> None:
+    x = torch.ones(4, requires_grad=True)
+    (wanted,) = torch.autograd.grad(loss_of_branches(x), x)
+    _references_of_one.cache_clear()
+    with HOOKS[hooks]():
+        loss = loss_of_branches(x)
+        verb(loss)
+        if x.grad is None:
+            loss.backward()
+    assert x.grad is not None and x.grad.equal(wanted)
+
+
+def loss_of_branches(x: Tensor) -> Tensor:
+    return torch.stack([x.exp().sin(), (x * x).cos()]).sum()
+
+
+def test_only_what_the_program_saves_goes_through_hooks_that_are_open() -> None:
+    packed: list[Tensor] = []
+    _references_of_one.cache_clear()
+    with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
+        loss = loss_of_branches(torch.ones(4, requires_grad=True))
+        count = len(packed)
+        graph = th.graph(loss)
+        assert graph.saved == () and graph.saved.packed == count
+        assert str(count) in repr(graph.saved) and "saved_tensors_hooks" in repr(graph.saved)
+        th.plan(loss)
+    assert len(packed) == count
+
+
+def test_what_hooks_packed_is_counted_beside_what_is_listed() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with save_on_cpu():
+        y = x.exp()
+    saved = th.graph(y.sin().sum()).saved
+    assert (len(saved), saved.packed) == (1, 1)
+    assert th.graph(x.exp().sum()).saved.packed == 0
 
 
 def dropped_input() -> Tensor:
