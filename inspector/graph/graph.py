@@ -19,7 +19,7 @@ from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
-from .saved import SavedTensor, SavedTensors, saved_tensors
+from .saved import SavedTensors, saved_tensors
 from .words import counted, dtype_name, nth, shape_text
 
 if TYPE_CHECKING:
@@ -238,8 +238,9 @@ class Graph:
         """The tensors that the nodes keep from the forward, as of the first look: a backward frees them.
 
         Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint and save_on_cpu do), since
-        looking at it would run the user's hooks; `saved.packed` counts these tensors. Nor is what the node inside a CopySlices or a custom C++ node keeps, which torch hides.
-        Nothing is listed where there are no nodes: in a graph from a file.
+        looking at it would run the user's hooks; `saved.packed` counts these tensors. Nor is what the node inside a
+        CopySlices or a custom C++ node keeps, which torch hides. Nothing is listed where there are no nodes: in a graph
+        from a file.
         """
         if not self.nodes:
             return SavedTensors()

@@ -46,8 +46,8 @@ def in_function_forward() -> bool:
 
 
 _ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
-"""Whether `saved_tensors_hooks` that are open pack nothing; returns what was so before. torch's compiler has it so while
-it traces. The hooks stay where they are, so that nothing can be left out of place by an error."""
+"""Sets whether `saved_tensors_hooks` that are open are ignored, and returns whether they were. torch's compiler ignores
+them while it traces. The hooks stay where they are, so that no error can leave them out of place."""
 
 
 @contextmanager
