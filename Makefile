@@ -26,8 +26,8 @@ check: lint ## lint, then run the quick tests, without a browser: for while you 
 test: lint ## lint, then run the tests that are not marked slow
 	$(PYTEST) -m "not slow"
 
-full: lint docs $(VENV)/models.stamp ## lint, build the docs, then run all tests
-	$(PYTEST)
+full: lint docs $(VENV)/models.stamp ## lint, build the docs, then run all tests, with random examples
+	$(PYTEST) --hypothesis-profile=random
 
 # mypy wants a folder named like the package; a clone may be called anything.
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms may import each other

@@ -112,8 +112,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("second_device"):
         second_device.load()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
-    hypothesis.settings.load_profile("no deadline")
+    # Without a deadline, as a busy machine is not a failure. `make test` draws the same examples each time;
+    # `make full` passes --hypothesis-profile=random.
+    hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
+    hypothesis.settings.register_profile("random", deadline=None)
+    hypothesis.settings.load_profile("fixed")
 
 
 @pytest.hookimpl(tryfirst=True)

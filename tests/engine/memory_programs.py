@@ -153,7 +153,7 @@ OPERATIONS: list[Operation] = [
     lambda x, y, vector, matrix: [x + y if x.shape == y.shape else torch.cat([x, y])],
     lambda x, y, vector, matrix: [x * y if x.shape == y.shape else x - vector],
     _halves,
-    lambda x, y, vector, matrix: [x.view(-1, 4, WIDTH).transpose(0, 1).reshape(-1, WIDTH)],
+    lambda x, y, vector, matrix: [x.view(-1, min(4, len(x)), WIDTH).transpose(0, 1).reshape(-1, WIDTH)],
     lambda x, y, vector, matrix: [x.sum(0, keepdim=True).expand(x.shape)],
     lambda x, y, vector, matrix: [x - x.mean(1, keepdim=True)],
     lambda x, y, vector, matrix: [torch.softmax(x, 1)],
