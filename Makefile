@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance models upstream gpu docs
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream gpu docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench-quick: $(VENV)/dev.stamp ## measure what whole calls cost against loss.bac
 
 conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modules backward in every way, and compare
 	$(BIN)/python tests/conformance
+
+matrix: $(VENV)/dev.stamp ## cross kinds of programs with every verb, and compare with plain PyTorch
+	$(BIN)/python tests/matrix
 
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)

@@ -1,0 +1,602 @@
+"""One runner per verb: it calls the verb on a cell's program and raises WrongError where something is wrong."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from cell import Cell, DoesNotApplyError, WrongError, expect_equal, plain_step, seed
+from program import Program
+from state import bits, flags
+
+import tapehead as th
+
+Verb = Callable[[Cell], object]
+VERBS: dict[str, Verb] = {}
+
+_MOST_TASKS = 60  # stepped or checked one by one
+_DRAWN = 2_000  # tasks; a larger graph is not laid out here
+
+
+def verb(run: Verb) -> Verb:
+    VERBS[run.__name__] = run
+    return run
+
+
+def _backward(cell: Cell, is_exact: bool, **how: Any) -> None:
+    cell.runs_backward(lambda program, arguments: th.backward(**arguments, **how), is_exact=is_exact)
+
+
+VERBS.update(
+    {
+        f"backward {engine} {policy}": partial(_backward, is_exact=policy == "heap", policy=policy, engine=engine)
+        for engine in ("native", "direct")
+        for policy in ("heap", "bfs", "dfs", "lpmf")
+    }
+)
+VERBS["backward native memory"] = partial(_backward, is_exact=True, memory=True, trace="full")
+VERBS["backward direct memory"] = partial(_backward, is_exact=True, memory=True, trace="full", engine="direct")
+VERBS["backward direct list"] = partial(_backward, is_exact=True, engine="direct", accumulate="list")
+VERBS["backward direct never"] = partial(
+    _backward, is_exact=True, engine="direct", accumulate="out_of_place", release="never"
+)
+VERBS["backward direct batch"] = partial(_backward, is_exact=False, engine="direct", batch="auto")
+
+
+# ----------------------------------------------------------------------------------------- sessions, decks, files
+
+
+def _to_the_end(session: Any) -> None:
+    while session.current is not None:
+        session.run()
+
+
+@verb
+def debug(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments)) as session:
+            session.run()
+
+    cell.runs_backward(run)
+
+
+@verb
+def debug_native(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments, engine="native")) as session:
+            for _ in range(3):
+                if session.current is not None:
+                    session.step()
+            session.run()
+
+    cell.runs_backward(run)
+
+
+@verb
+def debug_back(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments, history=True, trace="full")) as session:
+            steps = 0
+            while session.current is not None and steps < 6:
+                session.step()
+                steps += 1
+            session.back(min(steps, 4))
+            str(session.ready), str(session.waiting)
+            session.run()
+
+    cell.runs_backward(run)
+
+
+@verb
+def debug_back_all(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments, history=True)) as session:
+            session.run()
+            session.back(min(len(session.order), 3_000))
+            session.run()
+
+    cell.runs_backward(run)
+
+
+@verb
+def debug_branch(cell: Cell) -> None:
+    """Edit, go back, take another task first, go back, run to the end."""
+
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments, history=True)) as session:
+            session.step()
+            if session.current is not None:
+                session.scale(1.0)
+                session.step()
+                session.back(1)
+                session.restore()
+                session.step(session.ready[-1])
+                session.back(1)
+            session.run()
+
+    cell.runs_backward(run, is_exact=False)
+
+
+@verb
+def debug_check(cell: Cell) -> None:
+    """Check each task against a derivative taken numerically."""
+    said: list[str] = []
+
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments, history=True)) as session:
+            while session.current is not None and len(said) < _MOST_TASKS:
+                said.append(str(session.check()))
+                session.step()
+            session.run()
+
+    cell.runs_backward(run, capture=True, keep_inputs=True)
+    for sentence in said:
+        if re.search(r"\bwrong\b|differs|apart", sentence) and "not checked" not in sentence:
+            raise WrongError(f"check says of a correct derivative: {sentence[:300]}")
+
+
+@verb
+def debug_stops(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.debug(**arguments)) as session:
+            session.watch("nan", "norm>1e9")
+            if len(session.graph.nodes) > 3:
+                session.break_at(2)
+            _to_the_end(session)
+
+    cell.runs_backward(run)
+
+
+@verb
+def debug_abandoned(cell: Cell) -> None:
+    """Close a session after one task: the next plain step is as ever."""
+    for engine in ("direct", "native"):
+        program = cell.fresh()
+
+        def step(program: Program = program, engine: Any = engine) -> None:
+            before = flags()
+            seed(7)
+            with closing(th.debug(**program.arguments(), engine=engine)) as session:
+                if session.current is not None:
+                    session.step()
+            expect_equal(f"flags, {engine}", before, flags())
+
+        program.call(step)
+        others = cell.fresh()
+        if program.log is not None or program.buffers or program.extra() or not program.is_repeatable:
+            continue
+        for leaf, other in zip(program.leaves.values(), others.leaves.values(), strict=True):
+            leaf.grad = other.grad
+        plain_step(program, 7)
+        if program.model is None or not list(program.model.buffers()):
+            cell.expect(
+                f"a plain step after an abandoned session, {engine}", cell.oracle.one, program, cell.oracle.is_exact
+            )
+
+
+@verb
+def deck(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.deck(**arguments)) as shown, tempfile.TemporaryDirectory() as folder:
+            shown.step()
+            shown.run()
+            shown.save_html(Path(folder) / "deck.html")
+
+    cell.runs_backward(run)
+
+
+@verb
+def deck_predict(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        with closing(th.deck(**arguments)) as shown:
+            shown.predict_memory()
+            shown.switch("bfs")
+            shown.switch("heap")
+            shown.run()
+
+    cell.runs_backward(run)
+
+
+@verb
+def run_files(cell: Cell) -> None:
+    """Save, load, compare and export a measured run."""
+
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        found = th.backward(**arguments, memory=True, trace="full")
+        str(found), str(found.peak()), found.to_pandas()
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            found.save(folder / "run.tape.json")
+            loaded = th.load(folder / "run.tape.json")
+            if (loaded.order, loaded.peak_bytes) != (found.order, found.peak_bytes):
+                raise WrongError("the loaded run has another order or peak")
+            for number, each in enumerate((found, loaded)):
+                each.save_html(folder / f"{number}.html")
+                each.save_perfetto(folder / f"{number}.json")
+                each.to_pandas()
+                if th.diff(found, each).differs:
+                    raise WrongError(f"diff of a run with itself: {th.diff(found, each)}")
+        for policy in ("heap", "bfs"):
+            str(th.simulate(found.graph, policy, found.footprints))
+
+    cell.runs_backward(run, capture=True)
+
+
+# ------------------------------------------------------------------------------------------------------ predictions
+
+
+@verb
+def graph(cell: Cell) -> None:
+    def ask(program: Program, arguments: dict[str, Any]) -> None:
+        found = th.graph(arguments["tensors"])
+        str(found), found.to_json(), found.saved, found.leaves
+        if len(found.nodes) < _DRAWN:
+            found.to_svg(), found.to_graphviz()
+
+    cell.predicts(ask)
+
+
+@verb
+def graph_without_capture(cell: Cell) -> None:
+    cell.predicts(lambda program, arguments: str(th.graph(arguments["tensors"], program.model)), capture=False)
+
+
+@verb
+def simulate(cell: Cell) -> None:
+    def ask(program: Program, arguments: dict[str, Any]) -> None:
+        found = th.graph(arguments["tensors"])
+        asked = th.dry_run(found)
+        for policy in ("heap", "bfs", "lpmf"):
+            str(th.simulate(found, policy, asked))
+
+    cell.predicts(ask)
+
+
+@verb
+def simulated_peak(cell: Cell) -> None:
+    """A predicted peak that is not called an estimate is the measured one."""
+    program = cell.fresh()
+
+    def step() -> tuple[Any, Any, Any]:
+        seed(7)
+        with th.capture():
+            arguments = program.arguments()
+        found = th.graph(arguments["tensors"])
+        predicted = th.simulate(found, "heap", th.dry_run(found))
+        measured = th.backward(**arguments, memory=True)
+        calibrated = th.simulate(measured.graph, "heap", measured.footprints)
+        return predicted, measured.timeline, calibrated
+
+    predicted, measured, calibrated = program.call(step)
+    for name, found in (("predicted", predicted), ("calibrated", calibrated)):
+        if not found.estimates and found.peak_bytes != measured.peak_bytes:
+            raise WrongError(f"{name} {found.peak_bytes:,} B, called exact; measured {measured.peak_bytes:,} B")
+
+
+@verb
+def plan(cell: Cell) -> None:
+    def ask(program: Program, arguments: dict[str, Any]) -> None:
+        found = th.plan(arguments["tensors"])
+        str(found), found.best, found.policy
+
+    cell.predicts(ask)
+
+
+@verb
+def plan_followed(cell: Cell) -> None:
+    def run(program: Program, arguments: dict[str, Any]) -> None:
+        th.backward(**arguments, policy=th.plan(arguments["tensors"]).policy)
+
+    cell.runs_backward(run, is_exact=False)
+
+
+@verb
+def makespan(cell: Cell) -> None:
+    cell.predicts(lambda program, arguments: str(th.makespan(arguments["tensors"], policies=["heap", "bfs"])))
+
+
+@verb
+def unpack_order(cell: Cell) -> None:
+    cell.predicts(lambda program, arguments: str(th.unpack_order(arguments["tensors"])))
+
+
+@verb
+def check_order(cell: Cell) -> None:
+    def ask(program: Program, arguments: dict[str, Any]) -> None:
+        if len(th.graph(arguments["tensors"]).nodes) > 1:
+            str(th.check_order(arguments["tensors"], [(0, 1)]))
+
+    cell.predicts(ask)
+
+
+@verb
+def groups(cell: Cell) -> None:
+    cell.predicts(lambda program, arguments: str(th.groups(arguments["tensors"])))
+
+
+# ---------------------------------------------------------------------------------- verbs that run the program
+
+
+@verb
+def profile(cell: Cell) -> None:
+    program, oracle = cell.fresh(), cell.oracle_of_loss
+
+    def step() -> None:
+        before = flags()
+        seed(7)
+        found = th.profile(program.make_loss, trace="full")
+        str(found), str(found.peak())
+        expect_equal("flags", before, flags())
+
+    program.call(step)
+    cell.expect("after the backward", oracle.one, program, oracle.is_exact)
+
+
+@verb
+def compare(cell: Cell) -> None:
+    cell.runs_program(
+        lambda program: str(th.compare(program.make_loss, policies=["bfs", "dfs", "heap"], repetitions=1))
+    )
+
+
+@verb
+def find_nan(cell: Cell) -> None:
+    def ask(program: Program) -> None:
+        report = th.find_nan(program.make_loss)
+        if report:
+            raise WrongError(f"found one where there is none: {report}")
+
+    cell.runs_program(ask)
+
+
+@verb
+def find_nan_planted(cell: Cell) -> None:
+    """A gradient that becomes NaN just below the loss is found."""
+
+    def ask(program: Program) -> None:
+        def spoiled() -> Any:
+            loss = program.make_loss()
+            return (loss * 0.0).sqrt() * 0 + loss  # backward: 0 * inf
+
+        report = th.find_nan(spoiled)
+        if not report:
+            raise WrongError(f"not found: {report}")
+
+    cell.runs_program(ask)
+
+
+@verb
+def find_unused(cell: Cell) -> None:
+    if cell.fresh().model is None:
+        raise DoesNotApplyError
+
+    def ask(program: Program) -> None:
+        report = th.find_unused(program.make_loss, program.model)
+        if len(report) and not program.has_unused:
+            raise WrongError(f"says of used parameters: {report}")
+
+    cell.runs_program(ask)
+
+
+@verb
+def order_dependent(cell: Cell) -> None:
+    def ask(program: Program) -> None:
+        report = th.order_dependent(program.make_loss)
+        if report:
+            raise WrongError(f"says of one that is not: {report}")
+
+    cell.runs_program(ask)
+
+
+@verb
+def plan_mirror(cell: Cell) -> None:
+    cell.runs_program(lambda program: str(th.plan_mirror(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
+
+
+@verb
+def mirror(cell: Cell) -> None:
+    """Two steps under a plan are the plain ones."""
+    program, oracle = cell.fresh(), cell.oracle_of_loss
+    program.roots = None
+
+    def planned() -> Any:
+        return th.plan_mirror(program.make_loss, budget=0.4, seconds=0.5, repetitions=1)
+
+    found = program.call(planned)
+    if program.log is not None:
+        program.log.clear()
+    for number, expected in ((7, oracle.one), (8, oracle.two)):
+
+        def step(number: int = number) -> None:
+            before = flags()
+            seed(number)
+            with th.mirror(found):
+                arguments = program.arguments()
+            program.call_backward(lambda: torch.autograd.backward(**arguments))
+            expect_equal("flags", before, flags())
+
+        program.call(step)
+        cell.expect(f"after the mirrored step {number - 6}", expected, program, oracle.is_exact)
+
+
+@verb
+def mirrored(cell: Cell) -> None:
+    program, oracle = cell.fresh(), cell.oracle
+    if program.has_own_roots:
+        raise DoesNotApplyError
+    wrapped = th.mirrored(budget=0.5, seconds=0.5)
+    for number, expected in ((7, oracle.one), (8, oracle.two)):
+
+        def step(number: int = number) -> None:
+            seed(number)
+            loss = wrapped(program.make_loss)
+            program.call_backward(lambda: torch.autograd.backward(loss))
+
+        program.call(step)
+        cell.expect(f"after the mirrored step {number - 6}", expected, program, oracle.is_exact, with_log=False)
+
+
+@verb
+def advise(cell: Cell) -> None:
+    cell.runs_program(lambda program: str(th.advise(program.make_loss, program.model, rounds=1)))
+
+
+@verb
+def accumulation_study(cell: Cell) -> None:
+    from tapehead.engine.workloads.own_program import own_program
+
+    cell.runs_program(lambda program: str(th.accumulation_study(own_program(program.make_loss, "own"), repetitions=1)))
+
+
+@verb
+def fits(cell: Cell) -> None:
+    program = cell.fresh()
+    if program.model is None or program.loss_of is None:
+        raise DoesNotApplyError
+
+    def ask(given: Any) -> None:
+        found = th.fits(
+            given, lambda: program.batch, lambda each: torch.optim.SGD(each, 0.1, momentum=0.9), "1GB", program.loss_of
+        )
+        if not found.fits:
+            raise WrongError(str(found))
+
+    for given in (program.model, lambda: program.model):
+        refused = program.call(partial(cell._unchanged, program, partial(ask, given)))
+        if refused is not None:
+            raise refused
+
+
+@verb
+def statistics(cell: Cell) -> None:
+    program = cell.fresh()
+    plain_step(program, 7)
+    for name, leaf in program.leaves.items():
+        before = bits(leaf.grad)
+        for level in ("off", "cheap", "full"):
+            str(th.statistics(leaf.grad, level))
+        if bits(leaf.grad) != before:
+            raise WrongError(f"{name}.grad changed")
+
+
+# -------------------------------------------------------------------------------------------------- around training
+
+
+@verb
+def policy_auto(cell: Cell) -> None:
+    cell.trains(lambda program, optimizer: th.policy("auto"), is_exact=False)
+
+
+@verb
+def policy_heap(cell: Cell) -> None:
+    cell.trains(lambda program, optimizer: th.policy("heap"))
+
+
+@verb
+def policy_direct(cell: Cell) -> None:
+    cell.trains(lambda program, optimizer: th.policy("heap", engine="direct"))
+
+
+@verb
+def training(cell: Cell) -> None:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        @contextmanager
+        def around(program: Program, optimizer: Any) -> Iterator[None]:
+            box = str(Path(folder) / "black_box")
+            with th.training(program.model, optimizer, writes=True, black_box=box, every=1) as watched:
+                yield
+            str(watched), watched.to_pandas(), watched.to_pandas("steps"), watched.to_pandas("findings")
+            watched.save_html(Path(folder) / "loop.html")
+
+        cell.trains(around, steps=5)
+
+
+@verb
+def replay(cell: Cell) -> None:
+    """A batch with a NaN is written, and its step runs again bit for bit."""
+    program = cell.fresh()
+    if program.loss_of is None or not program.batch.is_floating_point() or program.batch.is_meta:
+        raise DoesNotApplyError
+    loss_of = program.loss_of
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        box = Path(folder) / "black_box"
+
+        def train() -> None:
+            optimizer = torch.optim.SGD([each for each in program.leaves.values() if each.requires_grad], 0.05)
+            before = flags()
+            with th.training(program.model, optimizer, black_box=str(box)):
+                for number in range(6):
+                    batch = program.batch.clone()
+                    if number == 3:
+                        batch[0] = float("nan")
+                    optimizer.zero_grad()
+                    loss_of(program.model, batch).backward()
+                    optimizer.step()
+            expect_equal("flags", before, flags())
+
+        program.call(train)
+        steps = sorted(box.glob("step_*")) if box.exists() else []
+        if not steps:
+            raise WrongError("no step was written")
+
+        def again() -> str:
+            before = flags()
+            found = th.replay(
+                steps[0],
+                lambda: cell.fresh().model,
+                lambda model, batch: loss_of(model, batch[0] if isinstance(batch, tuple) else batch),
+            )
+            said = str(found)
+            str(found.find_nan())
+            expect_equal("flags", before, flags())
+            return said
+
+        if "bit for bit" not in (said := program.call(again)):
+            raise WrongError(f"replay says: {said[:300]}")
+
+
+@verb
+def record_steps(cell: Cell) -> None:
+    @contextmanager
+    def around(program: Program, optimizer: Any) -> Iterator[None]:
+        with th.record_steps(steps=3) as recorded:
+            yield
+        str(recorded)
+
+    cell.trains(around, steps=5)
+
+
+@verb
+def profile_step(cell: Cell) -> None:
+    program = cell.fresh()
+    if not program.has_optimizer or program.has_own_roots:
+        raise DoesNotApplyError
+
+    def ask() -> None:
+        optimizer = torch.optim.SGD([each for each in program.leaves.values() if each.requires_grad], 0.01)
+        before = flags()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            program.make_loss().backward()
+            optimizer.step()
+
+        found = th.profile_step(step)
+        str(found), str(found.peak())
+        expect_equal("flags", before, flags())
+        with tempfile.TemporaryDirectory() as folder:
+            found.save_html(Path(folder) / "step.html")
+            found.save_perfetto(Path(folder) / "step.json")
+            found.to_pandas()
+
+    program.call(ask)

@@ -1,0 +1,76 @@
+"""Kinds of programs crossed with verbs: `make matrix`. A sample here, every cell in `make full`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "matrix"
+TOPICS = ("models", "layouts", "graphs", "functions", "hooks", "transforms", "surroundings", "distributed")
+SAMPLED = 30
+"""Cells of each topic, of some 1,000."""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(FOLDER), *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_sample_of_verbs_leaves_gradients_and_state_as_plain_pytorch_does(topic: str) -> None:
+    ran = run(topic, "--sample", str(SAMPLED))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefilled", [(), ("--prefilled",)], ids=["without gradients", "with gradients"])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_verb_leaves_gradients_and_state_as_plain_pytorch_does(topic: str, prefilled: tuple[str, ...]) -> None:
+    ran = run(topic, "--jobs", "1", *prefilled)
+    assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-5_000:]
+
+
+@pytest.mark.heavy
+def test_a_wrong_cell_fails(tmp_path: Path) -> None:
+    """The matrix sees a verb that leaves one flag, one gradient or one hook changed."""
+    probe = tmp_path / "probe.py"
+    probe.write_text(PROBE.format(folder=str(FOLDER)))
+    ran = subprocess.run([sys.executable, str(probe)], capture_output=True, text=True)
+    assert ran.stdout.split() == ["wrong", "wrong", "wrong", "crash", "right"], ran.stdout + ran.stderr
+
+
+PROBE = """
+import sys
+sys.path.insert(0, {folder!r})
+import kinds, torch
+from cell import Cell
+from program import KINDS
+from run import ended
+from verbs import VERBS
+
+def flag(cell):
+    cell.predicts(lambda program, arguments: torch.set_grad_enabled(False))
+
+def gradient(cell):
+    def run(program, arguments):
+        torch.autograd.backward(**arguments)
+        next(iter(program.leaves.values())).grad.mul_(1 + 1e-6)
+    cell.runs_backward(run)
+
+def hook(cell):
+    cell.runs_program(lambda program: program.model.register_forward_hook(lambda *_: None))
+
+def obscure(cell):
+    cell.predicts(lambda program, arguments: torch.ones(2) @ torch.ones(3))
+
+def nothing(cell):
+    cell.predicts(lambda program, arguments: None)
+
+for verb in (flag, gradient, hook, obscure, nothing):
+    VERBS[verb.__name__] = verb
+    print(ended("plain", verb.__name__, Cell(KINDS["plain"])).outcome)
+    torch.set_grad_enabled(True)
+"""
