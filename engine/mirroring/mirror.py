@@ -9,7 +9,6 @@ from functools import partial
 from types import TracebackType
 
 from ...inspector.arguments import a_kind
-from ...inspector.capturing.forward_recorder import COMPILED, INSTEAD
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.compiled import compiled_code_refused
@@ -147,6 +146,6 @@ class mirror:
 
 def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
-    stack.enter_context(compiled_code_refused(f"{COMPILED}, so it can't be mirrored: {INSTEAD}"))
+    stack.enter_context(compiled_code_refused("it can't be mirrored"))
     for each in contexts:
         stack.enter_context(each)

@@ -52,13 +52,6 @@ class _Packed:
 
 _READ_EARLY = "a backward inside of the forward reads it, after which it would be there again"
 
-COMPILED = "is compiled by torch.compile, which chooses itself what it saves and what it makes again"
-INSTEAD = (
-    "plan and mirror the model that was given to torch.compile; or do both under "
-    'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
-    "torch._functorch.config.activation_memory_budget"
-)
-
 
 class _Storage:
     def __init__(self, number: int, tensor: Tensor, made_by: int | None, output: int) -> None:
@@ -101,7 +94,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._refuses = ExitStack()
 
     def __enter__(self) -> Self:
-        self._refuses.enter_context(compiled_code_refused(f"{COMPILED}, so no plan can be made of it: {INSTEAD}"))
+        self._refuses.enter_context(compiled_code_refused("no plan can be made of it"))
         self._hooks.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

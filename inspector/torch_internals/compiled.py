@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._higher_order_ops import utils as higher_order_utils
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .modes import leave_function_mode
 
@@ -78,15 +80,30 @@ def out_of_compiled_code(leave: Leave) -> Iterator[None]:
             _end_switch()
 
 
+_TORCH, _PACKAGE = Path(torch.__file__).parent, Path(__file__).parents[2]
+_OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
+_COMPILED = (
+    "is compiled by torch.compile, which chooses itself what it saves and what it makes again, so {result}: plan and "
+    "mirror the model that was given to torch.compile; or do both under "
+    'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
+    "torch._functorch.config.activation_memory_budget"
+)
+_OPERATOR = (
+    "compiles the functions that it is given into one operation, so {result}: call it outside of what is planned and "
+    "mirrored, or write it as Python's own control flow"
+)
+
+
 @contextmanager
-def compiled_code_refused(why: str) -> Iterator[None]:
+def compiled_code_refused(result: str) -> Iterator[None]:
     """Meanwhile this thread can call nothing that torch.compile has made: it raises NotImplementedError before any of
-    it has run. `torch.compiler.set_stance("force_eager")` lets it run, uncompiled.
+    it has run. `torch.compiler.set_stance("force_eager")` lets it run, uncompiled. Neither can it call torch.cond, scan
+    and the other operators that compile the functions they are given.
 
     Args:
-        why: a sentence without the stop, which goes on after the name of what was called.
+        result: what the caller can't do therefore: "it can't be mirrored".
     """
-    entry = threading.get_ident(), why
+    entry = threading.get_ident(), result
     with leaving_lock:
         _refusals.append(entry)
         _set_switch(_switch, _watched_switch)
@@ -158,9 +175,25 @@ def _refuse(frame: FrameType) -> None:
     thread = threading.get_ident()
     module: Any = sys.modules["torch._dynamo.eval_frame"]
     if module._stance.stance != "force_eager":
-        for refused, why in _refusals:
+        for refused, result in _refusals:
             if refused == thread:
-                raise NotImplementedError(f"{_title(frame.f_locals['fn'])} {why}")
+                function = frame.f_locals["fn"]
+                operator = _operator_called(function)
+                said = f"{_title(function)} {_COMPILED}" if operator is None else f"{operator} {_OPERATOR}"
+                raise NotImplementedError(said.format(result=result))
+
+
+def _operator_called(function: Any) -> str | None:
+    """Return the operator of torch's that compiles this function for itself, and the user's line: `cond (net.py:9)`.
+    None where it is the user who compiles it."""
+    code = getattr(function, "__code__", None)
+    if code is None or not any(map(Path(code.co_filename).is_relative_to, _OPERATORS)):
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and any(map(Path(frame.f_code.co_filename).is_relative_to, (_TORCH, _PACKAGE))):
+        frame = frame.f_back
+    name = function.__qualname__.partition(".")[0]
+    return name if frame is None else f"{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 def _title(function: Any) -> str:
@@ -217,11 +250,42 @@ def compiled_autograd_is_on() -> bool:
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Meanwhile what torch.compile wraps runs as it was written. It stays compiled for later, as it would not under a
-    dispatch mode alone, and no compilation is made for this run."""
-    if "torch._dynamo" not in sys.modules:
+    dispatch mode alone, and no compilation is made for this run.
+
+    torch.cond, scan and the other operators that take functions compile these themselves, and fail where they can't.
+    They run as without this, and out of sight of dispatch modes.
+    """
+    with _operators_compile(), torch.compiler.set_stance("force_eager") if _dynamo_is_loaded() else nullcontext():
         yield
-        return
-    with torch.compiler.set_stance("force_eager"):
+
+
+def _dynamo_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+_uncompiled = 0  # how often `uncompiled` is open, in all threads
+_prepare_operator = higher_order_utils._set_compilation_env
+
+
+@contextmanager
+def _operators_compile() -> Iterator[None]:
+    global _uncompiled
+    with leaving_lock:
+        _uncompiled += 1
+        higher_order_utils._set_compilation_env = _prepare_alone
+    try:
+        yield
+    finally:
+        with leaving_lock:
+            _uncompiled -= 1
+            if not _uncompiled:
+                higher_order_utils._set_compilation_env = _prepare_operator
+
+
+@contextmanager
+def _prepare_alone() -> Iterator[None]:
+    """In place of what torch opens around the compilation and the call of such an operator."""
+    with _disable_current_modes(), torch.compiler.set_stance("default"), _prepare_operator():
         yield
 
 

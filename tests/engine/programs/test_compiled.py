@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import utils as higher_order_utils
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan as torch_scan
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
@@ -450,3 +453,54 @@ def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
         for _ in range(2):
             assert_bitwise_equal(step(model, mirrored), expected)
     assert Kind.COMPILED in {task.kind for task in th.graph(make_loss()).tasks}
+
+
+def cond(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda w: (w * 2).sin(), lambda w: w.cos(), (weight,))
+
+
+def scan(x: Tensor, weight: Tensor) -> Tensor:
+    return torch_scan(lambda carry, each: (carry * each, (carry * each).clone()), x, weight.expand(3, -1))[1]
+
+
+def mapped(x: Tensor, weight: Tensor) -> Tensor:
+    found = torch_map(torch.sin, weight)
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("operator", [cond, scan, mapped])
+@pytest.mark.parametrize("verb", ["find_nan", "compare", "order_dependent", "advise", "find_unused"])
+def test_operators_that_take_functions_run_as_in_the_program(operator: Callable[..., Tensor], verb: str) -> None:
+    x, weight = torch.ones(WIDTH), nn.Parameter(torch.rand(WIDTH))
+
+    def make_loss() -> Tensor:
+        return operator(x, weight).square().sum()
+
+    make_loss().backward()
+    wanted, first = weight.grad, weight.grad.clone()
+    prepare = higher_order_utils._set_compilation_env
+    model = (nn.ParameterList([weight]),) if verb == "find_unused" else ()
+    str(getattr(th, verb)(make_loss, *model))
+    assert weight.grad is wanted and wanted.equal(first)
+    assert higher_order_utils._set_compilation_env is prepare
+    make_loss().backward()
+    assert weight.grad.equal(2 * first)
+
+
+def test_a_nan_that_such_an_operator_makes_is_its_own() -> None:
+    weight = torch.zeros(WIDTH, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        return torch.cond(weight.sum() > -1, lambda w: w.sqrt() * 0, torch.cos, (weight,)).sum()
+
+    assert "CondAutogradOp" in str(th.find_nan(make_loss))
+
+
+@pytest.mark.parametrize("operator", [cond, scan, mapped])
+def test_a_plan_of_such_an_operator_is_refused_with_its_name_and_line(operator: Callable[..., Tensor]) -> None:
+    x, weight = torch.ones(WIDTH), torch.rand(WIDTH, requires_grad=True)
+    name = "map" if operator is mapped else operator.__name__
+    line = operator.__code__.co_firstlineno + 1
+    with pytest.raises(NotImplementedError, match=rf"^{name} \(test_compiled.py:{line}\)"):
+        th.plan_mirror(lambda: operator(x, weight).sum(), budget=0.5)
+    assert weight.grad is None
