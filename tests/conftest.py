@@ -39,6 +39,12 @@ def pytest_collection_finish() -> None:
     set_aside()
 
 
+@pytest.fixture
+def left_behind() -> Callable[[], list[str]]:
+    """Tells in sentences what is otherwise than before the test: hooks, modes, threads, profilers, locks."""
+    return Leftovers().sentences
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_was_there_is_set_aside() -> None:
     set_aside()

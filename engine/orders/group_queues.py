@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from typing import Self
 
 from ...inspector.graph.graph import Graph
-from ..queue.binary_heap import pop, push
+from ..queue.binary_heap import push
 from ..queue.device_queues import AnyQueue, MakeQueue
 from ..queue.pending import Pending
 from ..queue.policy import Choice, Key, Policy
@@ -39,7 +41,30 @@ class _Missing:
         return group
 
 
-class HoldingQueue(KeyedQueue):
+class _Grouped:
+    """A queue some of whose tasks run together."""
+
+    _arrivals: dict[int, int]
+    _together: Together
+
+    def next_step(self, ask: bool = True) -> list[int]:
+        """The tasks that run next, at one moment: the first, and those that run with it, if they are ready."""
+        first = self.first(ask)
+        if first is None:
+            return []
+        group, ready = self._together(first), dict(self._arrivals)
+        if not all(each in ready for each in group):
+            return [first]
+        return [first, *(each for each in self.in_order(group) if each != first)]
+
+    @abstractmethod
+    def first(self, ask: bool = True) -> int | None: ...
+
+    @abstractmethod
+    def in_order(self, task_ids: Collection[int]) -> list[int]: ...
+
+
+class HoldingQueue(KeyedQueue, _Grouped):
     """Under a policy of fixed keys. What is held back keeps its key: the last of its group to get ready brings all."""
 
     def __init__(self, graph: Graph, policy: Policy, together: Together) -> None:
@@ -57,10 +82,11 @@ class HoldingQueue(KeyedQueue):
 
     def choose(self) -> int:
         """The task which runs next; where all are held back the policy's pick of them."""
-        heap = self._heap
-        while heap and heap[0][1] not in self._arrivals:  # was taken by hand, or with others
-            pop(heap)
-        return heap[0][1] if heap else min(self._held.values())[1]
+        return self._heap[0][1] if self._heap else min(self._held.values())[1]
+
+    def first(self, ask: bool = True) -> int | None:
+        first = KeyedQueue.first(self)
+        return first if first is not None else min(list(self._held.values()), default=(None, None))[1]
 
     def remove(self, task_id: int) -> None:
         if self._held.pop(task_id, None) is None:
@@ -81,26 +107,24 @@ class HoldingQueue(KeyedQueue):
         entries = [entry for entry in (*self._heap, *self._held.values()) if entry[1] in wanted]
         return [task_id for _, task_id in sorted(entries) if task_id in self._arrivals]
 
-    def next_step(self) -> list[int]:
-        """The tasks that run next, at one moment."""
-        first = self.choose()
-        return _step(first, self._together(first), self._arrivals, self.in_order)
-
-    def copy(self, order: Sequence[int]) -> HoldingQueue:
-        """Another queue in the same state, of a run of this `order`."""
-        found = HoldingQueue(self.graph, self._policy, self._together)
-        found._arrivals, found._arrived = dict(self._arrivals), self._arrived
-        found._heap, found._held = list(self._heap), dict(self._held)
+    def copy(self, order: Sequence[int] | None = None) -> Self:
+        found = super().copy(order)
+        found._held = dict(self._held)
         found._missing = self._missing.copy()
         return found
 
     def entries(self) -> list[ReadyTask]:
         """What is held back comes last."""
-        held = [(task_id, self._arrivals[task_id]) for _, task_id in sorted(self._held.values())]
-        return [*super().entries(), *(ReadyTask(self._tasks[each], at, self.label(each)) for each, at in held)]
+        arrivals, label = dict(self._arrivals), self._policy.label
+        held = [self._tasks[task_id] for _, task_id in sorted(self._held.values()) if task_id in arrivals]
+        return [*super().entries(), *(ReadyTask(each, (at := arrivals[each.id]), label(each, at)) for each in held)]
+
+    @property
+    def _outside(self) -> Collection[int]:
+        return list(self._held)
 
 
-class HoldingChoiceQueue(ChoiceQueue):
+class HoldingChoiceQueue(ChoiceQueue, _Grouped):
     """Under a user's own choice, which is not offered what is held back, as long as there is anything else."""
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int], together: Together) -> None:
@@ -111,49 +135,33 @@ class HoldingChoiceQueue(ChoiceQueue):
         self._held: set[int] = set()
 
     def push(self, task_id: int) -> None:
-        super().push(task_id)
         self._held.add(task_id)
         self._held.difference_update(self._missing.arrive(task_id))
+        super().push(task_id)
 
     def remove(self, task_id: int) -> None:
-        super().remove(task_id)
         self._held.discard(task_id)
+        super().remove(task_id)
 
     def let_go(self, task_ids: Collection[int]) -> None:
         """These are not held back any more."""
-        self._chosen = None
         self._held.difference_update(task_ids)
+        self._chosen = {}
 
     def in_order(self, task_ids: Collection[int]) -> list[int]:
         """Of the ready tasks these, in order of arrival."""
         wanted = frozenset(task_ids)
-        return [task_id for task_id in self._arrivals if task_id in wanted]
+        return [task_id for task_id in list(self._arrivals) if task_id in wanted]
 
-    def next_step(self) -> list[int]:
-        """The tasks that run next, at one moment."""
-        first = self.choose()
-        return _step(first, self._together(first), self._arrivals, self.in_order)
-
-    def copy(self, order: Sequence[int]) -> HoldingChoiceQueue:
-        """Another queue in the same state, of a run of this `order`."""
-        found = HoldingChoiceQueue(self.graph, self._choice, order, self._together)
-        found._arrivals, found._arrived = dict(self._arrivals), self._arrived
-        found._chosen, found._held = self._chosen, set(self._held)
+    def copy(self, order: Sequence[int] | None = None) -> Self:
+        found = super().copy(order)
+        found._held = set(self._held)
         found._missing = self._missing.copy()
         return found
 
     def _offered(self) -> Collection[int]:
-        free = [task_id for task_id in self._arrivals if task_id not in self._held]
-        return free or self._arrivals.keys()
-
-
-def _step(
-    first: int, group: Sequence[int], ready: Collection[int], in_order: Callable[[Sequence[int]], list[int]]
-) -> list[int]:
-    """The task that was picked, and those that run with it, if they are ready."""
-    if not all(each in ready for each in group):
-        return [first]
-    return [first, *(each for each in in_order(group) if each != first)]
+        ready = list(self._arrivals)
+        return [task_id for task_id in ready if task_id not in self._held] or ready
 
 
 def planned_order(
@@ -209,11 +217,12 @@ def queue_after(
         needed: the tasks that run at all; None: all.
         missing: by task for how many gradients it waits: the last of those that ran may still be giving some.
     """
+    in_order = list(order)  # other threads may run more of them meanwhile
     queue = make_queue(graph, policy, order)
     pending = Pending(graph, needed)
     for task_id in pending.start():
         queue.push(task_id)
-    for ran in order:
+    for ran in in_order:
         queue.remove(ran)
         for task_id in pending.run(ran):
             if not missing[task_id]:

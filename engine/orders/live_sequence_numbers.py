@@ -46,9 +46,9 @@ class LiveNumbers:
         place = self._tasks.index(task_id)
         del self._keys[place], self._tasks[place], self._numbers[place]
 
-    def first(self) -> int:
-        """The ready task that runs next if no other comes."""
-        return self._tasks[0]
+    def first(self) -> int | None:
+        """The ready task that runs next if no other comes; None where none is ready."""
+        return next(iter(self._tasks[:1]), None)
 
     def order(self) -> list[int]:
         """The ready tasks in the order in which they run if no other comes."""

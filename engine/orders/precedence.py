@@ -274,6 +274,7 @@ class _Keyed(KeyedQueue):
     def choose(self) -> int:
         while self._holds.get(task_id := super().choose()):
             self._aside[task_id] = pop(self._heap)[0]
+            self._drop_removed()
         return task_id
 
     def remove(self, task_id: int) -> None:

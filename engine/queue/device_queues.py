@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
 from ...inspector.graph.graph import Graph
-from .policy import Choice, Key, Policy
+from .policy import Choice, Key, Policy, label_of
 from .ready_queue import KeyedQueue, ReadyQueue, ReadyTask, ready_queue
 
 Queues = Literal["one", "per device"]
@@ -85,6 +86,7 @@ class DeviceQueues:
         self._latest_ns = 0
         self._arrived = 0
         self._next: str | None = None
+        self._chosen: dict[None, int] = {}  # by `first` in this state: each change ends with another one
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -103,7 +105,7 @@ class DeviceQueues:
         brought = (0, 0) if after is None else (self._ended[after][1], ended[after])
         heappush(self._coming[self._device_of[task_id]], ((ready_ns, *brought), task_id))
         self._arrived += 1
-        self._next = None
+        self._next, self._chosen = None, {}
         return None
 
     def label(self, task_id: int) -> str:
@@ -115,9 +117,26 @@ class DeviceQueues:
 
     def choose(self) -> int:
         """The task which starts next, on any device."""
+        if chosen := self._chosen:
+            return chosen[None]
         if self._next is None:
             self._next = min(filter(self._has, self.devices), key=self._start_ns)  # the first of several
         return self._choose_on(self._next)
+
+    def first(self, ask: bool = True) -> int | None:
+        """The task which starts next; None where none is ready. As of `ReadyQueue.first`, of which any thread may be
+        told at any time."""
+        if not self._ready:
+            return None
+        chosen = self._chosen
+        if chosen:
+            return chosen[None]
+        if not ask:
+            return next((entry.task.id for entry in self.entries()), None)
+        found = copy(self)
+        found._queues = {name: queue.copy() for name, queue in self._queues.items()}
+        found._coming = {name: list(coming) for name, coming in self._coming.items()}
+        return chosen.setdefault(None, found.choose())
 
     def choose_on(self, device: str) -> int | None:
         """The task which starts next on this device; None where none is ready."""
@@ -137,7 +156,7 @@ class DeviceQueues:
         self._free_ns[device] = end_ns
         self._ended[task_id] = end_ns, len(self._ended)
         self._last, self._latest_ns = task_id, max(self._latest_ns, end_ns)
-        self._next = None
+        self._next, self._chosen = None, {}
         return TaskTime(ready.ready_ns, start_ns, end_ns, ready.after)
 
     def entries(self) -> list[ReadyTask]:
@@ -147,9 +166,11 @@ class DeviceQueues:
             for number, device in enumerate(self.devices)
             for place, (start_ns, task_id) in enumerate(self._foreseen(device))
         ]
+        ready, label = dict(self._ready), label_of(self._policy)
         return [
-            ReadyTask(self._graph.tasks[task_id], self._ready[task_id].arrival, self.label(task_id))
+            ReadyTask(task := self._graph.tasks[task_id], at := ready[task_id].arrival, label(task, at))
             for *_, task_id in sorted(starts)
+            if task_id in ready  # another thread may be running it
         ]
 
     def _foreseen(self, device: str) -> Iterator[tuple[int, int]]:

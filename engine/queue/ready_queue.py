@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
+from threading import get_ident
+from typing import Self
 
 from ...inspector.graph.graph import Graph, Task, told_apart
 from .binary_heap import pop, push
@@ -43,7 +46,11 @@ def sort_key(policy: Policy, task: Task, arrival: int) -> Key:
 
 
 class _Arrivals:
-    """Which tasks are ready, in the order in which they got so."""
+    """Which tasks are ready, in the order in which they got so.
+
+    One thread at a time pushes, chooses and removes. Any thread may read meanwhile (`first`, `entries`): a read changes
+    nothing, and takes copies that are made at once.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._tasks = graph.tasks
@@ -65,6 +72,12 @@ class _Arrivals:
         arrival = self._arrivals[task_id] = self._arrived
         self._arrived += 1
         return arrival
+
+    def copy(self, order: Sequence[int] | None = None) -> Self:
+        """Another queue in the same state, of a run of this `order`; None: of the same run."""
+        found = copy(self)
+        found._arrivals = dict(self._arrivals)
+        return found
 
 
 class KeyedQueue(_Arrivals):
@@ -92,25 +105,56 @@ class KeyedQueue(_Arrivals):
 
     def choose(self) -> int:
         """The task which runs next; it stays in the queue."""
-        while self._heap[0][1] not in self._arrivals:  # was taken by hand
-            pop(self._heap)
         return self._heap[0][1]
+
+    def first(self, ask: bool = True) -> int | None:
+        """The task which runs next; None where none is ready."""
+        for _, task_id in self._heap[:1]:
+            if task_id in self._arrivals:
+                return task_id
+        in_order = self._in_order()  # another thread is removing the first
+        return in_order[0][0] if in_order else None
 
     def remove(self, task_id: int) -> None:
         del self._arrivals[task_id]
-        if self._heap[0][1] == task_id:
-            pop(self._heap)
+        self._drop_removed()
+
+    def _drop_removed(self) -> None:
+        """What stands first in the heap is ready: what was taken by hand before it was first goes."""
+        heap, arrivals = self._heap, self._arrivals
+        while heap and heap[0][1] not in arrivals:
+            pop(heap)
 
     def entries(self) -> list[ReadyTask]:
         """All ready tasks in the order in which they would run if no other came."""
         label = self._policy.label
-        heap = list(self._heap)
-        in_order = [pop(heap)[1] for _ in self._heap]
         return [
             ReadyTask(self._tasks[task_id], arrival, label(self._tasks[task_id], arrival))
-            for task_id in in_order
-            if (arrival := self._arrivals.get(task_id)) is not None
+            for task_id, arrival in self._in_order()
         ]
+
+    def copy(self, order: Sequence[int] | None = None) -> Self:
+        found = super().copy(order)
+        found._heap = list(self._heap)
+        return found
+
+    def _in_order(self) -> list[tuple[int, int]]:
+        """The tasks that are not held back, each with its arrival, in the order in which they would run.
+
+        Where another thread is moving the heap's entries, one of them may be there twice and one be missing.
+        """
+        heap, arrivals = list(self._heap), dict(self._arrivals)
+        for task_id in self._outside:
+            arrivals.pop(task_id, None)
+        for task_id in arrivals.keys() - {task_id for _, task_id in heap}:
+            push(heap, (sort_key(self._policy, self._tasks[task_id], arrivals[task_id]), task_id))
+        in_order = dict.fromkeys(pop(heap)[1] for _ in range(len(heap)))
+        return [(task_id, arrivals[task_id]) for task_id in in_order if task_id in arrivals]
+
+    @property
+    def _outside(self) -> Collection[int]:
+        """The ready tasks that are held back."""
+        return ()
 
 
 class ChoiceQueue(_Arrivals):
@@ -121,12 +165,12 @@ class ChoiceQueue(_Arrivals):
         self._graph = graph
         self._choice = choice
         self._state = QueueState(graph, order)
-        self._chosen: int | None = None
+        self._chosen: dict[None, int] = {}  # in this state of the queue, once asked: each change ends with another one
 
     def push(self, task_id: int) -> None:
         """The task got ready."""
-        self._chosen = None
         self._arrive(task_id)
+        self._chosen = {}
 
     def label(self, task_id: int) -> str:
         """The place of a ready task in the order of arrival."""
@@ -134,39 +178,70 @@ class ChoiceQueue(_Arrivals):
 
     def choose(self) -> int:
         """The task which runs next; the user is asked once for each state of the queue."""
-        if self._chosen is not None:
-            return self._chosen
+        chosen = self._chosen
+        return chosen[None] if chosen else chosen.setdefault(None, self._ask())
+
+    def first(self, ask: bool = True) -> int | None:
+        """The task which runs next; None where none is ready.
+
+        Args:
+            ask: whether the user may be asked; else it is the one that arrived first, where the user was not.
+        """
+        ready = list(self._arrivals)
+        if ready and ask:
+            return self.choose()
+        return next(iter(self._chosen.values()), ready[0] if ready else None)
+
+    def _ask(self) -> int:
+        graph, name = self._graph, policy_name(self._choice)
         ready = [self._tasks[task_id] for task_id in self._offered()]
-        chosen = self._choice(ready, self._state)
-        name = policy_name(self._choice)
+        question = get_ident(), id(self._choice), id(graph)
+        if question in _asked:
+            raise PolicyError(
+                f"policy {name} asked for what runs next (session.current or session.planned) while it is to choose "
+                "just that; it can look at the ready tasks, and at the state that it got"
+            )
+        _asked.add(question)
+        try:
+            chosen = self._choice(ready, self._state)
+        finally:
+            _asked.discard(question)
         if not isinstance(chosen, Task):
             raise PolicyError(
                 f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
             )
-        if chosen.id not in self._arrivals or self._tasks[chosen.id] is not chosen:
-            described = (
-                told_apart(self._graph, chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
-            )
+        if not any(chosen is task for task in ready):
+            described = told_apart(graph, chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
             raise PolicyError(
                 f"policy {name} returned {described}, which is not ready; ready: "
-                f"{', '.join(told_apart(self._graph, task) for task in ready[:5])}"
+                f"{', '.join(told_apart(graph, task.id) for task in ready[:5])}"
                 f"{' and more' if len(ready) > 5 else ''}"
             )
-        self._chosen = chosen.id
         return chosen.id
 
     def _offered(self) -> Collection[int]:
         """Of which the user may choose, first arrived first."""
-        return self._arrivals.keys()
+        return list(self._arrivals)
 
     def remove(self, task_id: int) -> None:
-        self._chosen = None
         del self._arrivals[task_id]
+        self._chosen = {}
 
     def entries(self) -> list[ReadyTask]:
         """All ready tasks, first arrived first: only the user's choice knows more."""
-        return [ReadyTask(self._tasks[task_id], arrival, f"@{arrival}") for task_id, arrival in self._arrivals.items()]
+        arrivals = dict(self._arrivals)
+        return [ReadyTask(self._tasks[task_id], arrival, f"@{arrival}") for task_id, arrival in arrivals.items()]
 
+    def copy(self, order: Sequence[int] | None = None) -> Self:
+        found = super().copy(order)
+        found._chosen = dict(self._chosen)
+        if order is not None:
+            found._state = QueueState(self._graph, order)
+        return found
+
+
+_asked: set[tuple[int, int, int]] = set()
+"""The questions that are put to users' policies now: in which thread, to which one, of which graph."""
 
 ReadyQueue = KeyedQueue | ChoiceQueue
 

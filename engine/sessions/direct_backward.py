@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ..orders.schedule import schedule
 from ..queue.chosen_order import allowed, chosen_order
 from ..queue.device_queues import AnyQueue, DeviceQueues, MakeQueue
 from ..queue.kept_turns import keep_turns, kept_turns
+from ..queue.pending import dependencies
 from ..queue.policy import Choice, Policy, is_dynamic
 from ..queue.ready_queue import KeyedQueue, PolicyError, ready_queue
 from ..stops.stopped import Stop
@@ -109,8 +111,15 @@ class DirectBackward:
         self.elapsed_ns = 0
         self.over: str | None = None
         self.stop_asked = False
-        self._running = False
         self._hooks = runner.hook_watch()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What is gone once it is over: a late caller is told so."""
+            if name == "runner":
+                raise session_over(self.over or "closed")
+            raise AttributeError(name)
 
     def start(self, create_graph: bool) -> None:
         """Gives the roots their gradients: what is ready then can run."""
@@ -164,30 +173,45 @@ class DirectBackward:
     @property
     def current(self) -> Task | None:
         """The task that the policy picks; None when all have run."""
-        return self.graph.tasks[self.queue.choose()] if len(self.queue) else None
+        first = self.queue.first()
+        return None if first is None else self.graph.tasks[first]
 
-    def upcoming(self) -> list[int]:
-        """All tasks in the order in which they ran or are going to."""
-        if isinstance(self.queue, HoldingQueue | HoldingChoiceQueue):
-            return planned_order(self.queue, self.order, self.buffers.missing, self.needed)
-        if isinstance(self.queue, DeviceQueues):
-            return chosen_order(self.graph, self.policy, allowed(self.graph, self.needed), self.order, self._make_queue)
-        return schedule(self.graph, self.policy, self.needed, self.order)
+    def current_meanwhile(self) -> Task | None:
+        """The same while another thread runs tasks: the first that is ready, for which no policy of a user's is asked;
+        where none is, the task that runs."""
+        first, ran = self.queue.first(ask=False), list(self.order)
+        needed = range(len(self.graph)) if self.needed is None else self.needed
+        if first is None and self.over is None and len(ran) < len(needed):
+            missing, gone = list(self.buffers.missing), frozenset(ran)
+            running = (task_id for task_id in needed if not missing[task_id] and task_id not in gone)
+            first = next(running, ran[-1] if ran else None)  # the last one hands over what it gave
+        return None if first is None else self.graph.tasks[first]
+
+    def upcoming(self, meanwhile: bool = False) -> list[int]:
+        """All tasks in the order in which they ran or are going to.
+
+        Args:
+            meanwhile: whether another thread runs tasks: it is as of the last that has run.
+        """
+        graph, queue, ran, missing = self.graph, self.queue, list(self.order), self.buffers.missing
+        if isinstance(queue, HoldingQueue | HoldingChoiceQueue):
+            if meanwhile:  # the queue itself is on its way
+                missing = dependencies(graph)
+                for root in graph.roots:
+                    missing[root.task] -= 1
+                for edge in (edge for task_id in ran for edge in graph.out_edges[task_id]):
+                    missing[edge.next_task] -= 1
+                found = queue_after(graph, self.policy, ran, self.needed, self._make_queue, missing)
+                queue = found if isinstance(found, HoldingQueue | HoldingChoiceQueue) else queue
+            return planned_order(queue, ran, missing, self.needed)
+        if isinstance(queue, DeviceQueues):
+            return chosen_order(graph, self.policy, allowed(graph, self.needed), ran, self._make_queue)
+        return schedule(graph, self.policy, self.needed, ran)
 
     def described(self, task_id: int) -> str:
         """A task in words, with its place among those that ran and are going to."""
         order = self.order if is_dynamic(self.policy) else self.upcoming()
         return self.graph.in_order(order).describe(task_id)
-
-    def check_open(self) -> None:
-        """Refuses what may only be done between tasks, and before the end."""
-        if self._running:
-            raise RuntimeError(
-                "a task of this session is running; only stop() and close() may be called from a hook or another "
-                "thread meanwhile"
-            )
-        if self.over is not None:
-            raise session_over(self.over)
 
     def pick(self, task_id: int | None) -> int:
         """The id of this task, if it is ready; without one, of the policy's choice."""
@@ -290,7 +314,6 @@ class DirectBackward:
                 self._end()
 
         started_ns = time.perf_counter_ns()
-        self._running = True
         try:
             self.runner.inside(in_backward, self.upcoming)
         except PolicyError:  # no task ran: another policy may be set
@@ -299,11 +322,8 @@ class DirectBackward:
             self.over = self.over or f"{type(error).__name__} after {len(self.order)} tasks"
             raise
         finally:
-            self._running = False
             self.runner.rest()
             self.elapsed_ns += time.perf_counter_ns() - started_ns
-            if self.over is not None:
-                self.let_go()
 
     def _end(self) -> None:
         """The last task has run."""
@@ -410,27 +430,30 @@ class DirectBackward:
         return queue_after(self.graph, policy, self.order, self.needed, self._make_queue, self.buffers.missing)
 
     def close(self) -> None:
-        """Ends it: now, or after the task that runs."""
+        """Ends it after the task that runs."""
         self.over = self.over or "closed"
         self.stop_asked = True
-        if not self._running:
-            self.let_go()
 
     def let_go(self) -> None:
-        """It is over: lets the waiting gradients and the graph's nodes go."""
-        if self.past is not None:
-            self.runner.inside(self.past.free_ran, tuple)
-            self.past = None  # the traces of its branches have the graph with its nodes
-        self.stops.let_go()
-        self.buffers.let_go()
-        self._let_go_at_end()
-        self.graph = replace(self.graph, nodes=())
-        self.groups = None
-        vars(self).pop("runner", None)
-        self._make_queue = ready_queue
-        self.queue = ready_queue(self.graph, self.policy, self.order)
-        if self.recorder is not None:
-            self.recorder.graph = self.graph
+        """It is over: lets the waiting gradients and the graph's nodes go. An interrupt may come in between, and it is
+        called again."""
+        if "runner" not in vars(self):
+            return
+        past, self.past = self.past, None  # the traces of its branches have the graph with its nodes
+        try:
+            if past is not None:
+                self.runner.inside(past.free_ran, tuple)
+        finally:
+            self.stops.let_go()
+            self.buffers.let_go()
+            self._let_go_at_end()
+            self.graph = replace(self.graph, nodes=())
+            self.groups = None
+            self._make_queue = ready_queue
+            self.queue = ready_queue(self.graph, self.policy, self.order)
+            if self.recorder is not None:
+                self.recorder.graph = self.graph
+            vars(self).pop("runner", None)  # at last: until then not all is gone
 
     def _let_go_at_end(self) -> None:
         """What lives until the backward has ended."""

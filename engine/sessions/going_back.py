@@ -10,6 +10,7 @@ from ..tasks.history import BUDGET_BYTES, History
 from .branch_comparison import BranchComparison
 from .branches import Branch
 from .rewinding import Rewinder
+from .session_base import one_at_a_time
 from .verbs import Verbs
 
 
@@ -29,6 +30,7 @@ class GoesBack(Verbs):
         """The ways in which the session went, the current one included. Empty without a history."""
         return self._rewinder.branches
 
+    @one_at_a_time
     def keep_history(self, budget_bytes: int | str = BUDGET_BYTES) -> None:
         """From here on tasks can be taken back. Does nothing where they can already.
 
@@ -37,10 +39,12 @@ class GoesBack(Verbs):
         """
         self._rewinder.keep(budget_bytes)
 
+    @one_at_a_time
     def forget(self) -> None:
         """Lets go all that is kept for going back: from here on one can go back to here. Branches go, too."""
         self._rewinder.forget()
 
+    @one_at_a_time
     def back(self, count: int = 1) -> Task | None:
         """Takes so many tasks back. Returns the current task.
 
@@ -60,6 +64,7 @@ class GoesBack(Verbs):
         """
         return self._rewinder.back(count)
 
+    @one_at_a_time
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
         """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
         parted. Returns the current task. What was taken back of the current branch is kept until something else runs.
@@ -75,6 +80,7 @@ class GoesBack(Verbs):
             raise ValueError("goto() where? Give a task, or branch=")
         return self._rewinder.go_to(self._task(task).id)
 
+    @one_at_a_time
     def restore(self, task: AnyTask | None = None) -> None:
         """Puts the gradients that came to a task into its buffer again, the current task if none is given.
 
@@ -84,6 +90,7 @@ class GoesBack(Verbs):
         """
         self._rewinder.restore(None if task is None else self._task(task).id)
 
+    @one_at_a_time
     def compare_branches(self, footprints: Footprints | None = None) -> BranchComparison:
         """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
 

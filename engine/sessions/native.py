@@ -275,10 +275,14 @@ class Watch:
         return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
 
     def first(self) -> int | None:
-        """The first of `upcoming`."""
-        if self.taken is not None or not self.ready:
-            return self.taken
-        return self._planned[len(self.order)] if self.live is None else self.live.first()
+        """The first of `upcoming`; where there is none, the task that runs. May be asked for from anywhere."""
+        taken = self.taken
+        if taken is not None or not self.ready:
+            return next(iter(list(self._inside.values())), None) if taken is None else taken
+        if self.live is not None:
+            return self.live.first()
+        place = len(self.order)
+        return self._planned[place] if place < len(self._planned) else None
 
     def take(self, task_id: int) -> None:
         """The engine has taken the task from its queue."""

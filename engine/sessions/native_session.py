@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar, get_args
+from typing import get_args
 from weakref import finalize
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from ...inspector.torch_internals.modes import ThreadState
 from ..orders.policies import find_policy, note_on, order_name
 from ..orders.schedule import schedule
 from ..queue.device_queues import Queues
-from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, label_of, policy_name
 from ..queue.ready_queue import AnyTask, PolicyError, ReadyTask
 from ..stops.stopped import Stop
 from ..tasks.backward_call import BackwardCall
@@ -33,39 +32,9 @@ from .lanes import LanesBackward
 from .native import Plan
 from .native_backward import NativeBackward
 from .one_way import OneWay
+from .session_base import one_at_a_time
+from .turn import SessionTurn
 from .worker import NEVER, Worker
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _one_at_a_time(
-    verb: Callable[Concatenate[NativeSession, P], T],
-) -> Callable[Concatenate[NativeSession, P], T]:
-    """The verb refuses to be called from inside the backward, for which it would wait, and while another one runs."""
-    called = f"session.{verb.__name__.lstrip('_')}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
-
-    @wraps(verb)
-    def alone(session: NativeSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        session._check_open()
-        if session._worker.is_current_thread:
-            raise RuntimeError(
-                f"{called} was called from inside the backward that the session runs, from a hook; call session.stop() "
-                "there, and go on from outside when the run has returned"
-            )
-        under_way, mine = session._under_way, [called]
-        try:
-            if (other := under_way.setdefault("verb", mine)) is not mine:
-                raise RuntimeError(
-                    f"{called} was called while {other[0]} is under way, in another thread or "
-                    "below a signal's handler; only stop() and close() may be called meanwhile"
-                )
-            return verb(session, *args, **kwargs)
-        finally:
-            if under_way.get("verb") is mine:
-                del under_way["verb"]
-
-    return alone
 
 
 @verbs_end_where_called
@@ -136,7 +105,7 @@ class NativeSession(OneWay):
         given = (call.grad_tensors,) if isinstance(call.grad_tensors, Tensor) else call.grad_tensors or ()
         backward = LanesBackward if several else NativeBackward
         self._backward = backward(call, plan, state, trace, tuple(given) if call.create_graph else ())
-        self._under_way: dict[str, list[str]] = {}  # what runs now, by the one key "verb": only one can put it in
+        self._turn = SessionTurn()
         self._finalizer = finalize(self, self._worker.forget)
         begins(self)
         self._finalizer.atexit = False  # all that run are ended then, and waited for
@@ -161,12 +130,21 @@ class NativeSession(OneWay):
         return self._worker.is_current_thread
 
     @property
+    def _is_inside(self) -> bool:
+        return super()._is_inside or self.runs_in_this_thread
+
+    def _let_go(self) -> None:
+        self._backward.close()
+
+    @property
     def ready(self) -> list[ReadyTask]:
         """The ready queue, in the order in which it pops if no other task comes. The first is the current task."""
         worker = self._worker
+        upcoming, arrivals, label = worker.upcoming(), dict(worker.ready), label_of(worker.policy)
         return [
-            ReadyTask(self.graph.tasks[task_id], worker.ready[task_id], worker.label(task_id))
-            for task_id in worker.upcoming()
+            ReadyTask(task := self.graph.tasks[task_id], at := arrivals[task_id], label(task, at))
+            for task_id in upcoming
+            if task_id in arrivals  # else it has begun meanwhile
         ]
 
     @property
@@ -175,7 +153,7 @@ class NativeSession(OneWay):
         return self._backward.current
 
     @property
-    @_one_at_a_time
+    @one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
         """What the current task is about to get, one per input number, of the shapes in `current.inputs`: its input
         buffer after tensor and pre-hooks.
@@ -185,7 +163,7 @@ class NativeSession(OneWay):
         self._backward.stopped_at()
         return self._backward.gradients
 
-    @_one_at_a_time
+    @one_at_a_time
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
         """The gradients of the current task, of the shapes in `task.inputs`.
 
@@ -201,7 +179,7 @@ class NativeSession(OneWay):
             )
         return gradients
 
-    @_one_at_a_time
+    @one_at_a_time
     def replace(self, gradients: Gradients | Tensor | None, task: AnyTask | None = None) -> None:
         """Gives the current task these gradients instead of `gradients`, one per input number.
 
@@ -224,16 +202,16 @@ class NativeSession(OneWay):
             self._worker.recorder.edit(about.id, before, after)
         backward.edit(about, after)
 
-    @_one_at_a_time
+    @one_at_a_time
     def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
         """Runs the current task and stops before the next."""
         return self._backward.step(None if task is None else self._task(task))
 
-    @_one_at_a_time
+    @one_at_a_time
     def _next_on(self, device: str) -> Task:
         return self._backward.next_on(device)
 
-    @_one_at_a_time
+    @one_at_a_time
     def run(self) -> Run:
         """Runs all tasks that are left, up to a breakpoint, to what a watchpoint finds, or as `stop` says."""
         self._backward.run_until(NEVER)
@@ -248,7 +226,7 @@ class NativeSession(OneWay):
         name, note = order_name(policy), note_on(policy)
         return Run(self.graph, name, "native", order, planned, worker.elapsed_ns, trace=self.trace, note=note)
 
-    @_one_at_a_time
+    @one_at_a_time
     def run_to(self, task: AnyTask) -> Task | None:
         """Runs what comes before a task, which is then the current one; less where something stops it before. Returns
         the current task.
@@ -267,7 +245,7 @@ class NativeSession(OneWay):
     def stop_here(self, wait: bool = True) -> Stop | None:
         return None if self.over is not None else self._stop_here(wait)
 
-    @_one_at_a_time
+    @one_at_a_time
     def _stop_here(self, wait: bool) -> Stop | None:
         return self._backward.stop_here(wait)
 
@@ -286,7 +264,7 @@ class NativeSession(OneWay):
         return policy_name(self._worker.policy)
 
     @policy.setter
-    @_one_at_a_time
+    @one_at_a_time
     def policy(self, policy: AnyPolicy) -> None:
         worker = self._worker
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]

@@ -43,7 +43,6 @@ class Rewinder:
     def keep(self, budget_bytes: int | str) -> None:
         """From here on tasks can be taken back."""
         backward = self._backward
-        backward.check_open()
         nbytes = expect_budget(budget_bytes, "budget_bytes")
         backward.run_apart(lambda at: f"a history takes back {at} alone")
         if backward.past is None:
@@ -57,7 +56,6 @@ class Rewinder:
     def forget(self) -> None:
         """Lets go all that is kept: from here on one can go back to here."""
         backward = self._backward
-        backward.check_open()
         if (past := backward.past) is not None:
             backward.inside(lambda: past.forget(f"forget() was called {self._after_so_many()}"))
 
@@ -79,7 +77,6 @@ class Rewinder:
         order = self._backward.order
         if task_id in order:
             return self.back(len(order) - order.index(task_id))
-        self._backward.check_open()
         self._backward.run_to(task_id)
         return self._backward.current
 
@@ -120,7 +117,6 @@ class Rewinder:
         )
 
     def _past(self) -> Past:
-        self._backward.check_open()
         past = self._backward.past
         if past is None:
             raise RuntimeError(
@@ -142,7 +138,6 @@ class Rewinder:
         except BaseException as error:  # an interrupt: half of it is done
             if backward.over is None:
                 backward.over = f"{type(error).__name__} on the way back"
-                backward.let_go()
             raise
 
     def _check_way(self, position: int, history: History) -> bool:

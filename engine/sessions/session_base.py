@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from torch import Tensor
 
@@ -21,6 +23,11 @@ from ..stops.stopped import Stop
 from ..stops.stops import Stops
 from ..trace.run import Run
 from ..words.asked_in_vain import asked_in_vain
+from .turn import Caller, SessionTurn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Session = TypeVar("Session", bound="SessionBase")
 
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -87,6 +94,7 @@ class SessionBase(ABC):
 
     footprints: Footprints | None = None
     _backward: Backward
+    _turn: SessionTurn
     _keep_graph: bool | None = None  # None: as a backward does that is told nothing
 
     if not TYPE_CHECKING:  # a name that is not there would be of any type
@@ -121,7 +129,7 @@ class SessionBase(ABC):
     @property
     def over(self) -> str | None:
         """Why no step is possible any more; None where one is, or all tasks have run."""
-        return self._backward.over
+        return self._backward.over or self._turn.interrupted
 
     @property
     def needed(self) -> Collection[int] | None:
@@ -198,8 +206,28 @@ class SessionBase(ABC):
         """Whether somebody called `stop` while nothing of the session's own looked. Forgets it."""
 
     def _check_open(self) -> None:
-        if self.over is not None:
-            raise session_over(self.over)
+        if (why := self.over) is not None:
+            raise session_over(why)
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the calling thread is the one in which a verb runs tasks: that of hooks."""
+        return (holder := self._turn.holder) is not None and holder.thread == get_ident()
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """It is over: lets go of all that it holds. Does nothing a second time."""
+
+    def _let_go_if_over(self) -> None:
+        """Lets go of what a session that is over holds, unless a verb is under way: that does so as it ends."""
+        if self.over is None:
+            return
+        caller = Caller("session.close()")
+        if self._turn.take(caller) is None:
+            try:
+                self._let_go()
+            finally:
+                caller.ended = True
 
     def _task(self, task: AnyTask) -> Task:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
@@ -218,6 +246,57 @@ class SessionBase(ABC):
         if problem.knows_memory and not problem.graph.is_tape:  # of which a deck knows more
             self.footprints = problem.footprints
         return chosen
+
+
+def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """A decorator of what changes a session, or has to see it at rest: it refuses to run while another such verb of the
+    session does, in any thread, and inside of one, from a hook.
+
+    An interrupt that ends it half-way ends the session. Whatever has ended the session, its memory is let go here.
+    """
+    called = f"session.{verb.__name__.lstrip('_')}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
+
+    @wraps(verb)
+    def alone(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        session._check_open()
+        turn, caller = session._turn, Caller(called)
+        try:
+            if (other := turn.take(caller)) is not None:
+                raise _under_way(called, other, session._is_inside)
+            try:
+                session._check_open()  # again: another thread may have closed it
+                turn.unfinished = [called]
+                found = verb(session, *args, **kwargs)
+                turn.unfinished = []
+                return found
+            except Exception as error:
+                turn.unfinished = []  # the verb has dealt with it
+                caller.ended = True
+                try:
+                    session._let_go_if_over()
+                except Exception as failed:
+                    error.add_note(f"tapehead: as the session let its memory go: {type(failed).__name__}: {failed}")
+                raise
+            finally:
+                caller.ended = True
+                session._let_go_if_over()
+        finally:
+            caller.ended = True  # again: an interrupt may come at any line
+
+    return alone
+
+
+def _under_way(called: str, other: Caller, inside: bool) -> RuntimeError:
+    if inside:
+        return RuntimeError(
+            f"{called} was called from inside the backward that the session runs: {other.verb} is under way; only "
+            "stop() and close() may be called from a hook, a policy or a signal's handler: go on from outside when it "
+            "has returned"
+        )
+    return RuntimeError(
+        f"{called} was called while {other.verb} is under way, in another thread; only stop() and close() may be "
+        "called meanwhile"
+    )
 
 
 def session_over(why: str) -> RuntimeError:

@@ -36,7 +36,9 @@ from ..trace.trace import Trace
 from .direct_backward import DirectBackward
 from .going_back import GoesBack
 from .rewinding import Rewinder
+from .session_base import one_at_a_time
 from .standing_still import why_still
+from .turn import SessionTurn
 
 
 @verbs_end_where_called
@@ -131,6 +133,7 @@ class Stepper(GoesBack):
             runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
         )
         self._backward.start(bool(call.create_graph))
+        self._turn = SessionTurn()
         self._rewinder = Rewinder(self._backward)
         begins(self)
         if history is not False:
@@ -154,8 +157,12 @@ class Stepper(GoesBack):
 
     @property
     def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run."""
-        return self._backward.current
+        """The task that `step()` would run now; None when all have run.
+
+        While another thread runs tasks: the next one of those that are ready, of which a policy of the user's own is
+        not asked; the one that runs where none is ready.
+        """
+        return self._backward.current_meanwhile() if self._turn.is_elsewhere else self._backward.current
 
     @property
     def planned(self) -> list[int]:
@@ -164,15 +171,15 @@ class Stepper(GoesBack):
         Raises:
             PolicyError: a policy of the user's own fails to choose.
         """
-        return self._backward.upcoming()
+        return self._backward.upcoming(meanwhile=self._turn.is_elsewhere)
 
     @property
     def together(self) -> list[Task]:
         """The tasks that `step()` would run now: the current one, and those that run as one with it."""
         queue = self._backward.queue
         if queue and isinstance(queue, HoldingQueue | HoldingChoiceQueue):
-            return [self.graph.tasks[task_id] for task_id in queue.next_step()]
-        return [] if self.current is None else [self.current]
+            return [self.graph.tasks[task_id] for task_id in queue.next_step(ask=not self._turn.is_elsewhere)]
+        return [] if (current := self.current) is None else [current]
 
     @property
     def batches(self) -> Batches | None:
@@ -181,13 +188,13 @@ class Stepper(GoesBack):
         return None if self._batch is None else Batches(tuple(backward.batches), tuple(backward.fallbacks))
 
     @property
+    @one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
         """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`.
 
         Raises:
             RuntimeError: no task is left, or the session is over.
         """
-        self._check_open()
         return self.waiting(self._picked(None))
 
     @property
@@ -196,8 +203,8 @@ class Stepper(GoesBack):
         return policy_name(self._backward.policy)
 
     @policy.setter
+    @one_at_a_time
     def policy(self, policy: AnyPolicy) -> None:
-        self._check_open()
         self._backward.follow(self._bound(find_policy(policy), self.order))
 
     @property
@@ -220,6 +227,7 @@ class Stepper(GoesBack):
         """
         return self._backward.buffers.shown(self._task(task).id)
 
+    @one_at_a_time
     def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
         """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
 
@@ -231,17 +239,17 @@ class Stepper(GoesBack):
                 is given where none came.
             TypeError: one is no tensor.
         """
-        self._check_open()
         task_id, after = self._picked(task), as_gradients(gradients)
         check_edit(self.graph, self.graph.tasks[task_id], self._backward.buffers.shown(task_id), after)
         self._backward.put(task_id, after)
 
+    @one_at_a_time
     def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
-        self._check_open()
         task_id = self._picked(task)
         self._backward.run_one(task_id, task is not None, before)
         return self.graph.tasks[task_id]
 
+    @one_at_a_time
     def _next_on(self, device: str) -> Task:
         queue, tasks = self._backward.queue, self.graph.tasks
         if isinstance(queue, DeviceQueues):
@@ -257,9 +265,9 @@ class Stepper(GoesBack):
         self._step()
         return self.order[ran:]
 
+    @one_at_a_time
     def run(self) -> Run:
         """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
-        self._check_open()
         self._backward.run_until(None)
         return self.result()
 
@@ -279,6 +287,7 @@ class Stepper(GoesBack):
             note=note_on(policy),
         )
 
+    @one_at_a_time
     def run_to(self, task: AnyTask) -> Task | None:
         """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
         the current task.
@@ -286,7 +295,6 @@ class Stepper(GoesBack):
         Raises:
             ValueError: it has run, or is not going to.
         """
-        self._check_open()
         self._backward.run_to(self._task(task).id)
         return self.current
 
@@ -301,16 +309,21 @@ class Stepper(GoesBack):
         Called from a hook or another thread while a task runs, it ends the session after that task.
         """
         self._backward.close()
+        self._let_go_if_over()
+
+    def _let_go(self) -> None:
+        self._backward.let_go()
 
     def stop_here(self, wait: bool = True) -> Stop | None:
+        return None if self.over is not None else self._stop_here(wait)
+
+    @one_at_a_time
+    def _stop_here(self, wait: bool) -> Stop | None:
         return self._backward.stop_here(wait)
 
     def _stop_asked(self) -> bool:
         asked, self._backward.stop_asked = self._backward.stop_asked, False
         return asked
-
-    def _check_open(self) -> None:
-        self._backward.check_open()
 
     def _picked(self, task: AnyTask | None) -> int:
         return self._backward.pick(None if task is None else self._task(task).id)

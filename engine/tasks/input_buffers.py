@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Never
 
 from torch import Tensor
 
@@ -92,4 +93,8 @@ class InputBuffers:
     def let_go(self) -> None:
         """The backward is over: nothing waits any more, and no buffer is made."""
         self.by_task.clear()
-        vars(self).pop("_make", None)  # which has the graph's nodes
+        self._make = _over  # the other has the graph's nodes
+
+
+def _over(task_id: int) -> Never:
+    raise RuntimeError(f"this backward is over: no gradient can wait for task {task_id} any more")

@@ -380,18 +380,25 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
     """
     depth = len(_thread.answering)
     try:
-        with _standing_lock:
-            _standing.append(stand_in)
-            _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
-        _thread.answering.append(stand_in)
-        run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
+        try:
+            with _standing_lock:
+                _standing.append(stand_in)
+                _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
+            _thread.answering.append(stand_in)
+            run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
+        finally:
+            _stands_no_more(stand_in, depth)
     finally:
-        del _thread.answering[depth:]
-        with _standing_lock:
-            if stand_in in _standing:
-                _standing.remove(stand_in)
-            if not _standing:
-                _let_torch_answer()
+        _stands_no_more(stand_in, depth)  # again: an interrupt may come at any line, and it holds the graph
+
+
+def _stands_no_more(stand_in: StandIn, depth: int) -> None:
+    del _thread.answering[depth:]
+    with _standing_lock:
+        if stand_in in _standing:
+            _standing.remove(stand_in)
+        if not _standing:
+            _let_torch_answer()
 
 
 _standing: list[StandIn] = []

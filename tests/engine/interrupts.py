@@ -1,0 +1,71 @@
+"""Ctrl-C at a chosen line of tapehead's: what a signal may do between any two of them.
+
+Python looks for signals after calls and jumps, and as a function begins. So none is heard between the last line of a
+`with` and the call of `__exit__`, which is a line of its own for who traces: there none is raised.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dis import opmap
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tapehead
+
+_ROOT = str(Path(tapehead.__file__).parent)
+_OURS = tuple(f"{_ROOT}/{folder}/" for folder in ("engine", "inspector", "widgets"))
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """How many lines of tapehead's this thread runs in a call."""
+    return _traced(call)[0]
+
+
+def interrupted(call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None) -> str | None:
+    """Calls it, and raises KeyboardInterrupt as the `at`-th line of tapehead's is to run. Returns which that was; None
+    where the call ended before.
+
+    Args:
+        kept: gets the error, with its traceback.
+    """
+    return _traced(call, *at, kept=kept)[1]
+
+
+def _traced(
+    call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None
+) -> tuple[int, str | None]:
+    count, place = 0, None
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count, place
+        if not frame.f_code.co_filename.startswith(_OURS):
+            return None
+        if event == "line" and not _leaves_with(frame):
+            count += 1
+            if count in at:
+                place = f"{frame.f_code.co_filename.removeprefix(_ROOT)}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        if kept is not None:
+            kept.append(error)
+    finally:
+        sys.settrace(before)
+    return count, place
+
+
+_LEAVES = bytes([opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"]])
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    """Whether the next instructions call the `__exit__` of a `with`."""
+    code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6 : 2]
+    return code[:2] == _LEAVES or code == bytes([opmap["LOAD_CONST"]]) * 3
