@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import computes_itself, stored_values
+from ...inspector.torch_internals.tensors import computable, elements_of
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Finiteness:
@@ -31,8 +30,7 @@ class Finiteness:
         with unobserved():
             for each in tensors:
                 plain = type(each) is Tensor and each.layout is torch.strided and each.dtype in _FLOATS
-                values = each if plain else _values(each)
-                if values is not None:
+                for values in (each,) if plain else _values(each):
                     alike.setdefault((values.device, values.dtype), []).append(values)
             for (_, dtype), values_there in alike.items():
                 summed = torch.float32 if dtype == torch.float16 else None  # whose squares end at 65,504
@@ -51,16 +49,10 @@ class Finiteness:
 def is_finite(tensor: Tensor) -> bool:
     """Whether all its elements are; where there are none that can be looked at, True."""
     with unobserved():
-        values = _values(tensor)
-        return values is None or bool(values.isfinite().all())
+        return all(bool(values.isfinite().all()) for values in _values(tensor))
 
 
-def _values(tensor: Tensor) -> Tensor | None:
+def _values(tensor: Tensor) -> list[Tensor]:
     """The elements that can be looked at."""
-    found = tensor.detach()
-    if found.is_nested or found.is_quantized or found.device.type == "meta" or computes_itself(found):
-        return None
-    if found.layout in _SPARSE:
-        found = stored_values(found)
-    floats = found.is_floating_point() or found.is_complex()
-    return found if floats and found.numel() else None
+    found = [computable(part) for part in elements_of(tensor.detach()).parts]
+    return [each for each in found if each.numel() and (each.is_floating_point() or each.is_complex())]

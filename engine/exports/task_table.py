@@ -22,7 +22,10 @@ from .task_clock import TaskClock
 
 Columns = dict[str, Sequence[Any]]
 
-_INTEGERS = ("sequence_nr", "line", "bytes_before", "bytes_after", "peak_bytes", "allocated_bytes", "freed_bytes")
+_INTEGERS = (
+    *("sequence_nr", "line", "bytes_before", "bytes_after", "peak_bytes", "allocated_bytes", "freed_bytes"),
+    *("output_nan", "output_inf"),
+)
 _SECOND = 1e9
 
 
@@ -97,16 +100,19 @@ def _of_gradients(trace: Trace) -> Columns:
     table = trace.table.snapshot()
     given = [_rows(trace, task, trace.columns.inputs, trace.columns.input_row, _taken) for task in trace.order]
     made = [_rows(trace, task, trace.columns.outputs, trace.columns.output_row, _gave) for task in trace.order]
-    norm, known = table.columns.norm, table.unavailable
+    norm, unread = table.columns.norm, table.unavailable
 
     def together(rows: range) -> float:
-        return nan if not rows or any(row in known for row in rows) else sqrt(sum(norm[row] ** 2 for row in rows))
+        return nan if not rows or any(row in unread for row in rows) else sqrt(sum(norm[row] ** 2 for row in rows))
+
+    def number(counts: array[int], rows: range) -> int | None:
+        return None if any(row in unread for row in rows) else sum(counts[row] for row in rows)
 
     return {
         "input_norm": [together(rows) for rows in given],
         "output_norm": [together(rows) for rows in made],
-        "output_nan": [sum(table.columns.nan_count[row] for row in rows) for rows in made],
-        "output_inf": [sum(table.columns.inf_count[row] for row in rows) for rows in made],
+        "output_nan": [number(table.columns.nan_count, rows) for rows in made],
+        "output_inf": [number(table.columns.inf_count, rows) for rows in made],
     }
 
 

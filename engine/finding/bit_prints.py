@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import parts_of
+from ...inspector.torch_internals.tensors import dense, parts_of
 
 Print = tuple[int, ...]
 """64 bits of each tensor that a tensor's bytes are in; empty for those that show none."""
@@ -56,16 +56,14 @@ class BitPrints:
         return tuple(self._numbers[device][place] for device, place in places)
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """The tensor with all its zeros."""
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
-
-
 def _values(tensor: Tensor) -> Iterable[Tensor]:
     for part in parts_of(tensor):
-        if part.is_nested or part.is_quantized or part.is_meta:
+        if part.is_meta:
             continue
-        yield dense(part.detach())
+        if part.is_nested:
+            yield from part.detach().unbind()
+        else:
+            yield part.int_repr() if part.is_quantized else dense(part.detach())
 
 
 def _print_of(values: Tensor, weights: Tensor) -> Tensor:

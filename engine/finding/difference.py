@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.graph.words import dtype_name
+from ...inspector.graph.words import counted, dtype_name
 from ...inspector.shown import text_of
 from ..words.findings import findings_rich, findings_text
 from ..words.phrases import joined, nth, task_name
@@ -180,6 +180,11 @@ class Difference:
         return tuple(sorted(leaves, key=lambda each: (0 in each.small_inputs, -each.taken)))
 
     @property
+    def unread(self) -> tuple[TaskDifference, ...]:
+        """The tasks of which a gradient has no statistics in a run, and so is not compared."""
+        return tuple(each for each in self.tasks if None in each.takes)
+
+    @property
     def differs(self) -> bool:
         """Whether order, tasks or peaks differ, or what is known of values by more than the tolerance."""
         memory = any(each.differs for each in (self.memory, *self.elsewhere) if each is not None)
@@ -212,7 +217,14 @@ class Difference:
                 'th.backward(loss, trace="cheap") records them.'
             )
             return
+        if self.unread:
+            yield (
+                f"The gradients of {len(self.unread):,} of {counted(len(self.tasks), 'task')} cannot be read, and are "
+                "not compared."
+            )
         first, jump = self.first_in_values, self.jump
+        if jump is None and not self._known_count():
+            return
         if jump is None:
             yield (
                 f"{_COMPARED} of all {self._count()} are equal to the last digit. "
@@ -264,8 +276,11 @@ class Difference:
                 "th.backward(loss, memory=True) and th.profile(make_loss) do."
             )
 
+    def _known_count(self) -> int:
+        return sum(map(_known, self.tasks))
+
     def _count(self) -> str:
-        return f"{sum(map(_known, self.tasks)):,} gradients"
+        return f"{self._known_count():,} gradients"
 
     def _said(self, value: ValueDifference) -> str:
         """The story of one gradient."""

@@ -23,6 +23,7 @@ from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accu
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
+from ...inspector.torch_internals.tensors import elements_of
 from ..orders.schedule import schedule
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, refuse_whole_step
@@ -30,8 +31,10 @@ from ..queue.policy import Policy
 from ..queue.stages import is_sharded
 from ..sessions.native_session import NativeSession
 from ..sessions.stepper import Stepper
-from ..stops.origin import dense_parts, first_bad, is_bad, number_text
+from ..stops.origin import bad_part, first_bad, number_text
 from ..stops.stopped import Stop
+from ..stops.watchpoints import unread_text
+from ..tasks.refusals import refuse_tasks
 from ..trace.buckets import nothing_reduced
 from ..trace.run import Engine
 from ..words.findings import findings_rich, findings_text
@@ -49,10 +52,11 @@ NAMED = 3  # leaves, in a sentence that may have to speak of a whole model's
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NanReport:
-    """Where a forward and its backward first go wrong. It is true where they do: `assert not th.find_nan(make_loss)`.
+    """Where a forward and its backward first go wrong. It is true where they do, and where gradients cannot be read:
+    `assert not th.find_nan(make_loss)` holds where all of them are known to be finite.
 
     Attributes:
-        where: "forward" or "backward"; None if all is finite.
+        where: "forward" or "backward"; None if all that could be read is finite.
         sentences: what was found: first what it is, then how it came about.
         operation: what made it: of the forward, or the name of the task's node.
         module: the path of the module it belongs to.
@@ -61,6 +65,7 @@ class NanReport:
         finds: the first NaN and infinite values of the forward, whatever became of them.
         stop: of the backward what a watchpoint stopped at; holds the tensors it speaks of.
         graph: the backward's graph without its nodes; None where the loss has none.
+        unread: the ids of the tasks whose gradients could not be read, as on the meta device.
     """
 
     where: Literal["forward", "backward"] | None
@@ -72,9 +77,10 @@ class NanReport:
     finds: tuple[ForwardFind, ...]
     stop: Stop | None
     graph: Graph | None
+    unread: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.where is not None
+        return self.where is not None or bool(self.unread)
 
     @property
     def task(self) -> int | None:
@@ -143,9 +149,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
                 raise not_native()
             return _of_tape(loss)
         with unobserved():
-            value, bad = float(loss.real), is_bad(loss)
+            value, bad = float(loss.real), bad_part(loss)
         graph = graph_of(loss) if loss.requires_grad else None
-        if bad or graph is None:
+        if bad is not None or not isfinite(value) or graph is None:
             return _of_forward(watch, loss, value, bad, graph)
         hooked = _hooked_leaves(graph)
         tell(f"the backward, {len(graph):,} tasks")
@@ -161,7 +167,7 @@ def _of_tape(tape: HipsTape) -> NanReport:
 
     graph, value = tape.graph, value_of(tape)
     if isfinite(value):
-        return _of_backward([], value, _Backward(graph, first_stop(tape), None, (), 0), ())
+        return _of_backward([], value, _Backward(graph, first_stop(tape), None, (), 0, {}), ())
     said = f"The value of {tape.function} is {number_text(value)}"
     task_id = next((number for number, node in enumerate(tape.nodes) if node.bad), None)
     if task_id is None:
@@ -181,6 +187,8 @@ class _Backward:
         maker: the operation of the forward that had made it.
         harmless: what was bad and got into no leaf's gradient.
         sums: of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
+        unread: by task why its gradients could not be read.
+        direct_works: whether `engine="direct"` would see those sums.
     """
 
     graph: Graph
@@ -188,6 +196,8 @@ class _Backward:
     maker: ForwardFind | None
     harmless: tuple[Stop, ...]
     sums: int
+    unread: dict[int, str]
+    direct_works: bool = False
 
 
 def _hooked_leaves(graph: Graph) -> list[Task]:
@@ -214,19 +224,23 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
         stops: list[Stop] = []
         while session.current is not None and (whole or not session.current.is_leaf):
             session.run()
-            if session.stopped is not None and session.stopped.why == "watchpoint":
-                stops.append(session.stopped)
+            stopped = session.stopped
+            if stopped is not None and stopped.why == "watchpoint" and not stopped.unread:
+                stops.append(stopped)
         graph, reaching = session.graph, session.stops.reaching_leaves()
         reached = [stop for stop in stops if stop.task in reaching or graph.tasks[stop.task or 0].is_leaf]
         harmless = tuple(stop for stop in stops if stop not in reached)
         leaves = [task for task in graph.tasks if task.is_leaf]
         if isinstance(session, NativeSession) or whole:
             sums = 0 if whole else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
-            return _Backward(graph, next(iter([*reached, *harmless]), None), None, harmless, sums)
+            stop = next(iter([*reached, *harmless]), None)
+            direct_works = engine == "native" and _is_for_direct(graph)
+            return _Backward(graph, stop, None, harmless, sums, _unread_tasks(session, leaves), direct_works)
         task_id, maker = _maker_at_leaves(watch, session, leaves)
+        at_leaves = _bad_at_leaves(session, leaves)
         stop = next((stop for stop in reached if stop.task == task_id), reached[0] if reached else None)
-        stop = stop or _bad_at_leaves(session, leaves) or next(iter(harmless), None)
-        return _Backward(graph, stop, maker, harmless, 0)
+        stop = stop or at_leaves or next(iter(harmless), None)
+        return _Backward(graph, stop, maker, harmless, 0, _unread_tasks(session, leaves))
 
 
 def _maker_at_leaves(
@@ -236,20 +250,20 @@ def _maker_at_leaves(
     with unobserved():
         for task in leaves:
             for waiting in session.waiting(task):
-                for part in [] if waiting is None else dense_parts(waiting):
-                    if is_bad(part):
-                        ids = {node: number for number, node in enumerate(session.graph.nodes)}
-                        return watch.maker_of_gradient(part, first_bad(part), ids)
+                part = None if waiting is None else bad_part(waiting)
+                if part is not None:
+                    ids = {node: number for number, node in enumerate(session.graph.nodes)}
+                    return watch.maker_of_gradient(part, first_bad(part), ids)
     return None, None
 
 
 def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
     """What waits for the leaves may be bad where all that was given is finite: sums overflow."""
+    first = None
     for task in leaves:
         session.stops.produced(task.id, session.waiting(task), ())
-        if (stop := session.stops.found(wait=True)) is not None:
-            return stop
-    return None
+        first = first or session.stops.found(wait=True)
+    return first
 
 
 def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
@@ -261,20 +275,42 @@ def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
     return NativeSession(loss, policy=LEAVES_LAST)
 
 
+def _unread_tasks(session: Stepper | NativeSession, leaves: Sequence[Task]) -> dict[int, str]:
+    """By task why its gradients could not be read: a leaf's, which has not run, are those that it is given."""
+    unread = session.stops.unread()
+    for leaf in leaves:
+        for edge in session.graph.in_edges[leaf.id]:
+            if edge.task in unread:
+                unread.setdefault(leaf.id, unread[edge.task])
+    return unread
+
+
+def _is_for_direct(graph: Graph) -> bool:
+    try:
+        refuse_tasks(graph)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _leaf_last(task: Task) -> tuple[int, int]:
     return (1, task.id) if task.is_leaf else (0, -task.sequence_nr)
 
 
-def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, graph: Graph | None) -> NanReport:
+def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | None, graph: Graph | None) -> NanReport:
+    """`bad`: the part of the loss that is NaN or infinite; None where that is finite, or cannot be read."""
     bare = None if graph is None else _without_nodes(graph)
     finds = watch.finds
-    if not bad:
+    if bad is None and isfinite(loss):
         said = f"The loss is {number_text(loss)} and has no graph: no backward can run, so there is none to look at"
         sentences = (f"{said}; {why_no_graph(result)}.", *_passing(finds))
         return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
-    story = watch.story(result, first_bad(result))
+    story = None if bad is None else watch.story(bad, first_bad(bad))
     if story is None:
-        sentences = (f"The loss is {number_text(loss)}, and no operation was seen to make it so.",)
+        said = f"The loss is {number_text(loss)}, and no operation was seen to make it so"
+        with unobserved():
+            unread = elements_of(result).unread
+        sentences = (f"{said}{f': it cannot be read ({unread})' if unread else ''}.", *_passing(finds))
         return NanReport("forward", sentences, None, None, None, loss, tuple(finds), None, bare)
     first = story.maker
     sentences = (
@@ -287,18 +323,22 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: bool, gra
     return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
 
 
-def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward, hooked: Sequence[Task]) -> NanReport:
+def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, hooked: Sequence[Task]) -> NanReport:
     graph, stop, sums = found.graph, found.stop, found.sums
     bare = _without_nodes(graph)
+    unread = tuple(sorted(found.unread))
     if stop is None or stop.task is None:
         said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite"
+        if unread:
+            read = len(graph) - len(unread)
+            others = f"those of the other {counted(read, 'task')} are finite" if read else "nothing is known of them"
+            said = f"The loss is {number_text(loss)}; {_unread(found)}, {others}"
         if sums:
             leaves = "1 leaf gets" if sums == 1 else f"{sums} leaves get"
-            said += (
-                f', but for what {leaves} in sum from several: PyTorch\'s engine does not show it; engine="direct" does'
-            )
+            said += f", but for what {leaves} in sum from several: PyTorch's engine does not show it"
+            said += '; engine="direct" does' if found.direct_works else ""
         sentences = (f"{said}.", *_not_run(graph, hooked), *_passing(finds))
-        return NanReport(None, sentences, None, None, None, loss, tuple(finds), stop, bare)
+        return NanReport(None, sentences, None, None, None, loss, tuple(finds), stop, bare, unread)
     task = graph.tasks[stop.task]
     _, _, gave = stop.text.partition(": ")
     sentences = (
@@ -311,9 +351,16 @@ def _of_backward(finds: list[ForwardFind], loss: float, found: _Backward, hooked
             for each in found.harmless
             if each is not stop
         ),
+        *([f"It may have begun before that: {_unread(found)}."] if unread else []),
         *_passing(finds),
     )
-    return NanReport("backward", sentences, task.name, graph.module(task), task.source, loss, tuple(finds), stop, bare)
+    module, finds = graph.module(task), tuple(finds)
+    return NanReport("backward", sentences, task.name, module, task.source, loss, finds, stop, bare, unread)
+
+
+def _unread(found: _Backward) -> str:
+    count = f"{len(found.unread)} of its {len(found.graph)} tasks"
+    return f"the gradients of {count} cannot be read ({unread_text(found.unread)})"
 
 
 def _not_run(graph: Graph, hooked: Sequence[Task]) -> Iterator[str]:
@@ -323,7 +370,7 @@ def _not_run(graph: Graph, hooked: Sequence[Task]) -> Iterator[str]:
         yield f"Hooks of leaves were not run, and what they make of a gradient was not looked at: {named}{more}."
 
 
-def _passing(finds: list[ForwardFind]) -> Iterator[str]:
+def _passing(finds: Sequence[ForwardFind]) -> Iterator[str]:
     """What was seen in the forward and did not get into the loss."""
     for each in finds:
         if each.how == "made":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -100,6 +100,7 @@ class UnusedReport(ShownAsFindings):
         frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
         graph: the loss's graph without its nodes; None where it has none.
         is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
+        unread: by name of those that get a gradient why nobody can tell whether it is zero.
     """
 
     parameters: tuple[UnusedParameter, ...]
@@ -107,6 +108,7 @@ class UnusedReport(ShownAsFindings):
     frozen: tuple[str, ...]
     graph: Graph | None
     is_sharded: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -150,6 +152,12 @@ class UnusedReport(ShownAsFindings):
         else:
             gets = "gets" if len(self) == 1 else "get"
             yield f"{len(self):,} of {counted(self.count, 'parameter')} {gets} no gradient, or one of zeros."
+        if self.unread:
+            it = "it is" if len(self.unread) == 1 else "they are"
+            yield (
+                f"The {'gradient' if len(self.unread) == 1 else 'gradients'} of {joined(list(self.unread))} cannot be "
+                f"read, so {it} perhaps zero ({'; '.join(dict.fromkeys(self.unread.values()))})."
+            )
         if self.frozen:
             yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
         if self._none_takes_part():
@@ -269,6 +277,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         frozen,
         drawn and replace(drawn, nodes=()),
         any(map(is_fully_sharded, model.modules())),
+        {names[each][0]: come.unread for each, come in zip(wanted, arrived, strict=True) if come.unread},
     )
 
 

@@ -15,6 +15,7 @@ from ...inspector.graph.graph import TensorMeta, module_name
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals.compiled import uncompiled
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import computable, computes_itself
 from ..stops.origin import dense_parts, has_element, index_text, is_bad, number_text, value_at, what_is_bad
 from .function_calls import BadResult, FunctionCalls, GivenTensor
 from .value_flow import BadOperation, Chain, How, ValueFlow, ValueLink, What, kept_in
@@ -190,9 +191,9 @@ class ForwardWatch:
 def _meant(chain: Chain, how: How) -> complex | None:
     """The infinite value with which a way begins, if somebody has written it there; -inf in data is a mask."""
     if how == "given" and chain.given is not None:
-        kept, index = chain.given
-        value: complex = dense_parts(kept.tensor)[0][index].item()
-        return value if value == -math.inf and not kept.requires_grad else None
+        given, index = chain.given
+        value: complex = given.tensor[index].item()
+        return value if value == -math.inf and not given.kept.requires_grad else None
     value = chain.links[-1].value
     return value if how == "put" and not _is_nan(value) else None
 
@@ -219,16 +220,19 @@ def _meta(tensor: Tensor) -> TensorMeta:
 
 def _state(given: Tensor, bad: BadResult | None) -> str:
     """What was in an argument, and what stood in it at the place of the first bad element."""
-    for part in dense_parts(given):
+    parts = dense_parts(given)
+    for part in parts:
         if is_bad(part):
             line = _whole_line(part, bad.place) if bad is not None and tuple(part.shape) == bad.shape else ""
             return f" had {what_is_bad(part)}{line}"
+    if len(parts) == 1 and computes_itself(given):  # a DTensor's part, as `bad` is of the result's
+        given = parts[0]
     if not has_element(given) or given.is_complex():
         return ""
     at = None if bad is None else value_at(given, bad.place, bad.shape)
     index = () if bad is None else bad.place
     where = "" if at is None else f", and {f'at {index_text(index)} ' if index else ''}it was {number_text(at)}"
-    low, high = (number_text(bound.item()) for bound in given.aminmax())
+    low, high = (number_text(bound.item()) for bound in computable(given).aminmax())
     return f" was finite, from {low} to {high}{where}"
 
 
@@ -238,7 +242,7 @@ def _whole_line(given: Tensor, index: Sequence[int]) -> str:
     if given.is_complex():
         return ""
     for dimension in reversed(range(given.dim())):
-        line = given.movedim(dimension, -1)[place[:dimension] + place[dimension + 1 :]]
+        line = computable(given).movedim(dimension, -1)[place[:dimension] + place[dimension + 1 :]]
         if line.numel() > 1 and bool(line.isneginf().all()):
             where = [str(each) for each in place]
             where[dimension] = ":"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import detached, is_abstract, storage_of
+from ...inspector.torch_internals.tensors import StorageBytes, detached, is_abstract, storage_of
 from ..stops.origin import dense_parts, first_bad, is_bad, what_is_bad
 from ..words.phrases import operation_title
 
@@ -39,7 +39,7 @@ class KeptTensors:
 
     def keep(self, tensor: Tensor) -> GivenTensor:
         kept = GivenTensor(tensor)
-        if (storage := storage_of(kept.tensor)) is not None:
+        for storage in _storages(kept.tensor):
             if len(self._by_address) >= self._limit:
                 self._by_address = {address: each for address, each in self._by_address.items() if each}
                 self._limit = max(256, 2 * len(self._by_address))
@@ -48,9 +48,16 @@ class KeptTensors:
 
     def about_to_write(self, tensor: Tensor) -> None:
         """Somebody is going to change its bytes."""
-        storage = storage_of(tensor)
-        for kept in self._by_address.pop(storage.address, ()) if storage is not None else ():
-            kept.copy()
+        for storage in _storages(tensor):
+            for kept in self._by_address.pop(storage.address, ()):
+                kept.copy()
+
+
+def _storages(tensor: Tensor) -> Iterator[StorageBytes]:
+    """Those of the tensors that hold its elements."""
+    for part in dense_parts(tensor):
+        if (storage := storage_of(part)) is not None:
+            yield storage
 
 
 class BadResult(NamedTuple):
@@ -61,7 +68,7 @@ class BadResult(NamedTuple):
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(tensors: list[Tensor]) -> BadResult | None:
+    def of(tensors: Sequence[Tensor]) -> BadResult | None:
         for each in tensors:
             if is_bad(each):
                 return BadResult(what_is_bad(each), first_bad(each), tuple(each.shape))

@@ -70,8 +70,8 @@ class GradientApart:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrderDependence(ShownAsFindings):
-    """Whether a backward depends on the order of its tasks. It is true where more than rounding does:
-    `assert not th.order_dependent(make_loss)`.
+    """Whether a backward depends on the order of its tasks. It is true where more than rounding does, and where
+    gradients cannot be read: `assert not th.order_dependent(make_loss)`.
 
     Attributes:
         orders: that were run; the first is the one that the others are held against.
@@ -81,6 +81,7 @@ class OrderDependence(ShownAsFindings):
         open_pairs: how many pairs of tasks the graph leaves in either order; None where that is too many to count.
         both_ways: how many of these ran both ways round.
         graph: the backward's graph without its nodes; None where the loss has none.
+        unread: the ids of the tasks whose gradients could not be read, and so not be compared.
     """
 
     orders: tuple[str, ...]
@@ -90,14 +91,15 @@ class OrderDependence(ShownAsFindings):
     open_pairs: int | None
     both_ways: int | None
     graph: Graph | None
+    unread: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(each.is_dependence for each in self.departures)
+        return any(each.is_dependence for each in self.departures) or bool(self.unread)
 
     @property
     def same_bits(self) -> bool:
         """Whether all gradients are equal to the bit under all orders."""
-        return not self.gradients
+        return not self.gradients and not self.unread
 
     @property
     def first(self) -> Departure | None:
@@ -116,13 +118,20 @@ class OrderDependence(ShownAsFindings):
         first, *others = self.orders
         rounding = [each for each in self.departures if each.how == "rounding"]
         unsteady = [each for each in self.departures if each.how == "unsteady"]
-        if self:
-            found = [each for each in self.departures if each.is_dependence]
+        found = [each for each in self.departures if each.is_dependence]
+        if self.unread:
+            yield (
+                f"The gradients of {len(self.unread)} of {counted(len(self.graph), 'task')} cannot be read, and were "
+                "not compared: they may depend on the order."
+            )
+        if found:
             yield f"The backward depends on the order of its tasks, in {counted(len(found), 'task')}."
         elif unsteady:
             yield "Whether the backward depends on its order can't be told: it differs in the same order, too."
         elif self.same_bits:
             yield f"The backward does not depend on its order: {self._all()} equal to the bit under all tried."
+        elif not self.gradients:
+            pass
         elif rounding:
             yield "The backward depends on its order by rounding alone: sums of gradients, taken in another order."
         else:
@@ -136,7 +145,7 @@ class OrderDependence(ShownAsFindings):
                 f"{within} torch.testing's tolerance; the furthest is that of {far.leaf}, by {_share_text(far.share)} "
                 f"under {far.order}."
             )
-        if self and rounding:
+        if found and rounding:
             yield f"Besides, {counted(len(rounding), 'sum')} of gradients round differently, which is no fault."
         yield f"It ran under {joined([first, *others], len(self.orders))}."
         if self.open_pairs:

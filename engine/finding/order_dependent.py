@@ -12,14 +12,14 @@ from ...inspector.arguments import expect_callable, expect_model
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import local_of
+from ...inspector.torch_internals.tensors import all_elements
 from ..orders.policies import find_policy
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling
-from .bit_prints import Print, dense
+from .bit_prints import Print
 from .open_pairs import count_pairs
 from .order_dependence import GradientApart, OrderDependence
 from .order_run import OrderRun, run_in_order
@@ -105,7 +105,8 @@ def order_dependent(
     pairs = count_pairs(first.graph, [run.order for run in runs])
     gradients = sorted(study.gradients.values(), key=lambda each: (each.close, -each.share))
     departures = tuple(departure_of(graph, each) for each in told)
-    return OrderDependence((FIRST, *others), departures, tuple(gradients), len(first.gradients), *pairs, graph)
+    leaves, unread = len(first.gradients), _unread(first)
+    return OrderDependence((FIRST, *others), departures, tuple(gradients), leaves, *pairs, graph, unread)
 
 
 keep_compiler_out(order_dependent)
@@ -198,6 +199,15 @@ def _origins(first: OrderRun, run: OrderRun) -> list[int]:
     return found
 
 
+def _unread(run: OrderRun) -> tuple[int, ...]:
+    """The tasks of which a gradient shows no bits."""
+    return tuple(
+        task.id
+        for task in run.graph.tasks
+        if any(each == () for each in (*run.taken.get(task.id, ()), *run.given.get(task.id, ())))
+    )
+
+
 def _gave(run: OrderRun, edge: Edge) -> Print | None:
     given = run.given.get(edge.task, ())
     return given[edge.output] if edge.output < len(given) else None
@@ -208,7 +218,9 @@ def _apart(gradient: Tensor | None, first: Tensor | None) -> tuple[float, bool]:
     if gradient is None or first is None:
         return inf, False
     with unobserved():
-        one, other = (dense(local_of(each)) for each in (gradient, first))
+        one, other = all_elements(gradient), all_elements(first)
+        if one is None or other is None:
+            return inf, False
         try:
             torch.testing.assert_close(one, other, equal_nan=True)
             close = True

@@ -22,13 +22,13 @@ from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.random_states import accelerators_awake, random_states
-from ...inspector.torch_internals.tensors import computes_itself, equal_elements, local_of
+from ...inspector.torch_internals.tensors import all_elements, equal_elements
 from ..programs.as_found import AsFound
 from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, loss_of
 from ..queue.policy import Choice, Policy
 from ..tasks.task_hooks import hook_name
-from .bit_prints import BitPrints, Print, dense
+from .bit_prints import BitPrints, Print
 from .storage_touches import StorageTouches
 
 Prints = tuple[Print | None, ...]
@@ -193,7 +193,7 @@ class _Notes:
         arrived = [(edge.input, self._arrived.pop(edge, None)) for edge in edges]
         for number, gradient in enumerate(taken):
             parts = [part for place, part in arrived if place == number and part is not None]
-            found = _plain(gradient)
+            found = None if gradient is None else all_elements(gradient)
             if found is not None and parts and number not in roots and not _is_sum_of(found, parts):
                 looked.wrong_sums.add(task_id)
         if task_id in looked.wrong_sums:
@@ -234,14 +234,8 @@ def _hooks(node: Node, is_leaf: bool) -> tuple[str, ...]:
     return tuple(map(hook_name, [*before, *after, *of_leaf]))
 
 
-def _plain(gradient: Tensor | None) -> Tensor | None:
-    """The numbers of this rank, all of them; None where they can't be looked at."""
-    own_part = None if gradient is None else local_of(gradient.detach())
-    return None if own_part is None or computes_itself(own_part) or own_part.is_nested else dense(own_part)
-
-
 def _copied(gradient: Tensor | None) -> Tensor | None:
-    plain = _plain(gradient)
+    plain = None if gradient is None else all_elements(gradient)
     return None if plain is None else plain.clone()
 
 

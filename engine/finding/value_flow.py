@@ -18,7 +18,14 @@ from ...inspector.graph.marks import operation_of, tensors_of
 from ...inspector.torch_internals.engine import current_node
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.operators import EveryOperation, is_operator
-from ...inspector.torch_internals.tensors import FollowedStorage, View, is_abstract, is_lift, storage_of
+from ...inspector.torch_internals.tensors import (
+    FollowedStorage,
+    View,
+    computable,
+    is_abstract,
+    is_lift,
+    storage_of,
+)
 from ..stops.origin import dense_parts, has_element, is_bad
 from .function_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
 
@@ -150,7 +157,7 @@ class Chain(NamedTuple):
     """
 
     links: tuple[ValueLink, ...]
-    given: tuple[GivenTensor, tuple[int, ...]] | None
+    given: tuple[Given, tuple[int, ...]] | None
 
 
 class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
@@ -186,7 +193,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
             with unobserved():
                 for tensor in written:
                     self._kept.about_to_write(tensor)
-                    if operator._opname not in _OVERWRITING and has_element(tensor):
+                    if operator._opname not in _OVERWRITING and any(map(has_element, dense_parts(tensor))):
                         before[id(tensor)] = kept = GivenTensor(tensor)
                         kept.copy()
         except Exception:  # a strange tensor may raise anything; the forward must not end
@@ -194,20 +201,26 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         result = operator(*args, **kwargs)
         try:
             with unobserved():
-                self._look(operator, args, kwargs, _parts(result, written), before)
+                self._look(operator, args, kwargs, _parts(result, written), before, bool(written))
         except Exception:  # as above
             pass
         return result
 
     def _look(
-        self, operator: Any, args: Any, kwargs: Any, results: Sequence[Tensor], before: Mapping[int, GivenTensor]
+        self,
+        operator: Any,
+        args: Any,
+        kwargs: Any,
+        results: Sequence[Tensor],
+        before: Mapping[int, GivenTensor],
+        writes: bool,
     ) -> None:
         lifts = is_lift(operator)
         if lifts and self._calls.current is None:
             return  # NumPy's numbers: data
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}
         bad = [(number, each) for number, each in enumerate(results) if is_bad(each)]
-        if not bad or (not before and _shares_bytes(bad[0][1], inputs.values()) and id(bad[0][1]) not in inputs):
+        if not bad or (not writes and _shares_bytes(bad[0][1], inputs.values()) and id(bad[0][1]) not in inputs):
             return  # the same elements once more
         keeps = {number: before.get(number) or self._kept.keep(each) for number, each in inputs.items()}
         given = tuple(each for number, kept in keeps.items() for each in self._given(kept, inputs[number]))
@@ -251,9 +264,9 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
 
     def _note_first(self, step: BadOperation, bad: Sequence[Tensor]) -> None:
         for what, is_what in (("nan", torch.isnan), ("inf", torch.isinf)):
-            if not any(bool(is_what(each).any()) for each in bad):
+            if not any(bool(is_what(computable(each)).any()) for each in bad):
                 continue
-            had = any(bool(is_what(each.tensor).any()) for each in step.given)
+            had = any(bool(is_what(computable(each.tensor)).any()) for each in step.given)
             if had and any(each.below is not None for each in step.given):
                 continue  # it came from an operation that was seen
             how: How = "given" if had and not step.puts_number else "put" if step.puts else "made"
@@ -276,7 +289,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
                 if came is None:
                     return Chain(tuple(links), None)
                 source, index = came
-            return Chain(tuple(links), (source.kept, index))
+            return Chain(tuple(links), (source, index))
 
 
 def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
@@ -284,7 +297,7 @@ def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
     step = link.step
     if not step.given:
         return None
-    places = [torch.nonzero(each.tensor.isfinite().logical_not()) for each in step.given]
+    places = [torch.nonzero(computable(each.tensor).isfinite().logical_not()) for each in step.given]
     trial = _Trial(link, places)
     if not trial.works:
         return _likely(link, places)
@@ -344,7 +357,10 @@ class _Trial:
             tensor = instead.get(given.kept)
             if tensor is None:
                 tensor = instead[given.kept] = given.tensor.clone(memory_format=torch.contiguous_format)
-            tensor[tuple(replaced.unbind(-1))] = self._stand_in if stand_in is None else stand_in
+            values = computable(tensor)  # no kernel writes into single elements of float8
+            values[tuple(replaced.unbind(-1))] = self._stand_in if stand_in is None else stand_in
+            if values is not tensor:
+                tensor.copy_(values)
         try:
             results = self._link.step.results(instead)
             return _same(results[self._link.output][self._link.place].item(), self._link.value)
@@ -357,7 +373,7 @@ def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int
     there is one."""
     for given in link.step.given:
         index = _broadcast(link.place, tuple(given.tensor.shape))
-        if index is not None and not bool(given.tensor[index].isfinite()):
+        if index is not None and not bool(computable(given.tensor[index]).isfinite()):
             return given, index
     return link.step.given[0], tuple(places[0][0].tolist())
 
@@ -370,7 +386,7 @@ def _parts(result: object, written: Iterable[Tensor] = ()) -> list[Tensor]:
 
 def _shares_bytes(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     storage = storage_of(tensor)
-    return storage is not None and any(storage == storage_of(each) for each in others)
+    return storage is not None and any(storage == storage_of(part) for each in others for part in dense_parts(each))
 
 
 def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:

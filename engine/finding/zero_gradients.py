@@ -14,14 +14,15 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind
+from ...inspector.torch_internals.dtensors import is_partly_here
 from ...inspector.torch_internals.engine import torch_backward
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import computes_itself, stored_values
+from ...inspector.torch_internals.tensors import computable, elements_of
 from ..programs.make_loss import own_gradients
 from .zero_reasons import passing, reason_of
 
 State = bool | None
-"""Of a gradient: None where it is undefined, else whether any element is not zero."""
+"""Of a gradient: None where it is undefined, else whether any element is not zero, or may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,12 @@ class ZeroOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What came to a leaf: its gradient's state, and where that begins if the gradient is none or zero."""
+    """What came to a leaf: its gradient's state, and where that begins if the gradient is none or zero; `unread`: why
+    nobody can tell whether it is zero."""
 
     state: State
     origins: tuple[ZeroOrigin, ...] = ()
+    unread: str = ""
 
 
 def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arrived]:
@@ -68,7 +71,7 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
             written = list({id(leaf): leaf for leaf in (*leaves, *graph.leaves.values())}.values())
             with own_gradients(written, zeroed=True):
                 torch_backward(loss)
-                found = [counts.state(leaf.grad) for leaf in leaves]
+                found = [(counts.state(leaf.grad), _unread(leaf.grad)) for leaf in leaves]
         else:
             found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
     finally:
@@ -76,25 +79,32 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     counts.read()
     watch.read()
     arrived = []
-    for leaf, read in zip(leaves, found, strict=True):
+    for leaf, (read, unread) in zip(leaves, found, strict=True):
         state = read()
         task_id = tasks.get(id(leaf))
         origins = () if state or task_id is None else watch.origins(task_id)
-        arrived.append(Arrived(state, origins))
+        arrived.append(Arrived(state, origins, unread))
     return arrived
 
 
 def _looked_at(
     loss: Tensor, inside: Sequence[Tensor], leaves: Sequence[Tensor], counts: _Counts
-) -> list[Callable[[], State]]:
-    """What comes to each leaf; `inside`: those that the graph has.
+) -> list[tuple[Callable[[], State], str]]:
+    """What comes to each leaf, and why that can't be read; `inside`: those that the graph has.
 
     To others something may come, too: a custom Function, as that of reversible layers, can run a backward of its own.
     """
     with own_gradients(leaves, zeroed=True):
         gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
         given = dict(zip(map(id, inside), gradients, strict=True))
-        return [partial(_either, counts.state(given.get(id(leaf))), counts.state(leaf.grad)) for leaf in leaves]
+        found = [(given.get(id(leaf)), leaf.grad) for leaf in leaves]
+        return [(partial(_either, *map(counts.state, each)), _unread(*each)) for each in found]
+
+
+def _unread(*gradients: Tensor | None) -> str:
+    with unobserved():
+        reasons = [is_unknown(each) for each in gradients if each is not None]
+    return next(filter(None, reasons), "")
 
 
 def _either(one: Callable[[], State], other: Callable[[], State]) -> State:
@@ -120,12 +130,10 @@ class _Counts:
         if gradient is None:
             return _nothing
         with unobserved():
-            if computes_itself(gradient) or gradient.is_quantized or gradient.is_nested:
+            if is_unknown(gradient):
                 return _something
-            if gradient.device.type == "meta":
-                return _something
-            number = self.of(gradient if gradient.layout is torch.strided else stored_values(gradient))
-            return lambda: number() > 0
+            numbers = [self.of(computable(part)) for part in elements_of(gradient).parts]
+            return lambda: any(number() > 0 for number in numbers)
 
     def read(self) -> None:
         with unobserved():
@@ -243,6 +251,12 @@ class _Watch:
         if not through():
             return reason.everywhere
         return None if arriving() else reason.where
+
+
+def is_unknown(gradient: Tensor) -> str:
+    """Return why nobody can tell here whether a gradient is zero; "" where that can be read. To be called
+    `unobserved`."""
+    return "this rank has only a part of it" if is_partly_here(gradient) else elements_of(gradient).unread
 
 
 def _nothing() -> State:

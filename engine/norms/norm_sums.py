@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...inspector.torch_internals.late import LateTensor
-from ...inspector.torch_internals.tensors import computes_itself, local_of
+from ...inspector.torch_internals.tensors import Elements, computable, elements_of
 
 _MOST_PLACES = 64
 _NARROW = (torch.float16, torch.bfloat16)
@@ -43,9 +43,14 @@ class TakenNorms(NamedTuple):
 
 
 class NormSums:
-    """Takes norms by column. It keeps where which tensor's norm belongs, since that is the same in each step."""
+    """Takes norms by column. It keeps where which tensor's norm belongs, since that is the same in each step.
+
+    Attributes:
+        unread: by column why a tensor of it could not be read.
+    """
 
     def __init__(self) -> None:
+        self.unread: dict[int, str] = {}
         self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     def take(self, tensors: Sequence[Tensor], columns: Sequence[int], scale: Tensor | None = None) -> list[ColumnNorms]:
@@ -58,17 +63,19 @@ class NormSums:
         """
         groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int]]] = {}  # by device and dtype
         for tensor, column in zip(tensors, columns, strict=True):
-            plain: Tensor | None = tensor
-            if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or tensor.layout is not torch.strided:
-                plain = _plain(tensor)
-            if plain is None or plain.is_meta:
-                continue
-            key = (plain.get_device(), plain.dtype)
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = ([], [])
-            group[0].append(plain)
-            group[1].append(column)
+            parts: Sequence[Tensor] = (tensor,)
+            is_strided = tensor.layout is torch.strided and not tensor.is_meta
+            if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or not is_strided:
+                parts, unread = _plain(tensor)
+                if unread:
+                    self.unread[column] = unread
+            for plain in parts:
+                key = (plain.get_device(), plain.dtype)
+                group = groups.get(key)
+                if group is None:
+                    group = groups[key] = ([], [])
+                group[0].append(plain)
+                group[1].append(column)
         by_device: dict[int, tuple[list[Tensor], list[int]]] = {}
         for (device, dtype), (found, places) in groups.items():
             norms, columns_there = by_device.setdefault(device, ([], []))
@@ -104,17 +111,15 @@ def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     return together if together.device.type in _WITHOUT_DOUBLES else together.double()
 
 
-def _plain(tensor: Tensor) -> Tensor | None:
-    """Its elements as a tensor whose norm can be taken; None where there are none."""
-    tensor = local_of(tensor.detach())
-    if computes_itself(tensor) or tensor.is_nested or tensor.is_quantized:
-        return None
+def _plain(tensor: Tensor) -> Elements:
+    """Its elements as tensors whose norm can be taken, and why they cannot be read."""
+    tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce().values()
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.values()
-    if tensor.numel() == 0:
-        return None
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
-    return tensor
+        tensor = tensor.coalesce()
+    parts, unread = elements_of(tensor)
+    found = map(computable, parts)
+    return Elements(tuple(each for each in found if each.numel() and _has_norm(each)), unread)
+
+
+def _has_norm(values: Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.tensors import all_elements
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints
 from ..orders.schedule import schedule
@@ -33,7 +34,7 @@ class LeafDifference:
         name: the leaf's name, or what its task is called.
         norm: its 2-norm; None where the task has not run on the branch, or nothing was kept.
         relative: the norm of the difference over the norm of the current branch's; 0 where they are equal to the bit.
-            None where there is nothing to compare.
+            None where there is nothing to compare, or it cannot be read.
     """
 
     task: int
@@ -233,19 +234,21 @@ def _difference(graph: Graph, task_id: int, one: Tensor | None, other: Tensor | 
     if one is None:
         return LeafDifference(task_id, name, None, None)
     with torch.no_grad(), unobserved():
-        norm = _norm(one)
-        if other is None:
-            return LeafDifference(task_id, name, norm, None)
-        if one is other or torch.equal(one, other):
+        mine, others = all_elements(one), None if other is None else all_elements(other)
+        norm = None if mine is None else _norm(mine)
+        if one is other:
             return LeafDifference(task_id, name, norm, 0.0)
-        base = _norm(other)
-        apart = _norm(one - other)
+        if mine is None or others is None or mine.shape != others.shape:
+            return LeafDifference(task_id, name, norm, None)
+        if torch.equal(mine, others):
+            return LeafDifference(task_id, name, norm, 0.0)
+        base = _norm(others)
+        apart = _norm(mine - others)
     return LeafDifference(task_id, name, norm, apart / base if base else math.inf if apart else 0.0)
 
 
 def _norm(tensor: Tensor) -> float:
-    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    return float(torch.linalg.vector_norm(dense.to(torch.complex128 if dense.is_complex() else torch.float64)))
+    return float(torch.linalg.vector_norm(tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)))
 
 
 def _parts_at(order: Sequence[int], other: Sequence[int]) -> int | None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...inspector.arguments import a_kind
+from ...inspector.torch_internals.tensors import computes_itself
 from ..trace.statistics import measure
 
 
@@ -19,9 +21,11 @@ def norm_of(gradients: Sequence[Tensor | None], where: str) -> float:
     """
     norm = 0.0
     for gradient in gradients:
-        found = None if gradient is None else measure(_summed(gradient), "cheap").read()
-        if found is None:
+        if gradient is None:
             continue
+        if computes_itself(gradient):  # of a DTensor this rank's part has another norm
+            raise ValueError(f"a gradient of {where} has no norm to clip: {a_kind(gradient)} computes in its own way")
+        found = measure(_summed(gradient), "cheap").read()
         bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
         if bad:
             raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")

@@ -124,8 +124,9 @@ class Verbs(SessionBase):
         and says how many.
 
         Known limitations. PyTorch's own engine shows gradients after it has summed and cast them: "upcast" doesn't see
-        those casts there, and "shape" only elementwise operations and losses. Nested, quantized and subclassed
-        gradients (DTensor) are not looked into. What hooks do to a gradient on its way is seen in the next task's.
+        those casts there, and "shape" only elementwise operations and losses. Of a DTensor this rank's part is read,
+        of other wrapper subclasses the inner tensors. Which gradients could not be read, such as those on the meta
+        device, is told when all tasks have run. What hooks do to a gradient on its way is seen in the next task's.
 
         Args:
             at: only there: a place as in `break_at`, mostly a module.

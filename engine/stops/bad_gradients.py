@@ -67,13 +67,17 @@ class BadGradients:
 
         return known
 
-    def reaching_leaves(self, graph: Graph) -> frozenset[int]:
-        """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end."""
+    def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
+        """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end.
+
+        Gradients of `unread` tasks may not be finite either.
+        """
         stack = [task.id for task in graph.tasks if task.is_leaf]
         found: set[int] = set()
         while stack:
             for edge in graph.in_edges[stack.pop()]:
-                if (edge.task, edge.output) in self._outputs and edge.task not in found:
+                may_be_bad = (edge.task, edge.output) in self._outputs or edge.task in unread
+                if may_be_bad and edge.task not in found:
                     found.add(edge.task)
                     stack.append(edge.task)
         return frozenset(found)

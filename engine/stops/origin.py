@@ -15,10 +15,17 @@ from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import SavedSlot, saved_numbers, saved_slots
-from ...inspector.torch_internals.tensors import computes_itself, is_abstract, storage_of, stored_values
+from ...inspector.torch_internals.tensors import (
+    SPARSE,
+    computable,
+    computes_itself,
+    elements_of,
+    is_abstract,
+    local_of,
+    storage_of,
+)
 from ..words.phrases import nth
 from .conditions import Output
-from .readings import PLAIN, SPARSE
 
 FORMULAS: dict[str, tuple[str, ...]] = {
     "Acos": ("-gradient / sqrt(1 - self²)",),
@@ -137,7 +144,7 @@ def _on_the_way(output: Output) -> list[str]:
     raw, received = output.raw, output.gradient
     if raw is received or not has_element(raw) or is_bad(raw):
         return []
-    largest = number_text(float(raw.abs().max()))
+    largest = number_text(float(computable(raw).abs().max()))
     dtype = dtype_name(received.dtype)
     made = []
     if raw.shape != received.shape:
@@ -155,49 +162,66 @@ def _on_the_way(output: Output) -> list[str]:
 
 def is_bad(tensor: Tensor) -> bool:
     """Whether an element is NaN or infinite. What can't be read is not."""
-    if not has_element(tensor):
+    return bad_part(tensor) is not None
+
+
+def bad_part(tensor: Tensor) -> Tensor | None:
+    """The first of its `dense_parts` that has an element which is NaN or infinite."""
+    return next((part for part in dense_parts(tensor) if _has_bad(part)), None)
+
+
+def _has_bad(values: Tensor) -> bool:
+    if not (values.is_floating_point() or values.is_complex()) or not values.numel():
         return False
-    total = tensor.sum()
-    return not bool(total.isfinite()) and not bool(tensor.isfinite().all())
+    values = computable(values)
+    return not bool(values.sum().isfinite()) and not bool(values.isfinite().all())
 
 
-def dense_parts(tensor: Tensor) -> list[Tensor]:
-    """What holds its elements: the tensor itself, or the values of a sparse or nested one."""
-    if computes_itself(tensor) or is_abstract(tensor) or tensor.is_quantized:
-        return []
-    if tensor.is_nested or tensor.layout in SPARSE:
-        return [stored_values(tensor)]
-    return [tensor] if tensor.layout is torch.strided else []
+def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
+    """What holds its elements: the tensor itself, the values of a sparse or nested one, a wrapper's inner tensors."""
+    return elements_of(tensor).parts
 
 
 def what_is_bad(tensor: Tensor | None) -> str:
     """`NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` of a scalar."""
-    if tensor is None or not has_element(tensor):
+    parts = () if tensor is None else dense_parts(tensor)
+    bad = next(filter(_has_bad, parts), None)
+    if tensor is None or bad is None:
         return "NaN or infinite elements"
-    if not tensor.dim():
-        return number_text(tensor.item())
-    counts = [("NaN", int(tensor.isnan().sum())), ("inf", int(tensor.isinf().sum()))]
-    if counts[1][1] and not tensor.is_complex() and (below := int(tensor.isneginf().sum())):
-        counts[1:] = [("inf", counts[1][1] - below), ("-inf", below)]
-    parts = [f"{word} in {count:,}" for word, count in counts if count]
-    return f"{listed(parts)} of {tensor.numel():,} elements, first at {index_text(first_bad(tensor))}"
+    if not tensor.dim() and len(parts) == 1:
+        return number_text(bad.item())
+    found = [computable(each) for each in parts]
+    nan, inf = (sum(int(is_what(each).sum()) for each in found) for is_what in (torch.isnan, torch.isinf))
+    below = sum(int(each.isneginf().sum()) for each in found if not each.is_complex())
+    counts = [("NaN", nan), ("inf", inf - below), ("-inf", below)]
+    words = [f"{word} in {count:,}" for word, count in counts if count]
+    count = sum(each.numel() for each in found)
+    first = f", first at {index_text(first_bad(bad))}" if bad.shape == tensor.shape and len(parts) == 1 else ""
+    return f"{listed(words)} of {count:,} elements{_of_part(tensor)}{first}"
+
+
+def _of_part(tensor: Tensor) -> str:
+    """Which elements were looked at, where these are not the tensor's own."""
+    if not computes_itself(tensor) or tensor.is_nested:
+        return " that it stores" if tensor.layout in SPARSE else ""
+    return " of this rank's part" if local_of(tensor) is not tensor else f" of the {type(tensor).__name__}'s tensors"
 
 
 def first_bad(tensor: Tensor) -> tuple[int, ...]:
     """The index of the first element that is NaN or infinite."""
-    place = int(tensor.isfinite().logical_not().flatten().to(torch.uint8).argmax())
+    place = int(computable(tensor).isfinite().logical_not().flatten().to(torch.uint8).argmax())
     return tuple(int(each) for each in torch.unravel_index(torch.tensor(place), tensor.shape))
 
 
 def has_element(tensor: Tensor) -> bool:
-    """Whether there are values that can be looked at."""
+    """Whether it is a dense tensor with values that can be looked at one by one."""
     return (
         not is_abstract(tensor)
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
         and tensor.device.type != "meta"
-        and tensor.dtype in (*PLAIN, torch.complex64, torch.complex128)
+        and (tensor.is_floating_point() or tensor.is_complex())
         and not computes_itself(tensor)
         and tensor.numel() > 0
     )
@@ -209,7 +233,7 @@ def _at_first_bad(
     """What stood at the place of the first bad element, where shapes allow to say so; and whether that explains it."""
     bad = shown(output)
     gradient = next((each for each in inputs if each is not None), None)
-    if gradient is None or not is_bad(bad) or _on_the_way(output):
+    if gradient is None or not has_element(bad) or not is_bad(bad) or _on_the_way(output):
         return "", False
     index = first_bad(bad)
     found = value_at(gradient, index, bad.shape)
@@ -400,7 +424,7 @@ class _ForwardWalk:
         clean = [
             (slot.name, slot.tensor)
             for slot in saved_slots(first)
-            if slot.maker is not first and has_element(slot.tensor) and not is_bad(slot.tensor)
+            if slot.maker is not first and all(map(has_element, (value, slot.tensor))) and not is_bad(slot.tensor)
         ]
         return first, value, clean, self._from_before(first, seen)
 
@@ -449,7 +473,7 @@ def code_of(task: Task) -> str:
 
 def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Tensor) -> Iterator[str]:
     """All that went in is finite, and nothing shows how it could become infinite but its size."""
-    if not has_element(output) or not bool(output.isinf().any()):
+    if not has_element(output) or not bool(computable(output).isinf().any()):
         return
     sizes = []
     reach = 1.0  # what a product of them all, summed, may come to; what divides by a small number goes beyond it
@@ -457,7 +481,7 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
         (f"saved `{slot.name}`", slot.tensor) for slot in slots
     ]:
         if each is not None and has_element(each):
-            largest = float(each.abs().max())
+            largest = float(computable(each).abs().max())
             sizes.append(f"{name} up to {number_text(largest)}")
             reach *= max(largest, 1.0)
     reach *= max((each.numel() for each in inputs if each is not None), default=1)

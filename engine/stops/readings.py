@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from ...inspector.torch_internals.late import LateTensor
-from ...inspector.torch_internals.tensors import computes_itself, stored_values
+from ...inspector.torch_internals.tensors import computable, elements_of
 from ..trace.statistics import measure
 
 Need = Literal["finite", "inf", "zero", "norm"]
 """What is asked: whether all is finite; whether an element is infinite also where another one is NaN; whether all is
 zero; the 2-norm."""
 
-SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What torch can sum as it is; float8 it can't."""
 
@@ -45,10 +44,8 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
     A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
     more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
     """
-    if gradient.is_nested and not computes_itself(gradient):
-        gradient = stored_values(gradient)
     plain = type(gradient) is Tensor and gradient.layout is torch.strided and gradient.dtype in PLAIN
-    if not plain or gradient.is_meta:
+    if not plain or gradient.is_meta or gradient.is_nested:
         return _read_exotic(gradient)
     nan = inf = zero = False
     norm = math.nan
@@ -67,8 +64,13 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
     return Reading(nan, inf, zero, norm)
 
 
+def why_unread(gradient: Tensor) -> str:
+    """Why `read_now` can't read a gradient."""
+    return measure(gradient, "cheap").unavailable or ""
+
+
 def _read_exotic(gradient: Tensor) -> Reading | None:
-    """Sparse, complex and integer gradients, which are rare, as the statistics read them."""
+    """Gradients of rare layouts, dtypes and subclasses, as the statistics read them."""
     found = measure(gradient, "cheap").read()
     if found.unavailable is not None:
         return None
@@ -96,14 +98,14 @@ class LateReadings:
     def __bool__(self) -> bool:
         return bool(self._open or self._coming)
 
-    def ask(self, gradient: Tensor, needs: frozenset[Need], judge: Callable[[Reading], None]) -> None:
-        """To be called `unobserved`. What can't be read is not judged."""
+    def ask(self, gradient: Tensor, needs: frozenset[Need], judge: Callable[[Reading], None]) -> str:
+        """To be called `unobserved`. Returns why the gradient can't be read, and is not judged; "" where it is."""
         values = _plain_values(gradient)
-        if values is None:
-            return
+        if isinstance(values, str):
+            return values
         if not values.numel():
             judge(Reading(norm=0.0))
-            return
+            return ""
         # The largest absolute value answers all but two questions with one kernel: NaN if one element is.
         numbers = [torch.linalg.vector_norm(values, math.inf, dtype=_real(values.dtype))]
         if "norm" in needs:
@@ -119,6 +121,7 @@ class LateReadings:
             del self._open[key]
             batch.send()
             self._coming.append(batch)
+        return ""
 
     def look(self, wait: bool) -> None:
         """Judges what has come; with `wait` all that was asked for."""
@@ -172,16 +175,18 @@ class _Batch:
             judge(Reading(math.isnan(largest), inf, largest == 0, norm))
 
 
-def _plain_values(gradient: Tensor) -> Tensor | None:
-    """The elements as a tensor of which norms can be taken; None where there are none to look at."""
-    if gradient.is_nested or gradient.is_quantized or gradient.device.type == "meta" or computes_itself(gradient):
-        return None
-    if gradient.layout in SPARSE:
-        gradient = stored_values(gradient)
-    elif gradient.layout is not torch.strided:
-        return None
-    plain = gradient.dtype in (*PLAIN, torch.complex64, torch.complex128)
-    return gradient if plain else gradient.to(torch.complex64 if gradient.is_complex() else torch.float32)
+def _plain_values(gradient: Tensor) -> Tensor | str:
+    """The elements as a tensor of which norms can be taken; why not where they can't be read."""
+    parts, unread = elements_of(gradient)
+    if unread:
+        return unread
+    values = [_of_plain_dtype(each) for each in parts]
+    return values[0] if len(values) == 1 else torch.cat([each.flatten() for each in values or [torch.empty(0)]])
+
+
+def _of_plain_dtype(values: Tensor) -> Tensor:
+    values = computable(values)
+    return values if values.dtype in PLAIN or values.is_complex() else values.to(torch.float32)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -24,6 +24,7 @@ class Stop:
         lines: what else is known: of a bad gradient the way back to its origin.
         tensors: by name the tensors which it speaks of, the session's own in their own shapes, not copies.
         since: how many tasks have run since that one. Not 0 only where an accelerator was not waited for.
+        unread: the ids of tasks whose gradients a watchpoint could not read; the session's last stop speaks of them.
         hint: what would let it say more, in the first stop of a session that has a reason to; "": nothing.
     """
 
@@ -35,6 +36,7 @@ class Stop:
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     since: int = 0
     hint: str = ""
+    unread: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join((self.text, *(f"  {line}" for line in self.all_lines)))

@@ -161,16 +161,21 @@ class Stops:
         return self._watching.found(wait)
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
-        """What there is to say once all tasks have run: what `found` says after waiting, or which leaves got nothing.
+        """What there is to say once all tasks have run: what `found` says after waiting, which leaves got nothing, or
+        which gradients could not be read.
 
         Args:
             order: the ids of the tasks that have run.
         """
-        return self.found(wait=True) or self._watching.missing(order)
+        return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
+
+    def unread(self) -> dict[int, str]:
+        """By task why a watchpoint could not read its gradients."""
+        return {task: why for each in self._watching.watchpoints for task, why in each.unread.items()}
 
     def reaching_leaves(self) -> frozenset[int]:
         """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end."""
-        return self._watching.bad.reaching_leaves(self._graph)
+        return self._watching.bad.reaching_leaves(self._graph, self.unread())
 
     def taken_back(self, task_ids: Collection[int]) -> None:
         """These tasks have not run after all: the session went back."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.words import counted
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.tensors import version_of
@@ -20,9 +21,9 @@ from .breakpoints import said
 from .conditions import Condition, Output
 from .found_stop import FoundStop
 from .origin import Origin, about, origin_of, shown
-from .readings import FINITE, LateReadings, Need, Reading, read_now
+from .readings import FINITE, LateReadings, Need, Reading, read_now, why_unread
 from .stopped import Stop
-from .watchpoints import Watchpoint, head, say, say_late, say_ratio
+from .watchpoints import Watchpoint, head, say, say_late, say_ratio, unread_text
 
 _NORM: frozenset[Need] = frozenset({"norm"})
 
@@ -67,7 +68,7 @@ class Watching:
     ) -> None:
         """See `Stops.produced`."""
         self._found.next_task(task_id)
-        self.bad.forget(task_id)
+        self._forget(task_id)
         try:
             with unobserved():
                 self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
@@ -91,13 +92,30 @@ class Watching:
                     return self._say_missing(each, missing)
         return None
 
+    def unread(self, order: Sequence[int]) -> Stop | None:
+        """Once all tasks have run: which gradients a watchpoint could not read, of which it cannot tell anything."""
+        for each in self._watchpoints:
+            if unread := [task for task in order if task in each.unread]:
+                watched = sum(map(each.watches, order))
+                text = (
+                    f"{head(each)}: the gradients of {len(unread)} of {counted(watched, 'task')} cannot be read "
+                    f"({unread_text(each.unread)})"
+                )
+                return Stop("watchpoint", each.number, unread[0], text, unread=tuple(unread))
+        return None
+
     def taken_back(self, task_ids: Collection[int]) -> None:
         """These tasks have not run after all."""
         self._late.forget()
         self._found.taken_back(task_ids)
         for task_id in task_ids:
-            self.bad.forget(task_id)
+            self._forget(task_id)
             self._got.pop(task_id, None)
+
+    def _forget(self, task_id: int) -> None:
+        self.bad.forget(task_id)
+        for watchpoint in self._watchpoints:
+            watchpoint.unread.pop(task_id, None)
 
     def speak_of(self, order: Sequence[int]) -> None:
         """See `Stops.speak_of`."""
@@ -139,31 +157,39 @@ class Watching:
                 continue
             output = Output.of(self._graph, task, number, gradient, before)
             now = [each for each in watching if _at_once(each, gradient)]
+            unread = ""
             if now:
-                self._judge_now(now, inputs, output)
+                unread = self._judge_now(now, inputs, output)
             if len(now) < len(watching):
-                self._judge_later([each for each in watching if each not in now], output)
-            if output.receiver is not None and output.receiver.is_leaf:
+                unread = self._judge_later([each for each in watching if each not in now], output) or unread
+            if unread:
+                _note_unread(watching, task.id, unread)
+            elif output.receiver is not None and output.receiver.is_leaf:
                 self._judged[output.receiver.id] = _Judged(gradient, watching)
 
-    def _judge_now(self, watching: list[Watchpoint], inputs: Sequence[Tensor | None], output: Output) -> None:
+    def _judge_now(self, watching: list[Watchpoint], inputs: Sequence[Tensor | None], output: Output) -> str:
+        """Returns why the gradient can't be read; "" where it is, or nothing has to be read of it."""
         task_id = output.task.id
         needs = watching[0].needs.union(*(each.needs for each in watching))
-        read = FINITE
+        read, unread = FINITE, ""
         if needs:
             elements = read_now(output.gradient, needs)
             if elements is None:
-                return
-            read = elements
-            if needs != _NORM:
-                self.bad.note(task_id, read, output.number)
+                unread = why_unread(output.gradient)
+            else:
+                read = elements
+                if needs != _NORM:
+                    self.bad.note(task_id, read, output.number)
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
+                if unread and any(term.needs for term in condition):
+                    continue
                 if not all(term.holds is None or term.holds(read) for term in condition):
                     continue
                 if self._looks(watchpoint, condition, output):
                     self._tell(watchpoint, condition, output, inputs, read)
                     break
+        return unread
 
     def _looks(self, watchpoint: Watchpoint, condition: Condition, output: Output) -> bool:
         """Whether what is asked of the gradient itself is so. A predicate that raises stops the run and says so."""
@@ -209,7 +235,8 @@ class Watching:
         tensors = {name: _without_graph(each) for name, each in tensors.items()}
         self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
 
-    def _judge_later(self, watching: list[Watchpoint], output: Output) -> None:
+    def _judge_later(self, watching: list[Watchpoint], output: Output) -> str:
+        """Returns what `_judge_now` does."""
         open_conditions = []
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
@@ -218,10 +245,11 @@ class Watching:
                         self._tell(watchpoint, condition, output, (), FINITE)
                         break
                     open_conditions.append((watchpoint, condition))
-        if open_conditions:
-            needs = frozenset[Need]().union(*(term.needs for _, condition in open_conditions for term in condition))
-            judge = partial(self._judge, open_conditions, output.task.id, output.number, self._found.ran)
-            self._late.ask(output.gradient, needs, judge)
+        if not open_conditions:
+            return ""
+        needs = frozenset[Need]().union(*(term.needs for _, condition in open_conditions for term in condition))
+        judge = partial(self._judge, open_conditions, output.task.id, output.number, self._found.ran)
+        return self._late.ask(output.gradient, needs, judge)
 
     def _judge(
         self, asked: list[tuple[Watchpoint, Condition]], task_id: int, number: int, ran: int, read: Reading
@@ -254,10 +282,15 @@ class Watching:
             arrived = partial(self._compare, watchpoint, port, entered, self._found.ran)
             if gradient is None:
                 arrived(Reading(norm=0.0))
-            elif _at_once(watchpoint, gradient):
-                arrived(read_now(gradient, _NORM) or FINITE)
+                continue
+            if _at_once(watchpoint, gradient):
+                read = read_now(gradient, _NORM)
+                unread = why_unread(gradient) if read is None else ""
+                arrived(read or FINITE)
             else:
-                self._late.ask(gradient, _NORM, arrived)
+                unread = self._late.ask(gradient, _NORM, arrived)
+            if unread:
+                _note_unread([watchpoint], task.id, unread)
 
     def _compare(self, watchpoint: Watchpoint, port: tuple[int, int], entered: bool, ran: int, read: Reading) -> None:
         assert watchpoint.flow is not None, "it watches a ratio"
@@ -284,6 +317,12 @@ class Watching:
             lines.append(f"{name}: {givers} gave no gradient")
         text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
         return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+
+
+def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None:
+    for each in watching:
+        if each.needs or each.flow is not None:
+            each.unread[task_id] = why
 
 
 def _hint(graph: Graph) -> str:

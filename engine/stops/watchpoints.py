@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +32,7 @@ class Watchpoint:
         kind: "watch": what tells it from a breakpoint.
         needs: what has to be read of each gradient.
         flow: what follows the norms of modules' gradients, where a ratio is watched.
+        unread: by task why it could not read a gradient that it watches.
         muted_until: of what was asked for up to this count of tasks a stop has spoken: it is only counted.
     """
 
@@ -43,6 +45,7 @@ class Watchpoint:
     synchronize: bool | None = None
     enabled: bool = True
     kind: Literal["watch"] = "watch"
+    unread: dict[int, str] = field(default_factory=dict, repr=False)
     muted_until: int = field(default=0, repr=False)
     _found_at: set[int] = field(default_factory=set, repr=False)
 
@@ -120,6 +123,11 @@ def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, l
         f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) made gradients of norm {left:.4g} "
         f"out of gradients of norm {came:.4g}: {ratio:.4g} times"
     )
+
+
+def unread_text(unread: Mapping[int, str]) -> str:
+    """Why gradients cannot be read, the most frequent reason first."""
+    return "; ".join(reason for reason, _ in Counter(unread.values()).most_common())
 
 
 def head(watchpoint: Watchpoint) -> str:

@@ -242,9 +242,10 @@ def _forms(section: Section, row: Any) -> Forms | None:
 
 def _form(section: Section, key: str, row: Any) -> Form:
     match row:
-        case [shape, dtype, device, str(layout)]:
-            if layout in _LAYOUTS:
-                return Form(meta_of(section, key, [shape, dtype, device]), _LAYOUTS[layout])
+        case [shape, dtype, device, str(layout), *count]:
+            is_count = not count or (len(count) == 1 and type(count[0]) is int and count[0] >= 0)
+            if layout in _LAYOUTS and is_count:
+                return Form(meta_of(section, key, [shape, dtype, device]), _LAYOUTS[layout], *count)
     raise section.wrong(key, f"has an entry that is no tensor's form: {row!r:.80}")
 
 

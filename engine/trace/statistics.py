@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...inspector.arguments import a_kind, expect, expect_choice
+from ...inspector.arguments import expect, expect_choice
 from ...inspector.graph.graph import TensorMeta
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import computes_itself, stored_values
+from ...inspector.torch_internals.tensors import SPARSE, computable, elements_of
 from ..memory.layouts import is_dense
 
 Level = Literal["off", "cheap", "full"]
@@ -28,8 +28,6 @@ BINS = len(EDGES) - 1
 
 SCALARS = 7
 """min, max, mean, norm and the numbers of NaN, infinite and zero elements."""
-
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,13 @@ class Histogram:
 class Statistics:
     """A gradient in numbers.
 
+    Of a DTensor they are those of this rank's part; of other wrapper subclasses those of the inner tensors
+    (`__tensor_flatten__`), all of them together.
+
     Attributes:
         shape: None for nested tensors, which have none.
         dtype, device, layout: the gradient's own.
-        count: the number of elements; of a sparse tensor of all, stored or not.
+        count: the number of elements that were read; of a sparse tensor of all, stored or not.
         min, max, mean, norm: over the finite elements, of a complex gradient over absolute values, of a sparse one over
             the stored values (those of an index that comes twice are not added up). None where there are none. Computed
             in float32 for gradients of 16 or 32 bits, else in float64; the norm is the 2-norm.
@@ -83,10 +84,11 @@ class Statistics:
 
 
 class Form(NamedTuple):
-    """What a tensor looks like from outside."""
+    """What a tensor looks like from outside, and how many elements were read where its shape does not tell."""
 
     meta: TensorMeta
     layout: torch.layout
+    elements: int | None = None
 
 
 _NO_FORM = Form(TensorMeta(None, torch.float32, torch.device("cpu")), torch.strided)
@@ -137,11 +139,13 @@ def measure(gradient: Tensor, level: Level) -> PendingStatistics:
     try:
         with unobserved():
             form = form_of(gradient)
-            reason = _why_not(gradient)
-            if reason is not None:
-                return PendingStatistics(form, unavailable=reason)
-            values = _values(gradient)
-            unstored = gradient.numel() - values.numel()
+            parts, unread = elements_of(gradient)
+            if unread:
+                return PendingStatistics(form, unavailable=unread)
+            values = _all_values(parts)
+            unstored = gradient.numel() - values.numel() if gradient.layout in SPARSE else 0
+            if gradient.is_nested or values.numel() + unstored != gradient.numel():
+                form = form._replace(elements=values.numel())
             on_cpu = values.device.type == "cpu"
             numbers = _numbers_now(values, unstored) if on_cpu else _numbers_later(values, unstored)
             if level == "full":
@@ -187,7 +191,7 @@ def as_statistics(
 ) -> Statistics:
     """Puts a name to each number."""
     shape, dtype, device, layout = form.meta.shape, form.meta.dtype, form.meta.device, form.layout
-    if unavailable is not None or shape is None:
+    if unavailable is not None:
         return Statistics(shape, dtype, device, layout, unavailable=unavailable)
     low, high, mean, norm, nan_count, inf_count, zero_count = numbers
     some = not math.isnan(mean)
@@ -196,7 +200,7 @@ def as_statistics(
         dtype,
         device,
         layout,
-        prod(shape),
+        prod(shape or ()) if form.elements is None else form.elements,
         low if some else None,
         high if some else None,
         mean if some else None,
@@ -208,26 +212,16 @@ def as_statistics(
     )
 
 
-def _why_not(gradient: Tensor) -> str | None:
-    if gradient.is_nested:
-        return "a nested tensor has no single shape"
-    if gradient.device.type == "meta":
-        return "a tensor on the meta device has no values"
-    if gradient.is_quantized:
-        return "quantized"
-    if computes_itself(gradient):
-        return f"{a_kind(gradient)} computes in its own way"
-    if gradient.layout is not torch.strided and gradient.layout not in _SPARSE:
-        return f"layout {gradient.layout}"
-    return None
+def _all_values(parts: Sequence[Tensor]) -> Tensor:
+    flat = [_values(each) for each in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
 
 
-def _values(gradient: Tensor) -> Tensor:
-    """The stored elements as real numbers that can be summed: float32, or float64 where float32 would lose some."""
-    values = gradient if gradient.layout is torch.strided else stored_values(gradient)
+def _values(values: Tensor) -> Tensor:
+    """The elements as real numbers that can be summed: float32, or float64 where float32 would lose some."""
     dtype = values.dtype
     if dtype.is_complex:
-        values = (values.to(torch.complex64) if dtype is torch.complex32 else values).abs()
+        values = computable(values).abs()
     elif dtype not in (torch.float32, torch.float64):
         wide = not dtype.is_floating_point and dtype.itemsize > 2 and values.device.type != "mps"
         values = values.to(torch.float64 if wide else torch.float32)

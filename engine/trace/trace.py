@@ -139,7 +139,8 @@ class Trace:
         `function`, `sequence_nr` (none for leaves), `device`. How it ran: `policy`, `by_hand`, `thread`, `ready` (how
         many tasks could have run, itself included), `started_s` and `ended_s` in seconds since the first one started.
         With statistics: `input_norm` and `output_norm`, the norm of all gradients that it got and gave, and
-        `output_nan` and `output_inf`, how many elements of the latter are. `Run.to_pandas` has memory, too.
+        `output_nan` and `output_inf`, how many elements of the latter are; missing where these cannot be read.
+        `Run.to_pandas` has memory, too.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.

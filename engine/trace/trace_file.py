@@ -45,7 +45,8 @@ def save(run: Run, path: str | Path) -> Path:
       [task, input, form, row, form, row], before and after, with forms as in `forms` and rows of `statistics` or -1.
       `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
-      layout], `unavailable`: [row, why], and `edges` of the histograms' bins.
+      layout], with the number of elements behind that where the shape does not tell it, `unavailable`: [row, why], and
+      `edges` of the histograms' bins.
     - `batches`: null or missing where each task ran alone. `ran`: [kind, tasks, launches before, launches, copied
       bytes, held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
     - `timeline`: null or missing where memory was not measured; see `write_timeline`. `Run.footprints` are not kept.
@@ -182,7 +183,10 @@ def _write_statistics(writer: ColumnWriter, table: StatisticsTable) -> None:
 
 
 def _form_fields(form: Form | None) -> list[Any] | None:
-    return None if form is None else [*meta_fields(form.meta), str(form.layout).removeprefix("torch.")]
+    if form is None:
+        return None
+    count = () if form.elements is None else (form.elements,)
+    return [*meta_fields(form.meta), str(form.layout).removeprefix("torch."), *count]
 
 
 def _ranks(key: Callable[[int], Any], count: int) -> array[int]:

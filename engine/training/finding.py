@@ -14,6 +14,7 @@ FindingKind = Literal[
     "learning rate",
     "norm",
     "non-finite",
+    "unread",
     "second backward",
     "black box",
 ]

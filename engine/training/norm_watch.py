@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...inspector.graph.graph import module_name
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.modes import unobserved
@@ -20,7 +21,9 @@ from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
 from ..steps.loop_watch import BackwardGiven
+from ..words.phrases import counted
 from .columns import ModuleColumns, parameters_of
+from .finding import Finding
 from .norm_findings import NormJudge, OptimizerScalars
 from .part import LoopPart
 
@@ -78,6 +81,7 @@ class NormWatch(LoopPart):
         self._rates: dict[int, float] = {}
         self._before: tuple[list[Tensor], list[Tensor], list[int]] | None = None
         self._is_ordered = False
+        self._told_unread = False
         self._end_scales: Callable[[], None] | None = None
 
     def begins(self, training: Training) -> None:
@@ -121,6 +125,7 @@ class NormWatch(LoopPart):
             columns = [column for _, _, column in found]
             self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
             self._measured = set(columns)
+            self._say_unread()
             self._training.taken_norms = TakenNorms(frozenset(number for number, _, _ in found), self._latest)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
@@ -182,6 +187,21 @@ class NormWatch(LoopPart):
             self._step.gradients += [
                 (each, None) for each in self._sums.take([gradient for _, gradient in there], columns, scale)
             ]
+            self._say_unread()
+
+    def _say_unread(self) -> None:
+        """Says once of which gradients there are no norms, since nobody can read them."""
+        unread = self._sums.unread
+        if not unread or self._told_unread:
+            return
+        self._told_unread = True
+        first = self._columns.names[min(unread)]
+        others = f", nor can those of {counted(len(unread) - 1, 'other module')}" if len(unread) > 1 else ""
+        sentence = (
+            f"The gradient of {module_name(first)} cannot be read "
+            f"({'; '.join(dict.fromkeys(unread.values()))}){others}: it has no norm here, and NaN in it is not found."
+        )
+        self._training.add(Finding("unread", self._step.number, sentence, module=first))
 
     def _taken_losses(self) -> list[LateTensor]:
         """Those of the backwards since the last optimizer's step."""

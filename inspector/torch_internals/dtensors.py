@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from .saved import attributes_of
@@ -34,3 +35,10 @@ def gives_on(node: Node) -> bool:
     """Whether a node behind `redistribute` gives the gradient on as it comes: the forward has completed sums."""
     split: Any = attributes_of(node).get("current_spec")
     return type(split).__name__ == "DTensorSpec" and any(each.is_partial() for each in split.placements)
+
+
+def is_partly_here(tensor: Tensor) -> bool:
+    """Return whether it is a DTensor of which this rank has only a part, or one summand."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    placements: Any = getattr(tensor, "placements", ())
+    return mesh is not None and mesh.size() > 1 and not all(each.is_replicate() for each in placements)

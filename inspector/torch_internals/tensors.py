@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..arguments import a_kind
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
@@ -109,6 +114,107 @@ def is_abstract(tensor: Tensor) -> bool:
 def stored_values(tensor: Tensor) -> Tensor:
     """The elements that a sparse tensor stores. Of COO tensors they come as they are, not coalesced: no waiting."""
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+class Elements(NamedTuple):
+    """The elements of a tensor.
+
+    Attributes:
+        parts: strided tensors that hold them, none of a subclass with operations of its own.
+        unread: why they cannot be read, and there are no parts; "": all are in `parts`.
+    """
+
+    parts: tuple[Tensor, ...] = ()
+    unread: str = ""
+
+
+def elements_of(tensor: Tensor) -> Elements:
+    """Return the tensors that hold a tensor's elements. To be called `unobserved`.
+
+    These are the values of a sparse or nested tensor, this rank's part of a DTensor, and of other wrapper subclasses
+    the inner tensors (`__tensor_flatten__`). Nothing is copied, except for quantized and MKL-DNN tensors.
+    """
+    if tensor.is_meta or is_fake(tensor):
+        return Elements(unread="a tensor on the meta device has no values" if tensor.is_meta else _unread(tensor))
+    if computes_itself(tensor):
+        return _inner_elements(tensor)
+    if is_abstract(tensor):
+        return Elements(unread="a tensor inside a transform of torch.func has no values of its own")
+    if tensor.is_nested:
+        return Elements((tensor.values(),) if tensor.is_contiguous() else tuple(tensor.unbind()))
+    if tensor.is_quantized:
+        return Elements((tensor.dequantize(),))
+    if tensor.layout is torch.strided:
+        return Elements((tensor,))
+    if tensor.layout in SPARSE:
+        return Elements((stored_values(tensor),))
+    if tensor.is_mkldnn:
+        return Elements((tensor.to_dense(),))
+    return Elements(unread=f"layout {tensor.layout}")
+
+
+def _inner_elements(tensor: Tensor) -> Elements:
+    """The elements of a tensor whose subclass has operations of its own."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return Elements(unread=_unread(tensor)) if bytes_are_elsewhere(tensor) else Elements((without_class(tensor),))
+    if tensor.is_nested:
+        values = tensor.unbind() if tensor.lengths() is not None else (tensor.values(),)
+        return _joined(values)
+    inner = [part for name in tensor.__tensor_flatten__()[0] if isinstance(part := getattr(tensor, name), Tensor)]
+    if len(inner) == 1 and hasattr(tensor, "trigger_wait"):  # AsyncCollectiveTensor: a collective is still writing it
+        return elements_of(tensor.trigger_wait())
+    own = [part for part in inner if part.dtype is tensor.dtype]
+    # Integers beside them are indices or masks. Other floats are scales: the elements are stored in another form.
+    is_plain = own == inner if len(inner) == 1 else any(part.shape == tensor.shape for part in own)
+    if not is_plain or any(part.is_floating_point() for part in inner if part.dtype is not tensor.dtype):
+        return Elements(unread=_unread(tensor))
+    return _joined(own)
+
+
+def _joined(tensors: Iterable[Tensor]) -> Elements:
+    found = [elements_of(each) for each in tensors]
+    unread = next((each.unread for each in found if each.unread), "")
+    return Elements(unread=unread) if unread else Elements(tuple(part for each in found for part in each.parts))
+
+
+def _unread(tensor: Tensor) -> str:
+    return f"{a_kind(tensor)} computes in its own way"
+
+
+def bytes_are_elsewhere(tensor: Tensor) -> bool:
+    """Return whether a subclass wraps other tensors, and so has no bytes of its own."""
+    try:
+        return tensor.numel() > 0 and not tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return True
+
+
+def without_class(tensor: Tensor) -> Tensor:
+    """Return a plain tensor on the same bytes, without calling the subclass."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+def computable(values: Tensor) -> Tensor:
+    """Return the same numbers in a dtype that every kernel takes: few take float8 or complex32."""
+    dtype = values.dtype
+    if dtype is torch.complex32:
+        return values.to(torch.complex64)
+    return values.to(torch.float32) if dtype.is_floating_point and dtype.itemsize == 1 else values
+
+
+def all_elements(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's elements as one tensor, a sparse one's with all its zeros; None where they cannot be read."""
+    plain = tensor.detach()
+    if not computes_itself(plain) and not plain.is_nested and not plain.is_quantized:
+        plain = dense(plain)
+    parts = [computable(part) for part in elements_of(plain).parts]
+    return None if not parts else parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the tensor with all its zeros."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def stored_bytes(tensor: Tensor) -> int:

@@ -12,7 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.logging_tensor import LoggingTensor
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapehead as th
@@ -170,31 +173,92 @@ def test_no_gradient_and_level_off_have_no_statistics() -> None:
     assert statistics(torch.ones(3), "off") is None
 
 
-class Wrapped(Tensor):
-    """A subclass that runs operations itself, and must not be asked to."""
+class OwnBytes(Tensor):
+    """A subclass that runs operations itself, must not be asked to, and wraps no other tensor."""
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Tensor:
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+    def __new__(cls, values: Tensor) -> Tensor:
+        return Tensor._make_subclass(cls, values)
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         raise AssertionError(f"{function} was asked for")
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.filterwarnings("ignore:Sparse")
+class Scaled(Tensor):
+    """Integers and their scale: its inner tensors are not its elements."""
+
+    @staticmethod
+    def __new__(cls, integers: Tensor, scale: Tensor):
+        return Tensor._make_wrapper_subclass(cls, integers.shape, dtype=scale.dtype)
+
+    def __init__(self, integers: Tensor, scale: Tensor) -> None:
+        self.integers, self.scale = integers, scale
+
+    def __tensor_flatten__(self):
+        return ["integers", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Scaled(inner["integers"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} was asked for")
+
+
+def jagged_with_a_hole() -> Tensor:
+    values = torch.tensor([1.0, math.nan, -2.0, 0.0])  # the NaN is in none of the rows
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 4]), torch.tensor([1, 2]))
+
+
+def doubled(values: Tensor) -> Tensor:
+    return TwoTensor(values.clone(), values.clone())
+
+
+READABLE = {
+    "nested": lambda values: torch.nested.nested_tensor([values[:2], values[2:]]),
+    "jagged": lambda values: torch.nested.nested_tensor([values[:2], values[2:]], layout=torch.jagged),
+    "two tensors": lambda values: TwoTensor(values[:2].clone(), values[2:].clone()),
+    "wrapper of a wrapper": lambda values: TwoTensor(*map(doubled, values.view(2, 2))),
+    "bytes of its own": OwnBytes,
+    "mkldnn": lambda values: values.to_mkldnn(),
+    "float8": lambda values: values.to(torch.float8_e5m2),
+    "complex32": lambda values: values.to(torch.complex32),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse", "ignore:ComplexHalf")
+@pytest.mark.parametrize("kind", READABLE)
+@pytest.mark.parametrize("level", ["cheap", "full"])
+def test_the_elements_of_rare_layouts_and_wrapper_subclasses_are_read(kind: str, level: str) -> None:
+    seen = found(READABLE[kind](torch.tensor([1.0, math.nan, math.inf, 0.0])), level)
+    twice = 2 if kind == "wrapper of a wrapper" else 1
+    assert (seen.count, seen.nan_count, seen.inf_count) == (4 * twice, twice, twice)
+    assert (seen.zero_count, seen.norm, seen.unavailable) == (twice, pytest.approx(twice**0.5), None)
+
+
+def test_what_is_in_no_row_of_a_jagged_tensor_is_not_its_own() -> None:
+    seen = found(jagged_with_a_hole())
+    assert (seen.count, seen.nan_count, seen.min, seen.max) == (3, 0, -2.0, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+def test_quantized_gradients_are_read() -> None:
+    values = torch.tensor([0.0, 0.5, -1.0])
+    seen = found(torch.quantize_per_tensor(values, 0.5, 0, torch.qint8))
+    assert (seen.count, seen.min, seen.max, seen.zero_count) == (3, -1.0, 0.5, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
         (lambda: torch.ones(3, device="meta"), "meta device"),
-        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
-        (lambda: Wrapped(torch.ones(3)), "a Wrapped computes in its own way"),
-        (lambda: torch.ones(3).to_mkldnn(), "_mkldnn"),
+        (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "a FakeTensor computes in its own way"),
+        (lambda: LoggingTensor(torch.ones(3)), "a LoggingTensor computes in its own way"),
+        (lambda: Scaled(torch.ones(3, dtype=torch.int8), torch.tensor(math.nan)), "a Scaled computes in its own way"),
     ],
-    ids=["nested", "jagged", "meta", "quantized", "subclass", "mkldnn"],
+    ids=["meta", "fake", "no inner tensors", "scaled"],
 )
 def test_what_cannot_be_measured_says_why(make, reason: str) -> None:
     gradient = make()
