@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
 from ...inspector.graph.source import Source
+from ...inspector.torch_internals.hooks import ModuleHook
 from ...inspector.torch_internals.tensors import version_of
 from .iterators import IteratorProgress, is_iterator
 from .kept_places import (
@@ -158,6 +159,8 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         follow = ((each.__func__, name), (each.__self__, "self"))
     elif isinstance(each, partial):
         follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
+    elif isinstance(each, ModuleHook):
+        follow = [(each.hook, name)] + ([(each.module(), "module")] if each.with_module else [])
     elif isinstance(each, CellType):
         place = ClosureCell(each)
         follow = ((place.read(), name),)

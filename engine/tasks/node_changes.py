@@ -13,10 +13,10 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
-from ...inspector.torch_internals.checkpoints import is_recomputed, regions_around
+from ...inspector.torch_internals.checkpoints import is_recomputed, is_selective, regions_around
 from ...inspector.torch_internals.hooks import hook_dicts, post_accumulate_hooks
 from ...inspector.torch_internals.nodes import function_of, leaf_of
-from ...inspector.torch_internals.saved import function_is_freed, packed_by_user, saved_variables, unpacking
+from ...inspector.torch_internals.saved import function_is_freed, is_packed, unpacking
 from ...inspector.torch_internals.tensors import version_of
 from .code_changes import CodeChanges
 from .function_nodes import APPLIED
@@ -39,6 +39,7 @@ class NodeChanges(CodeChanges):
         self._graph_task = graph_task
         self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
         self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
+        self._selective = False  # a region of a selective checkpoint was computed again
 
     @property
     def callbacks_left(self) -> int:
@@ -49,11 +50,12 @@ class NodeChanges(CodeChanges):
             leaf = leaf_of(self._graph.nodes[entry.task])
             entry.version = version_of(leaf)
             entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
-        entry.packed = packed_by_user(saved_variables(self._graph.nodes[entry.task]))
+        entry.packed = is_packed(self._graph.nodes[entry.task])
         entry.kept = HookState(self._code_of(self._graph.tasks[entry.task]))
         self._graph_task.accumulated_inside = False
         number = self._graph_task.number
         regions = regions_around(self._graph.nodes[entry.task])
+        self._selective = self._selective or any(map(is_selective, regions))
         due = [] if number is None else [each for each in regions if not is_recomputed(each, number)]
         entry.recomputed = RecomputedBuffers(due, self._recomputed, number) if due and number is not None else None
 
@@ -67,6 +69,11 @@ class NodeChanges(CodeChanges):
         task, node = self._graph.tasks[entry.task], self._graph.nodes[entry.task]
         if task.kind is Kind.COMPILED:
             return "is a compiled region, which runs once: it gives away the memory of what it saved"
+        if entry.packed and self._selective:
+            return (
+                "unpacks what a checkpoint saved, and a selective checkpoint (create_selective_checkpoint_contexts) "
+                "computes its region again only once"
+            )
         if self._graph_task.accumulated_inside:
             return "ran a backward of its own, which added to .grad"
         if entry.kept is not None and entry.kept.spoiled is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode
 
 from .saved import saved_variables, unpacking
 
@@ -69,6 +69,11 @@ def region_code(region: Any) -> list[object]:
 def is_recomputed(region: Any, number: int) -> bool:
     """Whether a region has been computed again in the backward of this number."""
     return bool(region.is_recomputed.get(number))
+
+
+def is_selective(region: Any) -> bool:
+    """Whether a region keeps some results (`create_selective_checkpoint_contexts`); it can be computed again once."""
+    return isinstance(_variables(region.recompute_fn).get("recompute_context"), _CachedTorchDispatchMode)
 
 
 def _is_checkpoints(function: FunctionType) -> bool:

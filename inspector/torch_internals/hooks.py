@@ -8,11 +8,15 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.nn.modules.module import _WrappedHook
 from torch.utils.hooks import RemovableHandle
 
 from .saved import refuse_spent
 
 Hooks = list[Callable[..., Any]]
+
+ModuleHook = _WrappedHook
+"""Registered by torch at a node for a hook of `Module.register_backward_hook`; it has that hook and its module."""
 
 
 def node_hooks(node: Node) -> tuple[Hooks, Hooks]:

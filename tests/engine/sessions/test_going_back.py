@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 import tapehead as th
 from tapehead.engine.sessions.stepper import Stepper
@@ -436,6 +438,51 @@ def test_a_task_that_can_not_be_taken_back_says_why() -> None:
     with pytest.raises(ValueError, match="CheckpointFunctionBackward.* ran a backward of its own"):
         session.back(len(session.order))
     assert same(grads(model), after)
+
+
+def selective(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    kept = [torch.ops.aten.addmm.default, torch.ops.aten.sin.default]
+    return checkpoint(function, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, kept))
+
+
+@pytest.mark.parametrize("way", ["back", "goto"])
+def test_a_selective_checkpoint_is_not_taken_back_as_it_computes_again_only_once(way: str) -> None:
+    model, _ = small_model()
+    x = torch.randn(4, 6)
+    selective(model, x).sum().backward()
+    expected = grads(model)
+    model.zero_grad()
+    session = Stepper(selective(model, x).sum(), history=True)
+    begin = session.current
+    session.step()
+    session.back()
+    assert session.current is begin, "what comes before the region can be taken back"
+    session.run()
+    go = {"back": lambda: session.back(len(session.order)), "goto": lambda: session.goto(begin)}[way]
+    with pytest.raises(ValueError, match="selective checkpoint"):
+        go()
+    assert same(grads(model), expected)
+
+
+def test_beside_a_selective_checkpoint_no_region_is_computed_again() -> None:
+    """Another region's tasks may run between those of a selective one, which would be computed again with it."""
+    x = torch.rand(3, requires_grad=True)
+
+    def forward() -> Tensor:
+        one = selective(lambda each: each.sin().exp().sin(), x)
+        other = checkpoint(lambda each: each.cos().exp(), x * 1, use_reentrant=False)
+        return (one * other).sum()
+
+    (expected,) = torch.autograd.grad(forward(), x)
+    for seed in range(8):
+        x.grad = None
+        session, chance = Stepper(forward(), history=True), random.Random(seed)
+        while session.left:
+            session.step(chance.choice(session.ready))
+            if chance.random() < 0.5:
+                with suppress(ValueError):
+                    session.back(chance.randint(1, len(session.order)))
+        assert torch.equal(x.grad, expected)
 
 
 def test_an_optimizers_step_in_a_hook_is_not_taken_back() -> None:

@@ -57,6 +57,23 @@ def module_hooks(w: Tensor, calls: Calls) -> Tensor:
     return (outer(inner(w * 2)) * w).sum()
 
 
+def old_module_hooks(w: Tensor, calls: Calls) -> Tensor:
+    first, second = w.modules = nn.Tanh(), nn.Sequential(nn.Identity(), nn.Tanh())  # else they are gone by then
+
+    def hook(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        module.count = getattr(module, "count", 0) + 1
+        calls.append((type(module).__name__, module.count, noted((inputs, outputs))))
+        return tuple(None if each is None else each * module.count for each in inputs)
+
+    first.register_backward_hook(hook)
+    second[1].register_backward_hook(hook)
+    handle = nn.modules.module.register_module_backward_hook(hook)
+    try:
+        return (second(first(w * 2)) * w).sum()
+    finally:
+        handle.remove()
+
+
 def tensor_hooks(w: Tensor, calls: Calls) -> Tensor:
     def hook(gradient: Tensor) -> Tensor:
         calls.append(("tensor", noted(gradient)))
@@ -324,6 +341,7 @@ PROGRAMS = [
     random_numbers,
     arrays,
     module_hooks,
+    old_module_hooks,
     tensor_hooks,
     node_hooks,
     several_all,
