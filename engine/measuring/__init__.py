@@ -1,4 +1,4 @@
 """What the allocator did, attributed to tasks; footprints calibrated from it.
 
-May import: inspector, memory, tasks, prediction.
+May import: inspector, memory, tasks, prediction, words.
 """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Listed, Maker, Timeline
+from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, Category, Listed, Maker, Timeline, lasts_with_graph
 from ..memory.waiting_in_lists import summed_inputs, with_names
 from .allocator import AllocatorEvent, AllocatorRecording
 from .cuda_allocator import blocks_of
@@ -48,6 +48,7 @@ class Measured:
         create_graph: the backward made a graph of its own.
         accumulation: how gradients were summed, and when they were let go.
         trees: the tasks of each sum that was made as one product, in the order in which they ran.
+        of_model: the addresses of parameters and buffers, which count in no level, also where the forward made them.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Measured:
     create_graph: bool = False
     accumulation: Accumulation = PYTORCHS
     trees: Sequence[Sequence[int]] = ()
+    of_model: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +272,20 @@ def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
 
 
 def _shown(measured: Measured, lives: Lives) -> list[int]:
-    """All storages but those which tapehead itself made and freed between forward and backward."""
+    """All storages but those which tapehead itself made and freed between forward and backward, and the model's."""
     end = measured.forward.marks[-1].row if measured.recorded else lives.first
+
+    def is_shown(birth: int, death: int | None) -> bool:
+        if birth >= lives.first:
+            return True
+        if death is not None and death < lives.first:
+            return birth < end
+        return lives.rows[birth].address not in measured.of_model
+
     return [
         number
         for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True))
-        if not (end <= birth < lives.first and death is not None and death < lives.first)
+        if is_shown(birth, death)
     ]
 
 
@@ -369,7 +379,7 @@ class Kinds:
         """Whether nodes go on keeping something when the backward has run."""
         if self._measured.keep_graph and keepers:
             return True
-        return any(slot.startswith(ON_CTX) or task not in self._ran for task, slot in keepers)
+        return any(lasts_with_graph(slot) or task not in self._ran for task, slot in keepers)
 
     def _was_returned(self, number: int) -> bool:
         """Whether any operation of the forward, since its birth, returned a tensor on this storage."""

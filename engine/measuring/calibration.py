@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ...inspector.graph.kinds import Kind
 from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput, TensorLayout
-from ..memory.timeline import ON_CTX, Category, Timeline
+from ..memory.timeline import Category, Timeline
 from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks
 from .attribution import HIDDEN, Kinds, Lives, Measured, forward_maker
@@ -125,9 +125,7 @@ class _Reader:
     def _start_storage(self, number: int) -> StartStorage:
         timeline = self.timeline
         keepers = timeline.saved.get(number, ())
-        freed_by_tasks = tuple(keeper for keeper in keepers if not keeper[1].startswith(ON_CTX))
-        held = number in timeline.held or len(freed_by_tasks) < len(keepers)
-        return StartStorage(timeline.nbytes[number], freed_by_tasks, held, timeline.maker(number))
+        return StartStorage(timeline.nbytes[number], keepers, number in timeline.held, timeline.maker(number))
 
     def _limit_hidden(self) -> None:
         """Of the tasks that hide what they keep, this order shows the last that kept a storage, and may be more did."""

@@ -10,6 +10,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from ...inspector.graph.births import ForwardBirths, forward_births
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
@@ -22,6 +23,7 @@ from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import devices_of, measurable
 from ..memory.timeline import Maker, Timeline
+from ..words.estimates import Estimate
 from .allocator import CPU, AllocatorEvent, AllocatorRecording
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
@@ -145,14 +147,17 @@ class Measurement:
         tells = accumulation is not None
         self._graph, self._given = graph, given
         self._keep_graph, self._create_graph = keep_graph, create_graph
+        self._births = forward_births(graph)
         self._leaves = {
-            task_id: LeafState(seen.layout, leaf.grad is not None)
+            task_id: LeafState(seen.layout, leaf.grad is not None, task_id in self._births.leaves)
             for task_id, leaf in graph.leaves.items()
             if (seen := look(leaf)) is not None
         }
-        self._kept = kept_by(graph, self._written)
+        self._kept = kept_by(graph, self._written, self._births.alone)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
-        self._found = {each: [] if self._recorded else _find(graph, tensors, each) for each in self._devices}
+        self._found = {
+            each: [] if self._recorded else _find(graph, tensors, each, self._births) for each in self._devices
+        }
         kept: dict[int, list[Followed]] = {}
         for device, found in self._found.items():
             for followed, _ in () if self._recorder.tells_of_older(device) else found:
@@ -255,6 +260,7 @@ class Measurement:
             self._create_graph,
             self._accumulation,
             trees,
+            self._births.of_model,
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
@@ -264,7 +270,7 @@ class Measurement:
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"
-            limit = f"{what} (blocks: {blocks:,}): predictions leave it out"
+            limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")
             footprints = replace(footprints, limits=(*footprints.limits, limit))
         return timeline, footprints
 
@@ -296,20 +302,32 @@ def _may_be_hooked(graph: Graph) -> bool:
     return any(map(leaf_hooks, graph.leaves.values()))
 
 
-def _find(graph: Graph, outputs: Sequence[Tensor], device: torch.device) -> list[tuple[Followed, Maker]]:
+def _find(
+    graph: Graph, outputs: Sequence[Tensor], device: torch.device, births: ForwardBirths
+) -> list[tuple[Followed, Maker]]:
     """The storages which the forward left in the nodes and in its outputs, each with what made it.
 
-    Those of leaves were there before, and what has no graph and is held by more than the nodes: an input.
+    Those of the model and of older leaves were there before, and so was what has no graph, is held by more than the
+    nodes, and was not seen to be made: an input.
     """
     found: dict[int, tuple[Followed, Maker]] = {}
     makers: dict[int, int] = {}  # by address the oldest task whose node made a tensor there: the others made views
-    before = {seen.address for seen in map(look, graph.leaves.values()) if seen is not None}
+    before = set(births.of_model)
+    for task, leaf in graph.leaves.items():
+        if (seen := look(leaf)) is None:
+            continue
+        if task not in births.leaves:
+            before.add(seen.address)
+        elif leaf.device == device:
+            followed = Followed(seen.address, leaf.untyped_storage().nbytes(), FollowedStorage(leaf))
+            makers[seen.address] = -1
+            found[seen.address] = followed, Maker(None, None, None)
     slots = (slot.tensor for node in graph.nodes for slot in saved_slots(node))
     for tensor, saved in zip(slots, graph.saved, strict=True):
         seen = look(tensor)
         if seen is None or not saved.storage_bytes or tensor.device != device:
             continue
-        if saved.made_by is None and saved.held:
+        if saved.made_by is None and saved.held and seen.address not in {*births.addresses, *found}:
             before.add(seen.address)
         elif seen.address not in found or (saved.made_by is not None and saved.made_by < makers[seen.address]):
             makers[seen.address] = len(graph) if saved.made_by is None else saved.made_by

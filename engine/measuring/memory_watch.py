@@ -18,6 +18,7 @@ from ...inspector.torch_internals.modes import dispatch_mode_is_on, function_mod
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.tensors import (
     FollowedStorage,
+    address_below,
     identity_of,
     is_fake,
     is_view,
@@ -78,15 +79,6 @@ def look(tensor: Tensor | None) -> Seen | None:
         return None
     wraps = local is not tensor
     return Seen(identity_of(tensor), address, local.shape, local.stride(), itemsize, is_view(tensor), wraps=wraps)
-
-
-def address_below(strided: Tensor) -> int | None:
-    """Where the bytes of its storage begin, which is not asked for, see `look`; None if it has none of its own."""
-    try:
-        address = strided.data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return None
-    return address - int(strided.storage_offset()) * strided.element_size() if address else 0
 
 
 @dataclass(slots=True)

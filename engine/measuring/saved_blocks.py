@@ -9,8 +9,9 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.checkpoints import region_inputs, region_of, regions_around
+from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import attributes_of, hides_saved, packed_by_user, saved_slots, saved_variables
-from ..memory.timeline import ON_CTX
+from ..memory.timeline import LEAF, ON_CTX
 from .memory_watch import look
 
 Slots = tuple[tuple[int, str], ...]
@@ -38,8 +39,14 @@ class SavedBlocks:
     openers: Collection[Collection[int]]
 
 
-def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> SavedBlocks:
-    """Looks at all nodes. `written`: by operation in place the addresses of its arguments."""
+def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]], leaves: Collection[int] = ()) -> SavedBlocks:
+    """Looks at all nodes.
+
+    Args:
+        graph: the graph.
+        written: by operation in place the addresses of its arguments.
+        leaves: the tasks of leaves that nothing but the graph holds.
+    """
     saved: dict[int, Slots] = {}
     hidden: dict[int, list[int]] = {}
     hiding = set()
@@ -55,6 +62,8 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]]) -> Saved
             kept += [(tensor, REGION) for tensor in region_inputs(region)]
         for attribute, value in attributes_of(node).items():
             kept += [(tensor, ON_CTX + attribute) for tensor in tensors_of(value)]
+        if task in leaves:
+            kept.append((leaf_of(node), LEAF))
         for tensor, name in kept:
             if (seen := look(tensor)) is not None:
                 saved[seen.address] = (*saved.get(seen.address, ()), (task, name))

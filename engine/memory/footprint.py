@@ -94,10 +94,12 @@ class StartStorage:
 
 @dataclass(frozen=True, slots=True)
 class LeafState:
-    """A leaf as the backward finds it: the layout of the tensor, and whether it already has a .grad."""
+    """A leaf as the backward finds it: the layout of the tensor, whether it already has a .grad, and whether its bytes
+    are in the levels, as the forward made it."""
 
     layout: TensorLayout
     has_grad: bool
+    counts: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""What the levels of memory leave out: what was there before the forward, as far as a graph's leaves show it."""
+"""What the levels of memory leave out: the model, and what was there before the forward, as far as leaves show it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .footprint import Footprints
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:
-    """What was there before the forward, and is in no level.
+    """The model's parameters, and what was there before the forward: it is in no level.
 
     Attributes:
-        leaf_bytes: of the graph's leaves, parameters and inputs.
+        leaf_bytes: of the graph's leaves, parameters and inputs, without leaves that count.
         grad_bytes: of the .grad which they had as the backward started.
     """
 
@@ -27,9 +27,22 @@ class NotCounted:
         return f"parameters, inputs (this graph's leaves take {size_text(self.leaf_bytes)}) and .grad ({grads})"
 
     @property
+    def older_gradients(self) -> str:
+        """A sentence to put beside a peak: what zero_grad() would add to it. "" where there was no .grad."""
+        if not self.grad_bytes:
+            return ""
+        return (
+            f"That is without the .grad that was there before ({size_text(self.grad_bytes)}), to which the backward "
+            "adds; after zero_grad() the backward allocates it, and it counts."
+        )
+
+    @property
     def sentence(self) -> str:
         """All of it in words."""
-        return f"Not counted is what was there before the forward, such as {self.what}."
+        return (
+            f"Not counted is what was there before the forward, such as {self.what}. Parameters and buffers never "
+            "count, also where make_loss makes the model."
+        )
 
 
 def not_counted(footprints: Footprints) -> NotCounted:
@@ -39,4 +52,4 @@ def not_counted(footprints: Footprints) -> NotCounted:
         leaf for task, leaf in footprints.leaves.items() if str(tasks[task].inputs[0].device) == footprints.device
     ]
     grads = sum(leaf.layout.nbytes for leaf in leaves if leaf.has_grad)
-    return NotCounted(sum(leaf.layout.nbytes for leaf in leaves), grads)
+    return NotCounted(sum(leaf.layout.nbytes for leaf in leaves if not leaf.counts), grads)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
 from ..words.phrases import MOST_NAMED, folded, joined, module_title, nth, operation_title, pattern, task_name
-from .timeline import GRADIENT_GRAPH, IN_TREE, ON_CTX, Category, Keeper, Storage, Timeline
+from .timeline import GRADIENT_GRAPH, IN_TREE, LEAF, ON_CTX, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
 """The name of what no capture saw."""
@@ -207,6 +207,8 @@ class StorageWords:
         """Why a node keeps something although it has run, or never runs."""
         if slot.startswith(ON_CTX):
             return ", on ctx"
+        if slot == LEAF:
+            return ", as its leaf"
         return " in the graph of the gradients" if slot == GRADIENT_GRAPH else ", which does not run"
 
     def freed_by(self, storages: Sequence[Storage]) -> str:

@@ -13,6 +13,7 @@ from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Graph
+from ..words.estimates import Direction, direction_of
 from .accumulation import PYTORCHS, Accumulation
 from .category_walk import CategoryWalk
 from .consumers import Consumers
@@ -27,6 +28,9 @@ Listed = tuple[int, int, int, int]
 
 ON_CTX = "ctx."
 """How the slots begin of what a custom Function put on its `ctx`: "ctx.hidden"."""
+
+LEAF = "leaf"
+"""The slot in which an AccumulateGrad has its leaf, as long as there is the graph."""
 
 GRADIENT_GRAPH = "graph of the gradients"
 """The slot of what the graph keeps that a backward makes of itself (`create_graph=True`)."""
@@ -91,12 +95,18 @@ _TITLES = {
     Category.PARAMETER: "parameter",
     Category.STATE: "optimizer state",
 }
+_DIRECTION_WORDS = {"at least": "at least", "at most": "at most", "unknown": "more or less"}
 _PLURALS = {
     Category.UNKNOWN: "not attributed",
     Category.STATE: "optimizer state",
     Category.WORKSPACE: "workspace",
     Category.LISTED: "gradients in lists",
 }
+
+
+def lasts_with_graph(slot: str) -> bool:
+    """Whether a node keeps what is in this slot when it has run, too."""
+    return slot == LEAF or slot.startswith(ON_CTX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +139,8 @@ class Keeper:
             input buffer of a task; "grad", the .grad of the leaf of a task; "list", the list of an input of a task,
             until that runs; "consumed", a buffer or a list that a task has consumed, until the backward ends
             (`release="never"`); "node", the node of a task as long as there is the graph: on the `ctx` of a custom
-            Function, since it did not run (`inputs=`), or for the second derivative; "user", the user's own code or a
-            hook; "backward", the call of backward itself, until its end.
+            Function, the leaf of an AccumulateGrad, since it did not run (`inputs=`), or for the second derivative;
+            "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
         task: the id of that task; None for "user" and "backward".
         slot: what the node calls it: "self", "result", "ctx.name"; "hidden" is the slot of what torch does not show,
             "product of a sum" of what tasks before it left behind for `batch=`, "graph of the gradients" of what is
@@ -215,7 +225,8 @@ class Timeline:
         graph, order: the graph, and the ids of its tasks in the order in which they ran.
         device: whose memory it is, "cpu" or "cuda:0".
         basis: "measured" on PyTorch's engine; predicted from one "calibrated" run, or from a "dry run" without any.
-        estimates: why a prediction is an estimate only, in sentences. Empty: none is known.
+        estimates: why a prediction is an estimate only, in sentences, each an `Estimate` with its direction. Empty:
+            nothing is known to be missing.
         unsure_bytes: of a prediction, the gradients that come in another layout than was seen, and may be copied.
         events: one number each: `n` for the birth of storage n, `~n` for its death.
         starts: the index of the first event of each place, and the end of the last one. Events before belong to the
@@ -273,9 +284,14 @@ class Timeline:
 
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
-        estimate = ", an estimate" if self.estimates else ""
+        estimate = f", an estimate ({_DIRECTION_WORDS[self.direction]})" if self.direction else ""
         workspace = f", {self.workspace_share:.1%} of it workspace" if self.workspace_share else ""
         return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes{workspace}>"
+
+    @property
+    def direction(self) -> Direction | None:
+        """Where the true peak is: "at least" this one, "at most" this one, or "unknown"; None: it is no estimate."""
+        return direction_of(self.estimates)
 
     @cached_property
     def levels(self) -> array[int]:
@@ -409,7 +425,7 @@ class Timeline:
     @cached_property
     def places(self) -> dict[int, int]:
         """By task its place in the order."""
-        return self._consumers.places
+        return self.readers.places
 
     @cached_property
     def category_levels(self) -> dict[Category, array[int]]:
@@ -471,11 +487,11 @@ class Timeline:
     def keepers(self, number: int) -> Iterator[Keeper]:
         """What kept the storage alive, in the order of time."""
         for task, slot in self.saved.get(number, ()):
-            lasts = slot.startswith(ON_CTX) or slot == GRADIENT_GRAPH or task not in self.places
+            lasts = lasts_with_graph(slot) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
-        for task, slot in self._consumers.lists.get(number, ()):
+        for task, slot in self.readers.lists.get(number, ()):
             yield Keeper("list", task, slot)
-        for place in self._consumers.buffers.get(number, ()):
+        for place in self.readers.buffers.get(number, ()):
             yield Keeper("buffer", self.order[place])
         for task in self.consumers(number):
             yield Keeper("consumed", task)
@@ -489,12 +505,9 @@ class Timeline:
 
     def consumers(self, number: int) -> list[int]:
         """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
-        return self._consumers.of(number, self.place_of(self.births[number]))
-
-    def waited(self, number: int) -> list[int]:
-        """The places of the tasks for which the storage had waited when they ran; the sum of a list had not."""
-        return self._consumers.waited(number, self.place_of(self.births[number]))
+        return self.readers.of(number, self.place_of(self.births[number]))
 
     @cached_property
-    def _consumers(self) -> Consumers:
+    def readers(self) -> Consumers:
+        """Which tasks have read a gradient's storage, and which have waited with it."""
         return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)

@@ -10,6 +10,7 @@ from typing import get_args
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
 from ...inspector.graph.json_columns import ColumnWriter, Section
+from ..words.estimates import Direction, Estimate, direction_of
 from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from .timeline import Basis, BlockLevels, Category, Listed, Maker, Timeline
 
@@ -24,6 +25,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
 
     - `device`, `basis`, `estimates`, `before`, `events`, `starts`, `nbytes`, `inputs`, `event_ns`: as there. `order` is
       null where it is the run's. `held`: sorted.
+    - `directions`: by estimate "at least", "at most" or "unknown"; missing in older files.
     - `categories`: their names. `born_as`: by storage an index into them.
     - By change: `change_event`, `change_storage`, `change_category`.
     - By maker: `maker_task`, or -1; `maker_module`, an index into `modules`, or -1; `maker_operation`, or -1: the
@@ -40,6 +42,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     writer.value("device", timeline.device)
     writer.value("basis", timeline.basis)
     writer.value("estimates", timeline.estimates)
+    writer.value("directions", [direction_of([each]) for each in timeline.estimates])
     if timeline.order == tuple(order):
         writer.value("order", None)
     else:
@@ -167,13 +170,21 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         dict(zip(grad_storage, grad_task, strict=True)),
         inputs,
         event_ns,
-        tuple(section.texts("estimates")),
+        _read_estimates(section),
         _blocks(section.section("blocks"), len(order)) if "blocks" in section else None,
         read_accumulation(section),
         _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
         task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
         event_places=_read_event_places(section, len(order), len(events)) if "event_places" in section else array("q"),
     )
+
+
+def _read_estimates(section: Section) -> tuple[Estimate, ...]:
+    reasons = section.texts("estimates")
+    directions = section.texts("directions") if "directions" in section else ["unknown"] * len(reasons)
+    if len(directions) != len(reasons) or not set(directions) <= set(get_args(Direction)):
+        raise section.wrong("directions", f"is not one of {', '.join(get_args(Direction))} for each estimate")
+    return tuple(map(Estimate, reasons, directions))  # type: ignore[arg-type]
 
 
 def _read_task_ns(section: Section, tasks: int) -> array[int]:

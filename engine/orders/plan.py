@@ -22,7 +22,7 @@ from ..prediction.simulation import difference
 from ..queue.pending import queue_lengths
 from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import PolicyError
-from ..words.estimates import estimate_sentence
+from ..words.estimates import bounded_size, estimate_sentence
 from ..words.phrases import joined
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, cells_table, row_called
@@ -55,6 +55,7 @@ class OrderPlan(ShownAsTable):
         proven: whether no order beats the best, by this prediction.
         seconds: what all took, a dry run included.
         notes: what was tried in vain, and why the prediction is an estimate, in sentences.
+        estimates: why the prediction is an estimate, as in `Timeline.estimates`.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class OrderPlan(ShownAsTable):
     bound: str
     seconds: float
     notes: tuple[str, ...] = ()
+    estimates: tuple[str, ...] = ()
 
     def __getitem__(self, policy: str) -> PlannedOrder:
         """The row of a policy.
@@ -113,14 +115,13 @@ class OrderPlan(ShownAsTable):
     def sentences(self) -> list[str]:
         """What the table says."""
         best, count = self.best, len(self.rows)
+        peak = bounded_size(best.peak_bytes, self.estimates)
         equals = [row.policy for row in self.rows if row.peak_bytes == best.peak_bytes]
         if count > 1 and len(equals) == count:
-            found = [
-                f"All {count} orders have the same peak, {size_text(best.peak_bytes)}. Predicted; nothing was run."
-            ]
+            found = [f"All {count} orders have the same peak, {peak}. Predicted; nothing was run."]
         else:
             least = f"{joined(equals)} {'need' if len(equals) > 1 else 'needs'} least"
-            found = [f"{least}, {size_text(best.peak_bytes)}. Predicted; nothing was run."]
+            found = [f"{least}, {peak}. Predicted; nothing was run."]
         if self.proven:
             found.append(f"No order is predicted to be better: {self.bound}")
         else:
@@ -239,10 +240,11 @@ def plan(
         else:
             notes.append(f"A search of {found.seconds:.1f} s found nothing better.")
     best = min(rows, key=lambda row: row.peak_bytes)
-    if estimate := estimate_sentence(problem.timeline(best.order).estimates):
+    estimates = problem.timeline(best.order).estimates
+    if estimate := estimate_sentence(estimates):
         notes.append(estimate)
     took = perf_counter() - began
-    return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes))
+    return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes), estimates)
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -13,46 +13,46 @@ from torch.autograd.graph import Node
 
 from ...inspector.arguments import expect, expect_truth
 from ...inspector.graph.begun import begun_by_session
+from ...inspector.graph.births import forward_births
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
-from ...inspector.graph.marks import tensors_of
-from ...inspector.graph.saved import SavedTensor
 from ...inspector.tapes.hips_tape import tape_of
 from ...inspector.torch_internals.dtensors import gives_on
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import call_node, function_of
-from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import (
-    attributes_of,
     first_freed,
     hidden_functions,
     hides_saved,
     packed_by_user,
     saved_facts,
-    saved_slots,
     saved_variables,
     saves_subclass,
 )
 from ...inspector.torch_internals.tensors import storage_of, stored_values
-from ..memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
+from ..memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
-from ..memory.timeline import Maker
 from ..queue.chosen_order import heap_order
 from ..tasks.function_nodes import APPLIED
 from ..tasks.hook_watch import HookWatch
 from ..tasks.input_buffer import fits, fitted
 from ..tasks.task_runner import all_taken
 from ..tasks.tensor_hooks import TensorHooks
+from ..words.estimates import Estimate
 from ..words.told_line import telling
 from .answers import Answer, Gradient
-from .assumed_footprints import assumed_footprint, assumed_layout, assumed_result_bytes, of_shapes
+from .assumed_footprints import assumed_footprint, assumed_layout, of_shapes
 from .dry_run_limits import (
     DTENSORS,
+    HIDDEN,
     NOT_CALLED,
     OTHER_FORMULAS,
+    PACKED,
     PASSING,
+    REENTRANT,
+    SAME_IN_EVERY_ORDER,
     WORKSPACE,
     kernel_sentence,
     limit_sentence,
@@ -62,6 +62,7 @@ from .hooked_tasks import hooked_tasks
 from .origins import origins_of
 from .parted import PARTING, parts_of
 from .split_gradients import parts_of_gradients
+from .start_storages import ForwardStorages
 
 
 @collector_paused()
@@ -75,9 +76,13 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     communicates. What these tasks do is assumed (each gradient is a new block), but for the Functions of `PASSING`.
 
     What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
-    the forward if the tensor has a `grad_fn` in this graph, or if nothing but nodes holds it: a dropout mask, say. So
-    a leaf doesn't count, nor what the caller holds of the inputs and targets. What nodes made and variables still hold
-    counts, too; it is found among what Python's garbage collector tracks. So does a root, if only its edge is at hand.
+    the forward if the tensor has a `grad_fn` in this graph, if nothing but nodes holds it (a dropout mask, say), or if
+    a capture saw the forward make it. So do leaves that the forward made (of a gradient penalty, an adversarial
+    example), which stay as long as the graph does. Parameters and buffers of the model don't count, wherever they are
+    made, nor does what the caller holds of the inputs and targets. Without a capture, a tensor which the forward made
+    and the caller holds can't be told from an input: such a leaf is among the limits, and such a constant (a mask that
+    a module keeps) counts as an input. What nodes made and variables still hold counts, too; it is found among what
+    Python's garbage collector tracks. So does a root, if only its edge is at hand.
 
     Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
     as if they existed.
@@ -139,14 +144,15 @@ class _DryRun:
         self._answers: dict[object, Answer] = {}
         self._limits: dict[str, list[int]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does
-        self._addresses = self._addresses_of_saved()
+        self._hooks = TensorHooks(graph.nodes)
+        self._births = forward_births(graph)
+        self._left = ForwardStorages(graph, device, self._births, self._hooks, self._limit)
         self._packed, self._saves_subclass = [], []
         for each in map(saved_variables, graph.nodes):
             self._packed.append(packed_by_user(each))
             self._saves_subclass.append(saves_subclass(each))
         self._any_packed = any(self._packed)
         self._functions_in_slices = hidden_functions(graph.nodes)
-        self._hooks = TensorHooks(graph.nodes)
         self._more_limits: list[str] = []
         self._unknown: dict[str, tuple[dict[str, None], dict[int, None]]] = {}  # by reason; operators, tasks
         self._facts: list[object | None] = []
@@ -157,7 +163,10 @@ class _DryRun:
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
         leaves = graph.leaves
-        states = {task_id: LeafState(layout_of(leaf), leaf.grad is not None) for task_id, leaf in leaves.items()}
+        states = {
+            task_id: LeafState(layout_of(leaf), leaf.grad is not None, task_id in self._births.leaves)
+            for task_id, leaf in leaves.items()
+        }
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
         self._sparse_grads = {
             task_id: layout_of(grad)
@@ -166,7 +175,10 @@ class _DryRun:
         }
         tasks = self._ask(order, states)
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
-        start = tuple(self._start())
+        start = tuple(self._left)
+        for task, node in zip(graph.tasks, graph.nodes, strict=True):
+            if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
+                self._limit(HIDDEN, task.id)
         if names_hooks:
             self._look_for_hooks(leaves)
         return Footprints(
@@ -189,7 +201,7 @@ class _DryRun:
             unsure=tuple(
                 limit_sentence(graph, what, task_ids)
                 for what, task_ids in self._limits.items()
-                if what not in OTHER_FORMULAS.values()
+                if what not in SAME_IN_EVERY_ORDER
             ),
         )
 
@@ -256,7 +268,7 @@ class _DryRun:
     def _of_nodes_alone(self, tensor: Tensor) -> bool:
         """Whether the tensor, and with it what it retains, goes with the last node that saves it."""
         storage = storage_of(tensor)
-        numbers = [number for number, address in self._addresses.items() if storage and storage.address == address]
+        numbers = [number for number, address in self._left.addresses.items() if storage and storage.address == address]
         return any(saved.storage in numbers and not saved.held for saved in self._saved)
 
     def _add(self, waiting: list[list[Gradient | None]], task_id: int, number: int, gradient: Gradient) -> None:
@@ -313,9 +325,9 @@ class _DryRun:
     def _refused(self, task: Task, node: Node) -> str | None:
         """Why a node must not be called, if so: it would run code of the user's, or the whole of a compiled region."""
         if self._packed[task.id] or (self._any_packed and hides_saved(node)):
-            return "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
+            return PACKED
         if task.kind is Kind.CHECKPOINT:
-            return "reentrant checkpoints"
+            return REENTRANT
         if task.kind is Kind.COMPILED:
             return "compiled regions"
         if task.kind in APPLIED:
@@ -423,109 +435,16 @@ class _DryRun:
         self._limit("tasks that give sparse gradients", task.id)
         return stored_values(output)
 
-    def _start(self) -> Iterator[StartStorage]:
-        """What is alive before the backward; see `dry_run` for the rule."""
-        graph = self._graph
-        leaves = map(storage_of, graph.leaves.values())
-        of_leaves = {storage.address for storage in leaves if storage is not None}
-        storages: dict[int, list[SavedTensor]] = {}
-        for saved in self._saved:
-            if saved.storage is None:
-                self._limit("nodes that keep sparse or nested tensors", saved.task)
-            elif self._addresses[saved.storage] in of_leaves:
-                continue
-            elif self._counts(saved.device) and saved.storage_bytes:
-                storages.setdefault(saved.storage, []).append(saved)
-        shown: set[int | None] = set()  # the tasks whose results are among these
-        for found in storages.values():
-            held = any(saved.held for saved in found)
-            makers = {saved.made_by for saved in found if saved.made_by is not None}
-            if held and not makers:
-                continue
-            for root in graph.roots:
-                if root.task in makers and held:
-                    shown.add(root.task)
-            yield StartStorage(
-                found[0].storage_bytes or 0,
-                tuple((saved.task, saved.slot) for saved in found),
-                held,
-                self._maker(min(makers) if makers else None, {saved.task for saved in found}),
-            )
-        known = of_leaves.union(self._addresses.values())
-        for made_by, storage in [*self._on_ctx(known), *self._in_variables(known)]:
-            shown.add(made_by)
-            yield storage
-        for root in dict.fromkeys(graph.roots):
-            meta = graph.tasks[root.task].inputs[root.input]
-            if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
-                yield StartStorage(assumed_result_bytes(graph, root), (), True, self._maker(root.task, set()))
-        for task, node in zip(graph.tasks, graph.nodes, strict=True):
-            if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
-                self._limit("nodes that hide what they keep from the forward", task.id)
-
-    def _maker(self, made_by: int | None, savers: set[int]) -> Maker:
-        """What made a saved storage: the task whose node did, or the operation whose nodes alone save it."""
-        graph = self._graph
-        if made_by is None and len({id(graph.tasks[task_id].operation) for task_id in savers}) == 1:
-            made_by = min(savers)
-        if made_by is None:
-            return Maker(None, None, None)
-        return Maker(None, graph.tasks[made_by].operation, graph.module(made_by))
-
-    def _addresses_of_saved(self) -> dict[int, int]:
-        """The addresses of saved storages, by their numbers in `Graph.saved`."""
-        numbers = iter(self._saved)
-        found = {}
-        for node in self._graph.nodes:
-            for slot in saved_slots(node):
-                storage, saved = storage_of(slot.tensor), next(numbers)
-                if storage is not None and saved.storage is not None:
-                    found[saved.storage] = storage.address
-        return found
-
-    def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage]]:
-        """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
-
-        Args:
-            known: the addresses of storages to leave out.
-        """
-        graph = self._graph
-        ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
-        for task, node in zip(graph.tasks, graph.nodes, strict=True):
-            tensors = [tensor for value in attributes_of(node).values() for tensor in tensors_of(value)]
-            for number in range(len(tensors)):
-                storage = storage_of(tensors[number])
-                if storage is None:
-                    self._limit("custom Functions that keep sparse or nested tensors", task.id)
-                    continue
-                if storage.address in known or not storage.nbytes or not self._counts(tensors[number].device):
-                    continue
-                maker = tensors[number].grad_fn
-                made_by = None if maker is None else ids.get(maker)
-                if made_by is None and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number])):
-                    continue  # was there before, as far as can be known
-                known.add(storage.address)
-                made = self._maker(made_by, {task.id})
-                yield made_by, StartStorage(storage.nbytes, (), True, made)
-
-    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage]]:
-        """The forward's results which somebody holds and no node keeps, with the task that made each."""
-        for task_id in self._hooks.tasks:
-            for tensor in self._hooks.alive(task_id):
-                storage = storage_of(tensor)
-                if storage is None or storage.address in known or not self._counts(tensor.device):
-                    continue
-                known.add(storage.address)
-                if storage.nbytes:
-                    yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
-
     def _look_for_hooks(self, leaves: dict[int, Tensor]) -> None:
         found = hooked_tasks(self._graph, leaves, self._hooks)
         for task_id in found:
             self._limit("tasks with hooks, which were not run", task_id)
         if not found and hooks_registered() and HookWatch(self._graph.nodes).registered():
             self._more_limits.append(
-                "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
+                Estimate(
+                    "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not "
+                    "known"
+                )
             )
 
     def _assumed(self, task_id: int, number: int) -> Gradient:

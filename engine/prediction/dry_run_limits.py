@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...inspector.graph.graph import Graph
+from ..words.estimates import Estimate
 from ..words.phrases import joined
 
-WORKSPACE = (
+WORKSPACE = Estimate(
     "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
-    "th.profile measures that"
+    "th.profile measures that",
+    "at least",
 )
 """Why a dry run is an estimate where a kernel was not run alone."""
 
-OF_SHAPES = (
+OF_SHAPES = Estimate(
     "of a tape that is gone the shapes of its gradients alone are known: each is taken for a new array, and what the "
     "forward left is not counted"
 )
 """Why a dry run of a tape's graph, without the tape, is still less exact."""
 
-OF_PYTHON = "of a tape the arrays are counted, not Python's own objects, which take some KiB more"
+OF_PYTHON = Estimate("of a tape the arrays are counted, not Python's own objects, which take some KiB more", "at least")
 """Why every prediction of a tape is an estimate."""
 
-OF_A_TAPE = f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros"
+OF_A_TAPE = Estimate(f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros", "at least")
 """Why a dry run of a tape is one."""
 
 OTHER_FORMULAS = {
@@ -53,14 +55,35 @@ PASSING = {
 
 NOT_CALLED = "custom Functions, whose code is not called"
 DEFINED = "primitives that you have defined, whose formulas are not called"
+HELD_LEAVES = (
+    "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
+    "forward under th.capture() tells"
+)
+HIDDEN = "nodes that hide what they keep from the forward"
+PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
+REENTRANT = "reentrant checkpoints"
+NO_STORAGE = "nodes that keep sparse or nested tensors"
+NO_STORAGE_ON_CTX = "custom Functions that keep sparse or nested tensors"
+
+_NOT_COUNTED = frozenset(
+    (
+        *(HELD_LEAVES, HIDDEN, PACKED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
+        *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
+    )
+)
+"""Of what a dry run counts nothing: the truth is what it says, or more."""
+
+SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES))
+"""What is the same in every order."""
 
 
-def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> str:
+def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> Estimate:
     """Of which tasks something is not known."""
-    return f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
+    sentence = f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
+    return Estimate(sentence, "at least" if what in _NOT_COUNTED else "unknown")
 
 
-def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: Iterable[int]) -> str:
+def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: Iterable[int]) -> Estimate:
     """Of which operators it is not known what they take for themselves, and in which tasks."""
     named = joined([*operators])
-    return limit_sentence(graph, f"the workspace of {named} ({why})", [*task_ids])
+    return Estimate(limit_sentence(graph, f"the workspace of {named} ({why})", [*task_ids]), "at least")

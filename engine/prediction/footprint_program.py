@@ -11,7 +11,7 @@ import torch
 
 from ..memory.footprint import Footprint, Footprints, Origin, TaskOutput, TensorLayout
 from ..memory.layouts import Layouts
-from ..memory.timeline import Category, Maker
+from ..memory.timeline import Category, Maker, lasts_with_graph
 from .assumed_footprints import assumed_footprint, assumed_layout
 
 # Storages, tensors, inputs and layouts are numbers here, places in flat lists; these stand where there is none.
@@ -177,7 +177,10 @@ class Compiled:
                 start.held.add(number)
             if storage.keepers:
                 start.saved[number] = storage.keepers
-            for task_id, _ in storage.keepers:
+            for task_id, slot in storage.keepers:
+                if lasts_with_graph(slot):
+                    uses += 1
+                    continue
                 storages = released[task_id]
                 if not storages:
                     released[task_id] = [number]

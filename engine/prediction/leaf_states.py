@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals.saved import saved_slots
 from ..memory.footprint import Footprints
+from ..words.estimates import Estimate
 
 _WHY = (
     "{count:,} leaves have {now} .grad and had {then} in the run that was measured, of which the first is {name}: what "
@@ -32,4 +33,4 @@ def for_graph(footprints: Footprints, graph: Graph) -> Footprints:
     now, then = ("a", "none") if has_grad else ("no", "one")
     why = _WHY.format(count=len(other), now=now, then=then, name=task.parameter or graph.describe(task.id))
     leaves = {**known, **{task_id: replace(known[task_id], has_grad=found[task_id]) for task_id in other}}
-    return replace(footprints, leaves=leaves, limits=(*footprints.limits, why))
+    return replace(footprints, leaves=leaves, limits=(*footprints.limits, Estimate(why)))

@@ -14,6 +14,7 @@ from ..memory.footprint import Footprints
 from ..memory.layouts import copy_for
 from ..memory.timeline import Category, Listed, Timeline
 from ..memory.waiting_in_lists import with_names
+from ..words.estimates import Direction, Estimate
 from .dry_run_limits import OF_SHAPES
 from .footprint_program import (
     AS_IT_COMES,
@@ -332,7 +333,8 @@ class _Simulation:
         if self.accumulation != PYTORCHS:
             found = with_names(found)
         if found.basis == "calibrated" and found.estimates and found.workspace_share:
-            share = f"{found.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
+            said = f"{found.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
+            share = Estimate(said, found.direction or "unknown")
             found = replace(found, estimates=(*found.estimates, share))
         return found
 
@@ -408,23 +410,26 @@ class _Simulation:
             self._drifted.append(task_id)
             self._drifted_bytes += self._layouts.nbytes[found]
 
-    def _estimates(self, order: Sequence[int]) -> Iterator[str]:
+    def _estimates(self, order: Sequence[int]) -> Iterator[Estimate]:
         if self._freed_unseen:
-            yield "the run which was measured kept its graph, so that what holds saved tensors besides it does not show"
-        for task_ids, what in (
-            (self._drifted, "gets a gradient in another layout than was seen, and may copy it"),
-            ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known"),
-            (
-                self._footprints.other_openers(order),
-                "has a checkpointed region computed again, which another one had in the run that was measured",
-            ),
-            (self._too_late, "keeps what goes with a task that has run before in this order; here it goes at once"),
-            (self._partly, "gives gradients that nobody needs, which PyTorch may not compute"),
-        ):
+            yield Estimate(
+                "the run which was measured kept its graph, so that what holds saved tensors besides it does not show",
+                "at least",
+            )
+        again = "has a checkpointed region computed again, which another one had in the run that was measured"
+        late = "keeps what goes with a task that has run before in this order; here it goes at once"
+        directed: tuple[tuple[Sequence[int], str, Direction], ...] = (
+            (self._drifted, "gets a gradient in another layout than was seen, and may copy it", "unknown"),
+            ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known", "unknown"),
+            (self._footprints.other_openers(order), again, "unknown"),
+            (self._too_late, late, "at least"),
+            (self._partly, "gives gradients that nobody needs, which PyTorch may not compute", "at most"),
+        )
+        for task_ids, what, direction in directed:
             distinct = list(dict.fromkeys(task_ids))
             if distinct:
                 count = f"each of {len(distinct):,} tasks" if len(distinct) > 1 else "1 task"
-                yield f"{count} {what}; the first is {self._graph.describe(distinct[0])}"
+                yield Estimate(f"{count} {what}; the first is {self._graph.describe(distinct[0])}", direction)
 
 
 _TO_COME = -1  # in `waiting`: nothing has come yet, and what comes may be the gradient of an index

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from ...inspector.torch_internals.tensors import is_fake, parts_of, storage_of, stored_parts
-from ..measuring.memory_watch import address_below, look, unseen
+from ...inspector.torch_internals.tensors import address_below, is_fake, parts_of, storage_of, stored_parts
+from ..measuring.memory_watch import look, unseen
 from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
 

@@ -145,6 +145,7 @@ class _DryRun(NamedTuple):
 
     peak_bytes: int
     estimates: tuple[str, ...]
+    start_bytes: int
 
     @staticmethod
     def of(drawn: Graph, row: _Chosen, footprints: Footprints) -> _DryRun:
@@ -153,7 +154,7 @@ class _DryRun(NamedTuple):
 
         rule = row.rule
         found = simulate(drawn, row.policy, footprints, accumulate=rule.accumulate, release=rule.release)
-        return _DryRun(found.peak_bytes, found.estimates)
+        return _DryRun(found.peak_bytes, found.estimates, found.start_bytes)
 
 
 class _Comparing:
@@ -380,8 +381,8 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
                 elif planned.predicted is not None:
                     levels = planned.predicted.plain_levels if plan is None else planned.predicted.levels
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
-        dry_bytes, estimates = dry.get(name, (None, ()))
-        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan, levels)
+        dry_bytes, estimates, start = dry.get(name, (None, (), None))
+        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan, levels, start)
 
 
 def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:

@@ -51,7 +51,8 @@ class Row:
         planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task, in
             bytes.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
-        dry_run_estimates: why that is an estimate, as far as it is known.
+        dry_run_estimates: why that is an estimate, as in `Timeline.estimates`.
+        dry_run_start_bytes: of that the level as the backward starts.
         plan: by which the forward was mirrored; None: it was not.
     """
 
@@ -65,6 +66,7 @@ class Row:
     dry_run_estimates: tuple[str, ...] = ()
     plan: MirrorPlan | None = None
     planned_levels: tuple[int, ...] = ()
+    dry_run_start_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -295,8 +297,7 @@ class Comparison(ShownAsTable):
         ]
         share, row = max(off, key=itemgetter(0), default=(0.0, None))
         if row is not None and share > _WORTH_A_REASON:
-            why = "; ".join(row.dry_run_estimates) or "what kernels allocate for themselves is not in it"
-            yield f"The dry run is off by {100 * share:.1f} % under {row.policy}: {why}."
+            yield f"The dry run is off by {100 * share:.1f} % under {row.policy}. {_why_off(row)}"
 
     def _of_mirrored(self) -> Iterator[str]:
         for row in self.rows:
@@ -410,6 +411,18 @@ class Comparison(ShownAsTable):
         dark theme. Needs plotly.
         """
         return saved_page("comparison as a page", path, self, title)
+
+
+def _why_off(row: Row) -> str:
+    """What a dry run is known not to see, or where it and the measured run part."""
+    if estimate := estimate_sentence(row.dry_run_estimates):
+        return estimate
+    assert row.dry_run_bytes is not None
+    gap = row.peak_bytes - row.dry_run_bytes
+    left = row.timeline.start_bytes - (row.dry_run_start_bytes or 0)
+    much = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}"
+    what = "forward left" if left == gap else "backward took"
+    return f"The {what} {much} than the dry run found; why is not known."
 
 
 def _against(predicted: int, measured: int) -> str:

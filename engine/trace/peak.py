@@ -14,7 +14,7 @@ from ...inspector.shown import GraphTheme, drawn, text_of
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
-from ..words.estimates import estimate_sentence
+from ..words.estimates import bounded_size, estimate_sentence
 from ..words.phrases import folded, module_title, nth, pattern, was_captured
 from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
@@ -300,13 +300,15 @@ def _answer(
     count, place = len(timeline.order), timeline.peak_place
     of = f" of {timeline.device}" if elsewhere else ""
     of += " in this run" if timeline.event_places else ""
-    peak = size_text(timeline.peak_bytes)
+    peak = bounded_size(timeline.peak_bytes, timeline.estimates)
     if timeline.peak_task is not None:
         where = timeline.graph.describe(timeline.peak_task)
-        yield (f"The peak{of} is {peak}, in {where}, the {nth(place + 1)} of {count:,} tasks.")
+        yield f"The peak{of} is {peak}, in {where}, the {nth(place + 1)} of {count:,} tasks."
     else:
         when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
         yield f"The peak{of} is {peak}, {when}."
+    if before is not None and before.grad_bytes:
+        yield before.older_gradients
     if groups:
         first = groups[0]  # the largest of the category with most
         alike = [group for group in groups if group.category is first.category]

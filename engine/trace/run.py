@@ -118,13 +118,20 @@ class Run:
             f"{size_text(each.peak_bytes)}{f' on {device}' if several else ''}"
             for device, each in self.timelines.items()
         ]
-        peak = f", peak {', '.join(peaks)}" if peaks else ""
+        peak = f", peak {', '.join(peaks)}{self._older_gradients()}" if peaks else ""
         saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
         note = f" ({self.note})" if self.note else ""
         return (
             f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}{note}, {self.engine} engine: "
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
+
+    def _older_gradients(self) -> str:
+        """What a peak leaves out that the backward of a step after zero_grad() makes."""
+        from ..memory.not_counted import not_counted
+
+        found = sum(not_counted(each).grad_bytes for each in self.footprints_by_device.values())
+        return f" (without {size_text(found)} of .grad that was there before)" if found else ""
 
     @cached_property
     def queue_lengths(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from ..torch_internals.compiled import watching_functions
 from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of
+from .births import note_births
 from .opened import Opened
 from .tape import Tape
 from .writes import Versions, note_writes, versions_before, versions_before_apply
@@ -259,7 +260,10 @@ class _OperationWatcher(TorchFunctionMode):
     def _made_no_node(
         self, function: Callable[..., Any], result: object, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
     ) -> None:
-        hooks = getattr(function, "__name__", None) in HOOKING and bool(args) and isinstance(args[0], Tensor)
+        name = getattr(function, "__name__", None)
+        if name != "__get__":  # of an attribute, such as .grad, which was there before
+            note_births(self._calls.facts, result, args, kwargs)
+        hooks = name in HOOKING and bool(args) and isinstance(args[0], Tensor)
         observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
         if hooks or observed:
             operation = Operation(self._calls.facts, function, now, now, self._calls.current, users_place())

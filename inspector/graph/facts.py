@@ -141,12 +141,16 @@ class Facts:
     Attributes:
         thread: the thread; sequence numbers are counted per thread.
         first: the sequence number of the first node that could be made in the capture.
+        births: the addresses of the bytes that operations without a node allocated: of masks, noise, and leaves that
+            the forward makes.
     """
 
     def __init__(self) -> None:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
+        self.births: set[int] = set()
+        self._buffers: dict[int, ref[Tensor]] = {}  # of the modules, by id()
         # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
         self._leaves: dict[int, ref[Tensor]] = {}
         self._leaf_roots: dict[int, int] = {}  # their outermost modules
@@ -177,10 +181,18 @@ class Facts:
                     leaves[key] = ref(parameter)
                     names[key] = f"{path}.{name}" if path else name
                     self._leaf_roots[key] = root
+            for buffer in part._buffers.values():
+                if buffer is not None:
+                    self._buffers[id(buffer)] = ref(buffer)
         self._root_classes.append((type(module).__name__, len(leaves) > before))
         if unnamed:
             self._unnamed_root = root
         return root, paths
+
+    def model_tensors(self) -> list[Tensor]:
+        """The parameters and buffers of the modules seen, of those that are alive."""
+        references = (*self._leaves.values(), *self._buffers.values())
+        return [tensor for reference in references if (tensor := reference()) is not None]
 
     def leaf_name(self, leaf: Tensor) -> str | None:
         """The name of a parameter of one of the modules seen."""

@@ -59,6 +59,15 @@ def storage_of(tensor: Tensor) -> StorageBytes | None:
         return None
 
 
+def address_below(strided: Tensor) -> int | None:
+    """Where the bytes of its storage begin, which is not asked for, see `look`; None if it has none of its own."""
+    try:
+        address = strided.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+    return address - int(strided.storage_offset()) * strided.element_size() if address else 0
+
+
 def set_version(tensor: Tensor, version: int) -> None:
     """Counts the tensor's modifications from here on; for bytes that were put back. Not of an inference tensor."""
     if not tensor.is_inference():

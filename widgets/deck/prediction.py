@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...engine.memory.timeline import Timeline
 from ...engine.queue.pending import queue_lengths
-from ...engine.words.estimates import estimate_sentence
+from ...engine.words.estimates import bounded_size, estimate_sentence
 from ...engine.words.sizes import share_text, size_text
 from ...engine.words.tables import ShownAsTable
 from ...inspector.shown import GraphTheme
@@ -56,11 +56,15 @@ class Prediction(ShownAsTable):
         lowest = min(self.timelines, key=lambda policy: self.timelines[policy].peak_bytes)
         low, high = self.timelines[lowest].peak_bytes, self.highest.peak_bytes
         basis = "Predicted; nothing was run."
-        estimate = estimate_sentence(reason for timeline in self.rows for reason in timeline.estimates)
+        reasons = [reason for timeline in self.rows for reason in timeline.estimates]
+        estimate = estimate_sentence(reasons)
         why = [estimate] if estimate else []
         if low == high:
-            return [f"The order makes no difference to the peak: {size_text(high)}. {basis}", *why]
-        return [f"{lowest} needs least, {size_text(low)}: {share_text(low, high)} of the most. {basis}", *why]
+            return [f"The order makes no difference to the peak: {bounded_size(high, reasons)}. {basis}", *why]
+        return [
+            f"{lowest} needs least, {bounded_size(low, reasons)}: {share_text(low, high)} of the most. {basis}",
+            *why,
+        ]
 
     def __repr__(self) -> str:
         peaks = ", ".join(f"{policy} {size_text(each.peak_bytes)}" for policy, each in self.timelines.items())

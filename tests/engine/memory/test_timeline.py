@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import tapehead as th
 from tapehead.engine.memory.timeline import Category, Keeper, Maker, Timeline
+from tapehead.engine.words.estimates import Estimate
 
 CATEGORIES = st.sampled_from(Category)
 BIRTH = st.tuples(st.just("birth"), st.integers(0, 5), CATEGORIES)
@@ -231,7 +233,9 @@ def test_the_text_says_what_it_is() -> None:
     predicted = Timeline(
         graph(), (), "cuda:0", "dry run", array("q"), array("q", [0]), array("q"), array("b"), estimates=("so",)
     )
-    assert repr(predicted) == "<Timeline of cuda:0, predicted (dry run), an estimate: peak 0 bytes>"
+    assert repr(predicted) == "<Timeline of cuda:0, predicted (dry run), an estimate (more or less): peak 0 bytes>"
+    lower = dataclasses.replace(predicted, estimates=(Estimate("so", "at least"),))
+    assert lower.direction == "at least" and "an estimate (at least)" in repr(lower)
 
 
 def test_the_share_of_workspace_is_that_of_the_peak() -> None:

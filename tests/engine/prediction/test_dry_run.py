@@ -149,7 +149,7 @@ class Scaled(torch.autograd.Function):
 
 def test_a_custom_functions_code_is_not_called_and_a_measured_run_knows_what_it_does() -> None:
     Scaled.touched.zero_()
-    x = torch.randn(32, 32, requires_grad=True)
+    x = weight(32, 32)
 
     def make_loss() -> Tensor:
         x.grad = None
@@ -330,7 +330,7 @@ def test_nested_tensors_are_an_estimate() -> None:
 
 
 def test_slices_written_in_place_are_asked() -> None:
-    x, y = torch.randn(32, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
+    x, y = weight(32, 32), weight(4, 32)
 
     def make_loss() -> Tensor:
         x.grad = y.grad = None
@@ -416,7 +416,7 @@ def test_memory_of_another_device_is_counted_apart() -> None:
 
 
 def weight(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
+    return nn.Parameter(torch.randn(*shape))
 
 
 # What the kernel takes for itself is at the peak of each. A gradient that is expanded BLAS can't read; a matrix that is

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.prediction.dry_run_limits import WORKSPACE
-from tapehead.engine.words.estimates import estimate_sentence, told_first
+from tapehead.engine.words.estimates import Estimate, bounded_size, direction_of, estimate_sentence, told_first
 
 KERNELS = "the workspace of"
 PACKED = "packed by saved_tensors_hooks"
@@ -96,3 +98,25 @@ def test_each_reason_is_said_once_and_of_many_how_many_there_are() -> None:
     assert estimate_sentence("abcde", "The peak") == "The peak is an estimate: a; b; c; and 2 more."
     assert told_first([WORKSPACE]) == WORKSPACE and told_first(()) == ""
     assert told_first([WORKSPACE, "not known from a dry run: hooks"]) == told_first(["misses hooks"]) == "misses hooks"
+
+
+def test_an_estimate_has_the_direction_that_all_of_its_reasons_have() -> None:
+    low, high, other = Estimate("a", "at least"), Estimate("b", "at most"), Estimate("c")
+    directions = [direction_of(reasons) for reasons in ([], [low, low], [high], [low, high], [low, other], ["plain"])]
+    assert directions == [None, "at least", "at most", "unknown", "unknown", "unknown"]
+    assert [bounded_size(1024, each) for each in ([], [low], [high], [other])] == [
+        *("1 KiB", "at least 1 KiB", "at most 1 KiB", "about 1 KiB")
+    ]
+    assert estimate_sentence([low]) == "An estimate: a. The true figure may be higher."
+
+
+def test_each_place_says_on_which_side_of_it_a_peak_is() -> None:
+    for place in (of_plan, of_report, of_deck):
+        assert "at least " in place(checkpointed) and "may be higher" in place(checkpointed)
+
+
+def test_a_file_keeps_the_directions(tmp_path: Path) -> None:
+    loss = checkpointed()
+    timeline = th.simulate(th.graph(loss))
+    run = replace(th.backward(loss), timeline=timeline)
+    assert th.load(run.save(tmp_path / "run.json")).timeline.direction == timeline.direction == "at least"

@@ -375,7 +375,16 @@ def test_what_nodes_hold_is_theirs_and_goes_with_the_graph() -> None:
 
 def test_a_runs_repr_names_its_peak_where_it_was_measured() -> None:
     x = torch.randn(1024, requires_grad=True)
-    assert f", peak {size_text(th.profile(lambda: x.exp().sum()).peak_bytes)}>" in repr(
-        th.profile(lambda: x.exp().sum())
-    )
+    run = th.profile(lambda: x.exp().sum())
+    assert f", peak {size_text(run.peak_bytes)}>" in repr(run)
     assert "peak" not in repr(th.backward(x.exp().sum()))
+
+
+def test_a_peak_beside_an_older_grad_says_what_zero_grad_would_add() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    first, second = (th.profile(lambda: x.exp().sum()) for _ in range(2))
+    assert "zero_grad()" not in str(first.peak()) and "before" not in repr(first)
+    assert "(without 4 KiB of .grad that was there before)" in repr(second)
+    assert "without the .grad that was there before (4 KiB)" in second.peak().answer[1]
+    x.grad = None
+    assert th.profile(lambda: x.exp().sum()).peak_bytes == first.peak_bytes

@@ -1,0 +1,171 @@
+"""Which storages are alive as a backward starts, made since just before the forward, by looking at the graph alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ...inspector.graph.births import ForwardBirths
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.saved import SavedTensor
+from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
+from ...inspector.torch_internals.saved import attributes_of, saved_slots
+from ...inspector.torch_internals.tensors import address_below, local_of, storage_of
+from ..memory.footprint import StartStorage
+from ..memory.timeline import LEAF, Maker
+from ..tasks.tensor_hooks import TensorHooks
+from .assumed_footprints import assumed_result_bytes
+from .dry_run_limits import HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
+
+
+class ForwardStorages:
+    """The storages that a forward left on one device, as `dry_run` says; iterating gives each once.
+
+    Args:
+        graph: the graph, of whose `saved` nothing else may hold a tensor meanwhile.
+        device: whose storages.
+        births: what the forward made besides what its nodes computed.
+        hooks: those of the graph's tensors.
+        limit: is told what is not known, and of which task.
+
+    Attributes:
+        addresses: of saved storages, by their numbers in `Graph.saved`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: torch.device,
+        births: ForwardBirths,
+        hooks: TensorHooks,
+        limit: Callable[[str, int], None],
+    ) -> None:
+        self._graph = graph
+        self._device = device
+        self._births = births
+        self._hooks = hooks
+        self._limit = limit
+        self.addresses, self._bytes_at = self._addresses_of_saved()
+
+    def __iter__(self) -> Iterator[StartStorage]:
+        graph = self._graph
+        births = self._births
+        of_leaves: dict[int, int] = {}  # by address the task of a leaf there, of one that the forward made if it is
+        for task_id, leaf in graph.leaves.items():
+            if (below := storage_of(leaf)) is not None and (task_id in births.leaves or below.address not in of_leaves):
+                of_leaves[below.address] = task_id
+        storages: dict[int, list[SavedTensor]] = {}
+        slots_of_leaves: dict[int, list[tuple[int, str]]] = {}
+        for saved in graph.saved:
+            if saved.storage is None:
+                self._limit(NO_STORAGE, saved.task)
+            elif (leaf_task := of_leaves.get(self.addresses[saved.storage])) is not None:
+                slots_of_leaves.setdefault(leaf_task, []).append((saved.task, saved.slot))
+            elif self._bytes_at[saved.storage] in births.of_model:
+                continue
+            elif self._counts(saved.device) and saved.storage_bytes:
+                storages.setdefault(saved.storage, []).append(saved)
+        shown: set[int | None] = set()  # the tasks whose results are among these
+        for number, found in storages.items():
+            held = any(saved.held for saved in found)
+            makers = {saved.made_by for saved in found if saved.made_by is not None}
+            if held and not makers and self._bytes_at[number] not in births.addresses:
+                continue
+            for root in graph.roots:
+                if root.task in makers and held:
+                    shown.add(root.task)
+            yield StartStorage(
+                found[0].storage_bytes or 0,
+                tuple((saved.task, saved.slot) for saved in found),
+                held,
+                self._maker(min(makers) if makers else None, {saved.task for saved in found}),
+            )
+        for task_id in of_leaves.values():
+            if self._counts(graph.tasks[task_id].inputs[0].device):
+                if task_id in births.leaves:
+                    yield self._of_leaf(task_id, slots_of_leaves.get(task_id, []))
+                elif task_id in births.unsure:
+                    self._limit(HELD_LEAVES, task_id)
+        known = {*of_leaves, *self.addresses.values()}
+        for made_by, storage in [*self._on_ctx(known), *self._in_variables(known)]:
+            shown.add(made_by)
+            yield storage
+        for root in dict.fromkeys(graph.roots):
+            meta = graph.tasks[root.task].inputs[root.input]
+            if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
+                yield StartStorage(assumed_result_bytes(graph, root), (), True, self._maker(root.task, set()))
+
+    def _of_leaf(self, task_id: int, savers: list[tuple[int, str]]) -> StartStorage:
+        """The storage of a leaf that the forward made. Its AccumulateGrad holds it as long as there is the graph."""
+        storage = storage_of(leaf_of(self._graph.nodes[task_id]))
+        assert storage is not None
+        alone = task_id in self._births.alone
+        keepers = (*savers, (task_id, LEAF)) if alone else tuple(savers)
+        return StartStorage(storage.nbytes, keepers, not alone, self._maker(None, {task for task, _ in savers}))
+
+    def _maker(self, made_by: int | None, savers: set[int]) -> Maker:
+        """What made a saved storage: the task whose node did, or the operation whose nodes alone save it."""
+        graph = self._graph
+        if made_by is None and len({id(graph.tasks[task_id].operation) for task_id in savers}) == 1:
+            made_by = min(savers)
+        if made_by is None:
+            return Maker(None, None, None)
+        return Maker(None, graph.tasks[made_by].operation, graph.module(made_by))
+
+    def _addresses_of_saved(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The addresses of saved storages, by their numbers in `Graph.saved`, and where their bytes begin."""
+        numbers = iter(self._graph.saved)
+        found, begins = {}, {}
+        for node in self._graph.nodes:
+            for slot in saved_slots(node):
+                storage, saved = storage_of(slot.tensor), next(numbers)
+                if storage is not None and saved.storage is not None:
+                    found[saved.storage] = storage.address
+                    begins[saved.storage] = address_below(local_of(slot.tensor)) or 0
+        return found, begins
+
+    def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage]]:
+        """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
+
+        Args:
+            known: the addresses of storages to leave out.
+        """
+        graph = self._graph
+        ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+        for task, node in zip(graph.tasks, graph.nodes, strict=True):
+            tensors = [tensor for value in attributes_of(node).values() for tensor in tensors_of(value)]
+            for number in range(len(tensors)):
+                storage = storage_of(tensors[number])
+                if storage is None:
+                    self._limit(NO_STORAGE_ON_CTX, task.id)
+                    continue
+                if storage.address in known or not storage.nbytes or not self._counts(tensors[number].device):
+                    continue
+                maker = tensors[number].grad_fn
+                made_by = None if maker is None else ids.get(maker)
+                if (
+                    made_by is None
+                    and address_below(tensors[number]) not in self._births.addresses
+                    and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number]))
+                ):
+                    continue  # was there before, as far as can be known
+                known.add(storage.address)
+                made = self._maker(made_by, {task.id})
+                yield made_by, StartStorage(storage.nbytes, (), True, made)
+
+    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage]]:
+        """The forward's results which somebody holds and no node keeps, with the task that made each."""
+        for task_id in self._hooks.tasks:
+            for tensor in self._hooks.alive(task_id):
+                storage = storage_of(tensor)
+                if storage is None or storage.address in known or not self._counts(tensor.device):
+                    continue
+                known.add(storage.address)
+                if storage.nbytes:
+                    yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
+
+    def _counts(self, device: torch.device) -> bool:
+        return device == self._device

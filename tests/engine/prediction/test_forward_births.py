@@ -1,0 +1,188 @@
+"""What the forward makes besides what its nodes compute: leaves, masks, and a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.queue.chosen_order import heap_order
+from tapehead.inspector.graph.births import forward_births
+
+from ..profiled import profiled
+
+MakeLoss = Callable[[], Tensor]
+ROWS = 512
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def wgan_penalty(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    mix = torch.rand(ROWS, 1)
+    z = (mix * real + (1 - mix) * real.flip(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(z).sum(), z, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean()
+
+
+def r1_penalty(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    z = real.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(z).sum(), z, create_graph=True)
+    return gradient.square().sum(1).mean()
+
+
+def zero_centred(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    z = torch.empty_like(real).copy_(real)
+    z.requires_grad = True
+    (gradient,) = torch.autograd.grad(model(z).sum(), z, create_graph=True)
+    return gradient.square().mean() + model(z).mean()
+
+
+def projected_attack(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    delta = torch.zeros_like(real, requires_grad=True)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(model(real + delta).square().mean(), delta)
+        delta = (delta + 0.1 * gradient.sign()).detach().requires_grad_()
+    return model(real + delta).square().mean()
+
+
+def physics_informed(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    points = torch.rand(ROWS, 32, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(points).sum(), points, create_graph=True)
+    return (slope.sum(1) - points.detach().sum(1)).square().mean()
+
+
+def slices_of_a_leaf(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    z = torch.randn(ROWS, 32).requires_grad_()
+    return model(z[: ROWS // 2]).sum() + z[ROWS // 2 :].exp().sum()
+
+
+def leaf_that_is_kept(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    z = real.clone().requires_grad_()
+    kept[:] = [z]
+    return model(z).square().mean()
+
+
+def mask_that_is_kept(model: nn.Module, real: Tensor, kept: list[Tensor]) -> Tensor:
+    kept[:] = [(torch.rand(real.shape) > 0.5).float()]
+    return (model(real).expand_as(real).exp() * kept[0]).mean()
+
+
+LETS_GO = [wgan_penalty, r1_penalty, zero_centred, projected_attack, physics_informed, slices_of_a_leaf]
+KEEPS = [leaf_that_is_kept, mask_that_is_kept]
+
+
+def program(forward: Callable[[nn.Module, Tensor, list[Tensor]], Tensor]) -> MakeLoss:
+    model, real, kept = net(), torch.randn(ROWS, 32), [torch.empty(0)]
+
+    def make_loss() -> Tensor:
+        model.zero_grad()
+        kept[:] = []
+        return forward(model, real, kept)
+
+    make_loss().backward()
+    return make_loss
+
+
+@pytest.mark.parametrize("forward", LETS_GO + KEEPS, ids=lambda each: each.__name__)
+def test_what_a_forward_makes_counts_where_a_capture_sees_it(
+    forward: Callable[[nn.Module, Tensor, list[Tensor]], Tensor],
+) -> None:
+    make_loss = program(forward)
+    expected = profiled(make_loss, heap_order).peak
+    with th.capture():
+        loss = make_loss()
+    found = th.simulate(th.graph(loss))
+    assert (found.peak_bytes, found.direction) == (expected, None)
+    assert th.plan(loss)["heap"].peak_bytes == expected
+    row = th.compare(make_loss, ["heap"], repetitions=1)["heap"]
+    assert (row.peak_bytes, row.dry_run_bytes) == (expected, expected)
+
+
+@pytest.mark.parametrize("forward", LETS_GO, ids=lambda each: each.__name__)
+def test_a_leaf_that_nothing_holds_counts_without_a_capture(
+    forward: Callable[[nn.Module, Tensor, list[Tensor]], Tensor],
+) -> None:
+    make_loss = program(forward)
+    expected = profiled(make_loss, heap_order).peak
+    found = th.simulate(th.graph(make_loss()))
+    assert (found.peak_bytes, found.direction) == (expected, None)
+    assert th.backward(make_loss(), memory=True).peak_bytes == expected
+
+
+def test_a_leaf_that_something_holds_makes_it_a_lower_bound_without_a_capture() -> None:
+    make_loss = program(leaf_that_is_kept)
+    expected = profiled(make_loss, heap_order).peak
+    found = th.simulate(th.graph(make_loss()))
+    assert found.direction == "at least" and found.peak_bytes < expected
+    assert "leaves that are no parameters" in found.estimates[0]
+
+
+def test_an_older_input_does_not_count_and_is_no_estimate_under_a_capture() -> None:
+    model, x = net(), torch.randn(ROWS, 32, requires_grad=True)
+    with th.capture():
+        loss = model(x).square().mean()
+    found = th.simulate(th.graph(loss))
+    x.grad = None
+    assert (found.peak_bytes, found.direction) == (profiled(lambda: model(x).square().mean(), heap_order).peak, None)
+
+
+def test_an_old_tensor_that_starts_to_require_gradients_is_none_that_the_forward_made() -> None:
+    model, x = net(), torch.randn(ROWS, 32)
+    with th.capture():
+        z = x.detach().requires_grad_()
+        loss = model(z).sum() + x.view(-1).requires_grad_().sum()
+    assert not forward_births(th.graph(loss)).leaves
+
+
+def of_model(make: Callable[[], nn.Module]) -> tuple[MakeLoss, MakeLoss, nn.Module]:
+    """The program with its model made inside, outside, and that model."""
+    outside = make()
+    x = torch.randn(16, 3, 8, 8)
+
+    def forward(model: nn.Module) -> Tensor:
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
+    return lambda: forward(make()), lambda: forward(outside), outside
+
+
+def convolutional() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 64))
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+def test_a_model_made_inside_of_make_loss_gives_the_figures_of_one_outside() -> None:
+    inside, outside, model = of_model(convolutional)
+    model.zero_grad()
+    expected = profiled(outside, heap_order).peak
+    model.zero_grad()
+    run = th.profile(inside)
+    assert run.peak_bytes == expected
+    assert "held by your code" not in str(run.peak())
+    with th.capture():
+        assert th.simulate(th.graph(inside())).peak_bytes == expected
+    row = th.compare(inside, ["heap", "bfs"], repetitions=1)["heap"]
+    assert (row.peak_bytes, row.dry_run_bytes, row.predicted_bytes) == (expected, expected, expected)
+
+
+def test_a_leaf_of_the_forward_is_held_by_its_graph_and_not_by_your_code() -> None:
+    make_loss = program(slices_of_a_leaf)
+    report = str(th.profile(make_loss).peak())
+    assert "held by the node of AccumulateGrad" in report and "your code" not in report
+
+
+def test_gradients_reach_a_leaf_of_the_forward_as_ever() -> None:
+    model, real = net(), torch.randn(ROWS, 32)
+    z = real.clone().requires_grad_()
+    expected = torch.autograd.grad(nn.functional.softplus(model(z)).sum(), z)[0]
+    again = real.clone().requires_grad_()
+    with th.capture():
+        loss = nn.functional.softplus(model(again)).sum()
+    th.simulate(th.graph(loss))
+    loss.backward()
+    assert torch.equal(again.grad, expected)
