@@ -9,7 +9,6 @@ from weakref import ref
 
 from torch import Tensor
 
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import bytes_below, version_of
 from ..words.phrases import joined
 from .batch import ToldBatch, tell, tensors_in
@@ -50,8 +49,7 @@ class Fetched:
         """The same of what a module is given: graphs that lead to its tensors are not held."""
         of = {id(each): (place, version_of(each)) for place, each in tensors_in(batch)}
         told = tell(batch)
-        with unobserved():
-            bare = [each if each.grad_fn is None else each.detach() for each in told.tensors]
+        bare = [each if each.grad_fn is None else each.detach() for each in told.tensors]
         places = [(of[id(each)][0], kept, of[id(each)][1]) for each, kept in zip(told.tensors, bare, strict=True)]
         copies = {id(each): own_copy(each) for each in bare} if copied else {}
         return cls(ToldBatch(told.json, bare, told.left_out), origin, places, copies)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ...inspector.holding.frames import variables_of
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.module_calls import frame_of_call
+from ...inspector.torch_internals.tensors import beneath_all_transforms
 from .batch import tensors_in
 from .fetched import INPUTS, Fetched, Fetching
 from .models import BufferCopies, Models, has_tensors
 from .random_numbers import RandomNumbers
-from .surroundings import Autocast, autocast_now
+from .surroundings import Autocast
 from .tensors import why_not_kept
 
 MOST_MICRO_BATCHES = 64
@@ -69,7 +69,7 @@ class Unit:
 
 
 class StepKeeper:
-    """Follows the loop, and holds the unit that runs. All is told in the loop's thread.
+    """Follows the loop, and holds the unit that runs. All is told in the loop's thread, `unobserved`.
 
     Args:
         modules: those that the user has named; others are found as they are called.
@@ -109,11 +109,10 @@ class StepKeeper:
 
     def scaled(self, loss: Tensor, scaled: Tensor, scale: Tensor) -> None:
         """A gradient scaler has multiplied a loss."""
-        with unobserved():
-            self._scaled = ref(scaled), scale.detach().clone(), loss.detach()
+        self._scaled = ref(scaled), scale.detach().clone(), loss.detach()
 
-    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
-        """An outermost module is called."""
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...], autocast: Autocast) -> None:
+        """An outermost module is called, under this autocast."""
         new = self.models.add(module)
         self.models.grow_older()
         last = self.unit.micro_batches[-1] if self.unit.micro_batches else None
@@ -128,9 +127,9 @@ class StepKeeper:
         if self.stepping:  # each call of a closure is with parameters of its own
             self._has_closures = True
             self._renew()
-        self._begin_micro_batch(module, given)
+        self._begin_micro_batch(module, given, autocast)
 
-    def _begin_micro_batch(self, module: nn.Module, given: tuple[object, ...]) -> None:
+    def _begin_micro_batch(self, module: nn.Module, given: tuple[object, ...], autocast: Autocast) -> None:
         micro_batches = self.unit.micro_batches
         if len(micro_batches) >= MOST_MICRO_BATCHES:
             micro_batches.pop(0)
@@ -143,11 +142,11 @@ class StepKeeper:
         place = self._parity, (len(micro_batches) + self.unit.dropped) % MOST_MICRO_BATCHES
         buffers = self._copies.setdefault(place, BufferCopies())
         buffers.take(self.models.buffers())
-        micro_batches.append(MicroBatch(fetched, random, at_model, autocast_now(), buffers))
+        micro_batches.append(MicroBatch(fetched, random, at_model, autocast, buffers))
 
     def _taken_by(self, module: nn.Module, given: tuple[object, ...]) -> Fetched:
         frame = frame_of_call()
-        named = {} if frame is None else variables_of(frame).get("kwargs") or {}
+        named = {} if frame is None else beneath_all_transforms(variables_of(frame).get("kwargs") or {})
         inputs = [tensor for _, tensor in tensors_in((given, named))]
         fetched = self._fetching.take(inputs)
         if fetched is not None:
@@ -158,6 +157,7 @@ class StepKeeper:
     def backward_begins(self, tensors: object) -> None:
         """An outermost backward, of these."""
         unit = self.unit
+        self.models.backward_begins()
         if not any(each.done for each in unit.micro_batches):
             self._copy_gradients()
         if not unit.micro_batches:
@@ -166,28 +166,26 @@ class StepKeeper:
         roots = tensors if isinstance(tensors, Sequence) else (tensors,)
         micro_batch.loss = micro_batch.scale = micro_batch.unscaled = None
         if len(roots) == 1 and isinstance(roots[0], Tensor) and roots[0].numel() == 1 and not why_not_kept(roots[0]):
-            with unobserved():
-                micro_batch.loss = roots[0].detach().clone()
+            micro_batch.loss = roots[0].detach().clone()
             if self._scaled is not None and self._scaled[0]() is roots[0]:
                 _, micro_batch.scale, micro_batch.unscaled = self._scaled
 
     def _copy_gradients(self) -> None:
         """Of those that are there already: not where the loop zeroes them by letting go of them."""
-        with unobserved():
-            there = {name: each.grad for name, each in self.models.parameters if each.grad is not None}
-            there = {name: grad for name, grad in there.items() if not why_not_kept(grad)}
-            kept = self.unit.gradients_before = {}
-            ours, theirs = [], []
-            for name, grad in there.items():
-                copy = self._before.get(name)
-                if copy is None or copy.shape != grad.shape or copy.dtype != grad.dtype or self.lasting:
-                    kept[name] = self._before[name] = grad.detach().clone()
-                else:
-                    kept[name] = copy
-                    ours.append(copy)
-                    theirs.append(grad.detach())
-            if ours:
-                torch._foreach_copy_(ours, theirs)
+        there = {name: each.grad for name, each in self.models.parameters if each.grad is not None}
+        there = {name: grad for name, grad in there.items() if not why_not_kept(grad)}
+        kept = self.unit.gradients_before = {}
+        ours, theirs = [], []
+        for name, grad in there.items():
+            copy = self._before.get(name)
+            if copy is None or copy.shape != grad.shape or copy.dtype != grad.dtype or self.lasting:
+                kept[name] = self._before[name] = grad.detach().clone()
+            else:
+                kept[name] = copy
+                ours.append(copy)
+                theirs.append(grad.detach())
+        if ours:
+            torch._foreach_copy_(ours, theirs)
 
     def backward_ends(self) -> None:
         """It has run to its end."""
@@ -208,16 +206,15 @@ class StepKeeper:
     def _copy_parameters(self) -> None:
         shadow = self._shadow[self._parity]
         ours, theirs = [], []
-        with unobserved():
-            for name, each in self.models.parameters:
-                copy = shadow.get(name)
-                if copy is None or copy.shape != each.shape or copy.dtype != each.dtype or copy.device != each.device:
-                    shadow[name] = each.detach().clone()
-                else:
-                    ours.append(copy)
-                    theirs.append(each.detach())
-            if ours:
-                torch._foreach_copy_(ours, theirs)
+        for name, each in self.models.parameters:
+            copy = shadow.get(name)
+            if copy is None or copy.shape != each.shape or copy.dtype != each.dtype or copy.device != each.device:
+                shadow[name] = each.detach().clone()
+            else:
+                ours.append(copy)
+                theirs.append(each.detach())
+        if ours:
+            torch._foreach_copy_(ours, theirs)
         self.unit.parameters = shadow
 
     def optimizer_ends(self, optimizer: object) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import version_of
+from ...inspector.torch_internals.tensors import beneath_transforms, version_of
 from .tensors import why_not_kept
 
 _LARGE = 2**16  # bytes of a buffer that is copied only where its version has moved: masks, tables of positions
@@ -60,6 +59,7 @@ class Models:
         self._inside: WeakSet[nn.Module] = WeakSet()  # all their modules, and those without parameters
         self._slots: list[tuple[str, dict[str, Tensor | None], str, bool]] = []  # of each buffer where it is bound
         self._age = 0
+        self._are_exchanged = False  # parameters, for the length of a torch.func.functional_call, as they were walked
         for module in modules:
             self.add(module)
 
@@ -91,6 +91,7 @@ class Models:
         modules = self.modules
         self._inside.update(each for module in modules for each in module.modules())
         self.parameters = list(named(modules, "parameters"))
+        self._are_exchanged = not all(isinstance(each, nn.Parameter) for _, each in self.parameters)
         self._slots = []
         seen: set[int] = set()
         for path, owner in named(modules, "modules"):
@@ -106,6 +107,11 @@ class Models:
         if self._age > _ANEW:
             self.walk()
 
+    def backward_begins(self) -> None:
+        """Looks for parameters again where others stood in their places."""
+        if self._are_exchanged:
+            self.walk()
+
     @property
     def gradients(self) -> list[Tensor]:
         """Those that are there."""
@@ -116,7 +122,7 @@ class Models:
         for name, bound, own, told in self._slots:
             buffer = bound.get(own)
             if buffer is not None:
-                yield name, buffer, told
+                yield name, beneath_transforms(buffer), told
 
     def left_out(self) -> list[str]:
         """What of it can't be written as bytes, and why."""
@@ -144,22 +150,21 @@ class BufferCopies:
         """
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
-        with unobserved():
-            for name, buffer, told in buffers:
-                copy = self.by_name.get(name)
-                if copy is not None and known:
+        for name, buffer, told in buffers:
+            copy = self.by_name.get(name)
+            if copy is not None and known:
+                continue
+            if copy is None and why_not_kept(buffer):
+                continue
+            if told and buffer.nbytes > _LARGE:
+                at = id(buffer), version_of(buffer)
+                if self._seen.get(name) == at and copy is not None:
                     continue
-                if copy is None and why_not_kept(buffer):
-                    continue
-                if told and buffer.nbytes > _LARGE:
-                    at = id(buffer), version_of(buffer)
-                    if self._seen.get(name) == at and copy is not None:
-                        continue
-                    self._seen[name] = at
-                if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
-                    self.by_name[name] = buffer.detach().clone()
-                else:
-                    ours.append(copy)
-                    theirs.append(buffer.detach())
-            if ours:
-                torch._foreach_copy_(ours, theirs)
+                self._seen[name] = at
+            if copy is None or copy.shape != buffer.shape or copy.dtype != buffer.dtype:
+                self.by_name[name] = buffer.detach().clone()
+            else:
+                ours.append(copy)
+                theirs.append(buffer.detach())
+        if ours:
+            torch._foreach_copy_(ours, theirs)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ...inspector.arguments import a_kind
 from ...inspector.torch_internals.data_loaders import watching_batches
 from ...inspector.torch_internals.loss_scaling import watching_scales
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import world
 from ...inspector.torch_internals.tensors import version_of
 from ..black_box.fetched import inputs_alone
@@ -106,7 +107,8 @@ class BlackBox(LoopPart):
         def safely(*given: Any) -> None:
             if self._training is not None and get_ident() == self._thread:
                 try:
-                    told(*given)
+                    with unobserved():
+                        told(*given)
                 except Exception as error:
                     training, self._training = self._training, None
                     training.note(f"the black box is closed since step {self._step}: {type(error).__name__}: {error}")
@@ -118,7 +120,7 @@ class BlackBox(LoopPart):
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         if self._training is not None:
-            self._keeper.forward_begins(module, given)
+            self._keeper.forward_begins(module, given, self._training.autocast)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if self._training is not None:

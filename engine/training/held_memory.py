@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import youngest_first
 from ...inspector.torch_internals.tensors import storage_of
@@ -54,24 +53,21 @@ class HeldMemory(LoopPart):
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_looking:
             return
-        with unobserved():
-            watched = self._training.watched
-            parameters = _storages(each for _, module in watched.modules() for each in _own_of(module))
-            saved = (slot.tensor for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node))
-            activations = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
+        watched = self._training.watched
+        parameters = _storages(each for _, module in watched.modules() for each in _own_of(module))
+        saved = (slot.tensor for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node))
+        activations = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
         self._row[_PARAMETERS] = float(sum(parameters.values()))
         self._row[_ACTIVATIONS] = max(self._row[_ACTIVATIONS], float(sum(activations.values())))
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._is_looking:
-            with unobserved():
-                found = _storages(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
+            found = _storages(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
             self._row[_GRADIENTS] = max(self._row[_GRADIENTS], float(sum(found.values())))
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._is_looking:
-            with unobserved():
-                self._states[id(optimizer)] = sum(_storages(tensors_of(list(optimizer.state.values()))).values())
+            self._states[id(optimizer)] = sum(_storages(tensors_of(list(optimizer.state.values()))).values())
             self._row[_OPTIMIZER] = float(sum(self._states.values()))
 
     def step_ends(self, number: int) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.words import counted
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive
 from ..words.phrases import joined
 from .columns import parameters_of
@@ -45,14 +44,13 @@ class HeldParameters(LoopPart):
         if self._step > _SURE or self._training is None:
             return
         self._optimizers.add(optimizer)
-        with unobserved():
-            self._got.update(id(each) for each in parameters_of(optimizer) if each.grad is not None)
-            if self._step == _FIRST:
-                self._suspects = [(name, each.detach().clone()) for name, each in self._unheld(self._optimizers)]
-            elif self._step == _SURE:
-                self._tell_of_idle(optimizer)
-                if self._suspects:
-                    self._tell_of_unheld()
+        self._got.update(id(each) for each in parameters_of(optimizer) if each.grad is not None)
+        if self._step == _FIRST:
+            self._suspects = [(name, each.detach().clone()) for name, each in self._unheld(self._optimizers)]
+        elif self._step == _SURE:
+            self._tell_of_idle(optimizer)
+            if self._suspects:
+                self._tell_of_unheld()
 
     def _unheld(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, Tensor]]:
         assert self._training is not None

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.optimizer_steps import is_fused
 from .columns import parameters_of
 
@@ -33,9 +32,8 @@ class LeftOutUpdates:
             return False
         if not is_fused(optimizer) or not getattr(optimizer, "_step_supports_amp_scaling", False):
             return None
-        with unobserved():
-            gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
-            flag = _flag_of({id(each): each for each in (*gradients, *others)}.values())
+        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        flag = _flag_of({id(each): each for each in (*gradients, *others)}.values())
         if flag is not None:
             self._flagged = optimizer
             optimizer.found_inf = flag  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from ...inspector.graph.graph import module_name
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import local_of
 from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
 from ..norms.norms import NO_SCALAR, Norms
@@ -100,11 +99,10 @@ class NormWatch(LoopPart):
         self._before = None  # of a step that raised
         self._training.taken_norms = None
         tensors = [each for each in given[0] if isinstance(each, Tensor)]
-        with unobserved():
-            for each in tensors:
-                if each.numel() == 1 and each.layout is torch.strided and not each.is_complex():
-                    value = each.detach().to(torch.float32, copy=True).reshape(())
-                    self._losses.append(LateTensor(value if self._scale is None else value / self._scale))
+        for each in tensors:
+            if each.numel() == 1 and each.layout is torch.strided and not each.is_complex():
+                value = each.detach().to(torch.float32, copy=True).reshape(())
+                self._losses.append(LateTensor(value if self._scale is None else value / self._scale))
         if not self._is_ordered or self._step.number % _OFTEN == 0:
             self._columns.meet(self._training.watched, self._optimizers)
         if self._step.number < 2 and self._columns.names:
@@ -116,17 +114,16 @@ class NormWatch(LoopPart):
         if error is not None:
             self._losses.clear()
             return
-        with unobserved():
-            found = [
-                (id(each), gradient, column)
-                for known, column in self._columns.known
-                if (each := known()) is not None and (gradient := each.grad) is not None
-            ]
-            columns = [column for _, _, column in found]
-            self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
-            self._measured = set(columns)
-            self._say_unread()
-            self._training.taken_norms = TakenNorms(frozenset(number for number, _, _ in found), self._latest)
+        found = [
+            (id(each), gradient, column)
+            for known, column in self._columns.known
+            if (each := known()) is not None and (gradient := each.grad) is not None
+        ]
+        columns = [column for _, _, column in found]
+        self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
+        self._measured = set(columns)
+        self._say_unread()
+        self._training.taken_norms = TakenNorms(frozenset(number for number, _, _ in found), self._latest)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)
@@ -135,28 +132,25 @@ class NormWatch(LoopPart):
         if rate is not None:
             self._rates[place] = rate
         jumped = last is not None and rate is not None and rate > _JUMP * last
-        with unobserved():
-            parameters = parameters_of(optimizer)
-            self._take_gradients(optimizer, parameters)
-            self._step.optimizers.append(_OptimizerStep(place, rate, self._taken_losses()))
-            if self._step.number % self._training.every == 0 or jumped:
-                floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
-                before = [each.detach().clone() for each in floating]
-                self._before = (floating, before, self._columns.of(floating)) if floating else None
+        parameters = parameters_of(optimizer)
+        self._take_gradients(optimizer, parameters)
+        self._step.optimizers.append(_OptimizerStep(place, rate, self._taken_losses()))
+        if self._step.number % self._training.every == 0 or jumped:
+            floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
+            before = [each.detach().clone() for each in floating]
+            self._before = (floating, before, self._columns.of(floating)) if floating else None
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._before is None:
             return
         (parameters, before, columns), self._before = self._before, None
-        with unobserved():
-            self._step.weights += self._sums.take(before, columns)
-            # in place: no third copy is made; of parts on ranks the parts, as a list may have others beside them
-            torch._foreach_sub_([*map(local_of, before)], [local_of(each.detach()) for each in parameters])
-            self._step.updates += self._sums.take(before, columns)
+        self._step.weights += self._sums.take(before, columns)
+        # in place: no third copy is made; of parts on ranks the parts, as a list may have others beside them
+        torch._foreach_sub_([*map(local_of, before)], [local_of(each.detach()) for each in parameters])
+        self._step.updates += self._sums.take(before, columns)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        with unobserved():
-            self._take_gradients(optimizer, parameters_of(optimizer))
+        self._take_gradients(optimizer, parameters_of(optimizer))
         skipped = _OptimizerStep(self._place(optimizer), _rate(optimizer), self._taken_losses(), skipped=True)
         self._step.optimizers.append(skipped)
 

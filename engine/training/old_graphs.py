@@ -13,7 +13,6 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.holding.search import Holder, who_holds
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import storage_of
 from .step_tokens import StepTokens
@@ -50,10 +49,9 @@ class HeldGraphs:
 
 def held_graphs(tokens: StepTokens, is_old: IsOld) -> list[HeldGraphs]:
     """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked."""
-    with unobserved():
-        targets, is_all = _targets(tokens, is_old)
-        found = sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
-        return found if is_all else [replace(held, is_bounded=True) for held in found]
+    targets, is_all = _targets(tokens, is_old)
+    found = sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
+    return found if is_all else [replace(held, is_bounded=True) for held in found]
 
 
 def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:

@@ -10,8 +10,8 @@ from .record import Training
 
 
 class LoopPart:
-    """One thing that is watched in a training loop. All is told in the loop's own thread; what a part raises is noted
-    once, never raised into the loop.
+    """One thing that is watched in a training loop. All is told in the loop's own thread, `unobserved`; what a part
+    raises is noted once, never raised into the loop.
 
     A part is made anew for each training, without arguments. What it holds of the loop's tensors past the call that
     told it of them keeps them alive: it holds weak references, or none.
@@ -25,13 +25,14 @@ class LoopPart:
         alive that does not step: when one of the others is to step again."""
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
-        """An outermost module is called, with grad mode on; also inside of an optimizer's closure."""
+        """An outermost module is called, with grad mode on; also inside of an optimizer's closure, and of transforms of
+        torch.func: then it is given what they wrap."""
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
     def module_ends(self, module: nn.Module, result: object) -> None:
         """Any module, of those inside of others, too, and whether or not it was given: only parts are told that have
-        this. It is called very often."""
+        this. It is called very often, so with the user's modes in force."""
 
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward; with its tensors, gradients, retain_graph, create_graph and inputs."""

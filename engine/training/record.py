@@ -16,6 +16,7 @@ from ...inspector.arguments import expect_callable
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.shown import drawn, saved_page, text_of
+from ..black_box.surroundings import Autocast
 from ..norms.norm_sums import TakenNorms
 from ..norms.norms import Norms
 from ..norms.step_table import StepTable
@@ -72,6 +73,7 @@ class Training(ShownAsFindings):
         earlier_bytes: what graphs of earlier steps keep, as far as it was looked at.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
             taken.
+        autocast: as it was where the last outermost module was called; it is noted where there is a black box.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Training(ShownAsFindings):
         self.memory = StepTable(_MOST_MEMORY)
         self.earlier_bytes = 0
         self.taken_norms: TakenNorms | None = None
+        self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0

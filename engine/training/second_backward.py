@@ -10,7 +10,6 @@ from torch.autograd.graph import Node
 from ...inspector.capturing.walk import graph
 from ...inspector.graph.source import users_place
 from ...inspector.graph.spent import is_over
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import FREED, MODIFIED
 from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
 from ..steps.loop_watch import BackwardGiven
@@ -51,8 +50,7 @@ class SecondBackward:
             return
         if not self._forwards.unseen and not any(each.has_run for each in self._forwards.alive()):
             return
-        with unobserved():
-            freed = self._first_freed(roots_of(given[0]))
+        freed = self._first_freed(roots_of(given[0]))
         if freed is None:
             return
         self._told = crossings_told(graph(given[0]), self._before)

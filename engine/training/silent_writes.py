@@ -17,7 +17,6 @@ from ...inspector.graph.marks import operation_of
 from ...inspector.graph.source import users_place
 from ...inspector.graph.words import counted
 from ...inspector.graph.written import note_write
-from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.optimizer_steps import is_fused
 from ...inspector.torch_internals.saved import SavedSlot, saved_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
@@ -72,12 +71,11 @@ class SilentWrites:
         waiting, unseen = self._forwards.waiting(), self._forwards.unseen
         if not waiting and not unseen:
             return
-        with unobserved():
-            given = [each for each in parameters_of(optimizer) if each.grad is not None]
-            newest = max((each.number for each in self._steps), default=0)
-            copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
-            copies = [each.detach().clone() if copied else None for each in given]
-            self._before = [(each, version_of(each), copy) for each, copy in zip(given, copies, strict=True)]
+        given = [each for each in parameters_of(optimizer) if each.grad is not None]
+        newest = max((each.number for each in self._steps), default=0)
+        copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
+        copies = [each.detach().clone() if copied else None for each in given]
+        self._before = [(each, version_of(each), copy) for each, copy in zip(given, copies, strict=True)]
 
     def optimizer_ends(self, optimizer: Optimizer, step: int) -> None:
         before, self._before = self._before, None
@@ -86,13 +84,12 @@ class SilentWrites:
             return
         title, place = step_title(optimizer), users_place()
         written: dict[int, WrittenBytes] = {}
-        with unobserved():
-            for parameter, version, copy in before:
-                now = version_of(parameter)
-                if now > version:
-                    note_write(title, place, parameter, version, now)
-                elif (storage := storage_of(parameter)) is not None:
-                    written[storage.address] = WrittenBytes(copy, ref(parameter))
+        for parameter, version, copy in before:
+            now = version_of(parameter)
+            if now > version:
+                note_write(title, place, parameter, version, now)
+            elif (storage := storage_of(parameter)) is not None:
+                written[storage.address] = WrittenBytes(copy, ref(parameter))
         if len(written) < len(before):
             self._loud.add(optimizer)
         if written:
@@ -114,13 +111,12 @@ class SilentWrites:
         self.by_others.forget_old()
         if not self._steps and not self.by_others.writes:
             return
-        with unobserved():
-            found = self._spoiled(roots_of(given[0]), given)
-            by_step: dict[int, list[_Spoiled]] = {}
-            for each in found:
-                by_step.setdefault(id(each.by), []).append(each)
-            for spoiled in by_step.values():
-                self._training.add(self._finding(spoiled, step))
+        found = self._spoiled(roots_of(given[0]), given)
+        by_step: dict[int, list[_Spoiled]] = {}
+        for each in found:
+            by_step.setdefault(id(each.by), []).append(each)
+        for spoiled in by_step.values():
+            self._training.add(self._finding(spoiled, step))
 
     def backward_ends(self) -> None:
         self._forget_old()

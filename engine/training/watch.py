@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.engine import surround_backward
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive, watching_optimizers
+from ...inspector.torch_internals.tensors import beneath_all_transforms
+from ..black_box.surroundings import autocast_now
 from ..steps.loop_watch import BackwardGiven, RunBackward
 from ..trace.out_of_memory import explain_out_of_memory
 from .part import LoopPart
@@ -78,8 +81,9 @@ class TrainingWatch:
 
     def _told_the_end(self) -> None:
         self._over = True
-        for part in self._all_parts:
-            self._tell_one(part, "ends")
+        with unobserved():
+            for part in self._all_parts:
+                self._tell_one(part, "ends")
         self._all_parts.clear()
         self._parts.clear()
         self._told_of_modules.clear()
@@ -107,9 +111,10 @@ class TrainingWatch:
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:
-        for part in tuple(self._parts):
-            if not self._tell_one(part, what, *told):
-                self._tell_no_more(part)
+        with unobserved():
+            for part in tuple(self._parts):
+                if not self._tell_one(part, what, *told):
+                    self._tell_no_more(part)
 
     def _tell_no_more(self, part: LoopPart) -> None:
         self._parts.remove(part)
@@ -167,7 +172,9 @@ class TrainingWatch:
         if len(self._calls) == 1 and self._tells_of_forwards and self._is_meant(module):
             self._may_be_over()
             self._training.watched.add(module)
-            self._tell("forward_begins", module, given)
+            if self._training.black_box is not None:
+                self._training.autocast = autocast_now()  # parts are told without it
+            self._tell("forward_begins", module, beneath_all_transforms(given))
 
     @property
     def _tells_of_forwards(self) -> bool:
@@ -176,6 +183,7 @@ class TrainingWatch:
     def _left(self, module: nn.Module, given: object, result: object) -> None:
         if self._deaf or torch.compiler.is_compiling() or id(module) not in self._calls:
             return
+        result = beneath_all_transforms(result)
         for part in self._told_of_modules:
             if not self._tell_one(part, "module_ends", module, result):
                 self._tell_no_more(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...inspector.torch_internals.modes import unobserved
 from .logger import Logger, numbers_of
 from .part import LoopPart
 from .record import Training
@@ -39,8 +38,7 @@ class Writer(LoopPart):
 
     def _write(self) -> None:
         self._raised = True  # unless all goes well: who has raised is told of the end, too
-        with unobserved():
-            numbers = numbers_of(self._training.norms, self._depth, self._next)
+        numbers = numbers_of(self._training.norms, self._depth, self._next)
         found = self._training.findings
         new, self._findings = found[self._findings :], len(found)
         self._next = max(numbers, default=self._next - 1) + 1

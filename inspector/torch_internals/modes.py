@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -50,20 +51,64 @@ _ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_
 them while it traces. The hooks stay where they are, so that no error can leave them out of place."""
 
 
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """A context without grad mode, in which no mode, no tensor subclass and no `saved_tensors_hooks` of the user's see
-    what is done. Code that turns grad mode on inside saves tensors as if no hooks were open."""
-    before = _ignore_saved_hooks(True)
-    try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            if torch._C._len_torch_dispatch_stack():
-                with _disable_current_modes():
-                    yield
-            else:
-                yield
-    finally:
-        _ignore_saved_hooks(before)
+class unobserved:
+    """A context for code of ours that a user's call has led into: none of the user's modes is in force in it.
+
+    Off are grad mode and forward-mode AD, inference mode, autocast, function modes (the default device among them),
+    `__torch_function__` of tensor subclasses, dispatch modes, `saved_tensors_hooks`, `torch.jit.trace`, and the
+    transforms of torch.func. Code that turns grad mode on inside saves tensors as if no hooks were open. What stays is
+    the process's own: the default dtype, deterministic algorithms. Tensors that a transform wraps can't be computed
+    with in it; `beneath_transforms` gives what they wrap.
+
+    It takes a microsecond where none of the dearer ones is on.
+    """
+
+    __slots__ = ("_forward", "_function", "_grad", "_hooks", "_modes")
+
+    def __enter__(self) -> None:
+        self._function = torch._C.DisableTorchFunction()
+        self._grad, self._forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        self._modes: ExitStack | None = None
+        self._hooks = _ignore_saved_hooks(True)
+        try:
+            self._function.__enter__()
+            if (
+                torch._C._len_torch_dispatch_stack()
+                or torch._C._are_functorch_transforms_active()
+                or torch.is_inference_mode_enabled()
+                or torch._C._is_any_autocast_enabled()
+                or torch._C._get_tracing_state() is not None
+            ):
+                self._modes = ExitStack()
+                _leave_modes(self._modes)
+            torch._C._set_grad_enabled(False)
+            torch._C._set_fwd_grad_enabled(False)
+        except BaseException:  # Ctrl-C
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        if self._modes is not None:
+            self._modes.close()
+        torch._C._set_fwd_grad_enabled(self._forward)
+        torch._C._set_grad_enabled(self._grad)
+        _ignore_saved_hooks(self._hooks)
+        self._function.__exit__(None, None, None)
+
+
+def _leave_modes(stack: ExitStack) -> None:
+    """Leaves what is seldom on; the stack puts it back."""
+    if torch._C._are_functorch_transforms_active():
+        stack.enter_context(temporarily_clear_interpreter_stack())
+    if torch._C._len_torch_dispatch_stack():
+        stack.enter_context(_disable_current_modes())
+    if (traced := torch._C._get_tracing_state()) is not None:
+        torch._C._set_tracing_state(None)
+        stack.callback(torch._C._set_tracing_state, traced)
+    if torch._C._is_any_autocast_enabled():
+        stack.enter_context(torch._C._DisableAutocast())
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch._C._InferenceMode(False))
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
 
 from ..arguments import a_kind
+from .modes import functorch_is_active
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+Kind = TypeVar("Kind")
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
@@ -112,6 +116,14 @@ def beneath_transforms(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def beneath_all_transforms(value: Kind) -> Kind:
+    """The same with all tensors in it as `beneath_transforms` gives them; itself outside of transforms."""
+    if not functorch_is_active():
+        return value
+    found: Kind = tree_map_only(Tensor, beneath_transforms, value)
+    return found
 
 
 def is_abstract(tensor: Tensor) -> bool:
