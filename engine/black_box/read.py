@@ -255,7 +255,7 @@ def _word(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
 
 def _tensor(content: IO[bytes], facts: TensorFacts) -> Tensor:
     if not facts.nbytes:
-        return torch.empty(facts.shape, dtype=facts.dtype)
+        return torch.empty(facts.shape, dtype=facts.dtype, device="cpu")
     read = bytearray(content.read(facts.nbytes))
     if len(read) != facts.nbytes:
         raise ValueError("it is cut off")

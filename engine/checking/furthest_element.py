@@ -71,7 +71,7 @@ def _looked_at(differences: FiniteDifferences, place: int, gradient: Tensor, ele
         direction = torch.zeros_like(point)
         direction.view(-1)[number] = 1
         size = scale.flatten()[number].item()
-        index = tuple(int(each) for each in torch.unravel_index(torch.tensor(number), point.shape))
+        index = tuple(int(each) for each in torch.unravel_index(torch.tensor(number, device="cpu"), point.shape))
         value, given = (each.flatten()[number].item() for each in (point, gradient))
         found.append(Element(index, value, given, differences.slope(place, direction) / size))
     return found

@@ -62,8 +62,11 @@ def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> 
             seen = [_tensor_of(arrays[place]) for place in places if arrays]
         else:
             metas = metas_of(space)
-            seen = [torch.zeros((), dtype=metas[place].dtype).expand(metas[place].shape or ()) for place in places]
-        *others, last = seen or [torch.zeros(0)]
+            seen = [
+                torch.zeros((), dtype=metas[place].dtype, device="cpu").expand(metas[place].shape or ())
+                for place in places
+            ]
+        *others, last = seen or [torch.zeros(0, device="cpu")]
         return [*(carry(REST, each) for each in others), carry(gradient, last)]
     try:
         arrays = list(arrays_in(space, gradient))

@@ -92,7 +92,7 @@ class NormSums:
         if known is None:
             if len(self._places) > _MOST_PLACES:
                 self._places.clear()
-            numbers, index = torch.unique(torch.tensor(columns), return_inverse=True)
+            numbers, index = torch.unique(torch.tensor(columns, dtype=torch.int64, device="cpu"), return_inverse=True)
             known = self._places[key] = numbers, index.to(norms.device)
         numbers, index = known
         squares = norms.square_()

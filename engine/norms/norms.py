@@ -157,7 +157,9 @@ class Norms:
     @staticmethod
     def _ordered(values: Tensor, columns: list[int]) -> Tensor:
         if not columns or max(columns) >= values.shape[1]:
-            wider = torch.full((values.shape[0], max(columns, default=-1) + 1), ABSENT)
+            wider = torch.full(
+                (values.shape[0], max(columns, default=-1) + 1), ABSENT, dtype=torch.float32, device="cpu"
+            )
             wider[:, : values.shape[1]] = values
             values = wider
         return values[:, columns]
@@ -186,7 +188,9 @@ class Norms:
             "gradient_norm": gradients[row, column].tolist(),
         }
         samples = {int(first): place for place, (first, _) in enumerate(self.sampled_steps.tolist())}
-        places = torch.tensor([samples.get(int(first), -1) for first in steps[:, 0]], dtype=torch.int64)[row]
+        places = torch.tensor([samples.get(int(first), -1) for first in steps[:, 0]], dtype=torch.int64, device="cpu")[
+            row
+        ]
         kinds = {"weight_norm": self.weights, "update_norm": self.updates, "update_ratio": self.ratios}
         for name, values in kinds.items():
             if values.shape[0]:

@@ -31,9 +31,9 @@ class StepTable:
         self._most = most
         self._absent = absent
         self.count = 0
-        self._values = torch.empty(0, 0)
-        self._firsts = torch.empty(0, dtype=torch.int64)
-        self._lasts = torch.empty(0, dtype=torch.int64)
+        self._values = torch.empty(0, 0, dtype=torch.float32, device="cpu")
+        self._firsts = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._lasts = torch.empty(0, dtype=torch.int64, device="cpu")
 
     @property
     def values(self) -> Tensor:
@@ -67,14 +67,14 @@ class StepTable:
             place, taken = slice(self.count, self.count + more), slice(start, start + more)
             self._values[place, :numbers] = rows[taken]
             self._values[place, numbers:] = self._absent
-            self._firsts[place] = self._lasts[place] = torch.tensor(steps[taken])
+            self._firsts[place] = self._lasts[place] = torch.tensor(steps[taken], dtype=torch.int64, device="cpu")
             self.count += more
             start += more
 
     def _resize(self, rows: int, numbers: int) -> None:
-        values = torch.full((rows, numbers), self._absent)
+        values = torch.full((rows, numbers), self._absent, dtype=torch.float32, device="cpu")
         values[: self.count, : self._values.shape[1]] = self.values
-        firsts, lasts = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
+        firsts, lasts = (torch.zeros(rows, dtype=torch.int64, device="cpu") for _ in range(2))
         firsts[: self.count], lasts[: self.count] = self.firsts, self.lasts
         self._values, self._firsts, self._lasts = values, firsts, lasts
 
@@ -89,7 +89,7 @@ class StepTable:
         _, places, counts = torch.unique_consecutive(groups, return_inverse=True, return_counts=True)
         ends = counts.cumsum(0)
         pooled = ends.numel()
-        values = torch.full((pooled, self._values.shape[1]), self._absent)
+        values = torch.full((pooled, self._values.shape[1]), self._absent, dtype=torch.float32, device="cpu")
         values.scatter_reduce_(0, places[:, None].expand(-1, values.shape[1]), self._values[:older], "amax")
         firsts, lasts = self._firsts[ends - counts], self._lasts[ends - 1]
         kept = self.count - older

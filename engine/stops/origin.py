@@ -210,7 +210,7 @@ def _of_part(tensor: Tensor) -> str:
 def first_bad(tensor: Tensor) -> tuple[int, ...]:
     """The index of the first element that is NaN or infinite."""
     place = int(computable(tensor).isfinite().logical_not().flatten().to(torch.uint8).argmax())
-    return tuple(int(each) for each in torch.unravel_index(torch.tensor(place), tensor.shape))
+    return tuple(int(each) for each in torch.unravel_index(torch.tensor(place, device="cpu"), tensor.shape))
 
 
 def has_element(tensor: Tensor) -> bool:

@@ -120,8 +120,8 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
     skipped, samples, weights, updates = norms.skipped, norms.sampled_steps, norms.weights, norms.updates
     modules = len(norms.modules)
     if not rows.shape[0]:
-        losses = rates = torch.empty(0, len(norms.optimizers))
-        skipped = torch.empty(0, dtype=torch.bool)
+        losses = rates = torch.empty(0, len(norms.optimizers), dtype=torch.float32, device="cpu")
+        skipped = torch.empty(0, dtype=torch.bool, device="cpu")
     size = 1 if most is None else _pool_size(rows.shape[0], modules, most)
     of_samples = 1 if most is None else _pool_size(samples.shape[0], modules, most)
     return TrainingDocument(
@@ -140,7 +140,9 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         _pooled(losses, size),
         _pooled(rates, size),
         torch.stack((training.memory.firsts, training.memory.lasts), 1),
-        training.memory.values if training.memory.count else torch.empty(0, len(HELD)),
+        training.memory.values
+        if training.memory.count
+        else torch.empty(0, len(HELD), dtype=torch.float32, device="cpu"),
         _pooled(skipped[:, None].float(), size)[:, 0] > 0,
         tuple(kept_steps(training).items()),
         training.black_box is not None,
@@ -231,7 +233,7 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
         "optimizers": len(optimizers),
     }
     arrays = {name: _unpacked(name, found[name], counts[high], counts[wide]) for name, (high, wide) in _ARRAYS.items()}
-    skipped = torch.zeros(rows.shape[0], dtype=torch.bool)
+    skipped = torch.zeros(rows.shape[0], dtype=torch.bool, device="cpu")
     for each in found["skipped"]:
         if type(each) is not int or not 0 <= each < rows.shape[0]:
             raise ValueError(f"this document of a training is damaged: {each} is no row")
@@ -272,7 +274,7 @@ def _spans(given: list[int]) -> Tensor:
     """int64 of (rows, 2)."""
     if len(given) % 2 or not all(type(each) is int for each in given):
         raise TypeError("rows of steps are pairs of numbers")
-    return torch.tensor(given, dtype=torch.int64).reshape(-1, 2)
+    return torch.tensor(given, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
 def _packed(values: Tensor) -> str:
@@ -288,7 +290,7 @@ def _unpacked(name: str, text: str, rows: int, columns: int) -> Tensor:
     if len(text) != -(-expected // 3) * 4:
         raise ValueError(f"this document of a training is damaged: {name} are not {rows:,} rows of {columns:,} numbers")
     if not expected:
-        return torch.empty(rows, columns)
+        return torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     try:
         content = bytearray(b64decode(text, validate=True))
     except ValueError as error:

@@ -74,7 +74,7 @@ class HeldMemory(LoopPart):
         earlier = float(self._training.earlier_bytes)
         if self._is_looking or earlier != self._row[_EARLIER]:
             self._row[_EARLIER] = earlier
-            self._training.memory.add([number], torch.tensor([self._row]))
+            self._training.memory.add([number], torch.tensor([self._row], dtype=torch.float32, device="cpu"))
         self._is_looking = False
 
 

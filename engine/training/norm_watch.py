@@ -228,7 +228,11 @@ class NormWatch(LoopPart):
             for place, *numbers in known:
                 row[3 * place : 3 * place + 3] = numbers
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
-        self._norms.add([each.number for each in come], rows, torch.tensor(flat).reshape(len(come), -1))
+        self._norms.add(
+            [each.number for each in come],
+            rows,
+            torch.tensor(flat, dtype=torch.float32, device="cpu").reshape(len(come), -1),
+        )
         for each in come:
             if each.weights:
                 weights, updates = (self._row([(one, None) for one in of]) for of in (each.weights, each.updates))
@@ -236,13 +240,13 @@ class NormWatch(LoopPart):
         self._judge.look([each.number for each in come], rows, told)
 
     def _row(self, pieces: list[tuple[ColumnNorms, set[int] | None]]) -> Tensor:
-        row = torch.full((len(self._columns.names),), ABSENT)
+        row = torch.full((len(self._columns.names),), ABSENT, dtype=torch.float32, device="cpu")
         for (columns, norms), wanted in pieces:
             values = norms.read()
             if wanted is None:
                 row[columns] = values
             else:
-                kept = torch.tensor([each in wanted for each in columns.tolist()])
+                kept = torch.tensor([each in wanted for each in columns.tolist()], dtype=torch.bool, device="cpu")
                 row[columns[kept]] = values[kept]
         return row
 

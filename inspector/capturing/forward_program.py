@@ -153,7 +153,7 @@ def overlap(first: View, second: View, nbytes: int) -> bool:
     if first.dtype.itemsize != second.dtype.itemsize:
         return True
     with unobserved():
-        covered = torch.zeros(nbytes // first.dtype.itemsize, dtype=torch.bool)
+        covered = torch.zeros(nbytes // first.dtype.itemsize, dtype=torch.bool, device="cpu")
         covered.as_strided(first.shape, first.strides, first.offset).fill_(True)
         return bool(covered.as_strided(second.shape, second.strides, second.offset).any())
 

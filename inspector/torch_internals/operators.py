@@ -51,7 +51,7 @@ def writes_arguments(function: object) -> bool | None:
 def warm_up_fakes() -> None:
     """Loads what torch needs for its first operations on fake tensors. Touches no tensor of others."""
     with fake_mode():
-        pictures, weights = torch.empty(2, 3, 8, 8), torch.empty(4, 3, 3, 3)
+        pictures, weights = (torch.empty(shape, device="cpu") for shape in ((2, 3, 8, 8), (4, 3, 3, 3)))
         torch.nn.functional.conv2d(pictures, weights).relu().sum()
 
 

@@ -261,9 +261,11 @@ def sort_queue_again(waiting: int) -> None:
     above another any more; and as they are taken out, each is sorted in by its number.
     """
     with unobserved(), torch.inference_mode(False):
-        leaves = [torch.zeros((), requires_grad=True) for _ in range((waiting + 1) * waiting.bit_length() + 2)]
+        leaves = [
+            torch.zeros((), requires_grad=True, device="cpu") for _ in range((waiting + 1) * waiting.bit_length() + 2)
+        ]
         edges = [get_gradient_edge(leaf) for leaf in leaves]
-        run_engine(edges, [torch.ones(())] * len(leaves), False, False, accumulate=True)
+        run_engine(edges, [torch.ones((), device="cpu")] * len(leaves), False, False, accumulate=True)
 
 
 def empty_queue() -> None:
