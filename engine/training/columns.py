@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
+from ...inspector.torch_internals.optimizer_steps import parameters_of
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
 from .names import WatchedModels
 
@@ -70,11 +71,6 @@ class ModuleColumns:
             known = sorted(self._order, key=lambda column: (-self._order[column], -column))
             self._sorted = known + [each for each in reversed(range(len(self.names))) if each not in self._order]
         return self._sorted
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """All that it holds."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _last_users(roots: Iterable[Tensor], columns: dict[int, int]) -> dict[int, int]:

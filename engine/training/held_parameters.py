@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.words import counted
-from ...inspector.torch_internals.optimizer_steps import optimizers_alive
+from ...inspector.torch_internals.optimizer_steps import optimizers_alive, parameters_of
 from ..words.phrases import joined
-from .columns import parameters_of
 from .finding import Finding
 from .part import LoopPart
 from .record import Training

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...inspector.torch_internals.optimizer_steps import is_fused
-from .columns import parameters_of
+from ...inspector.torch_internals.optimizer_steps import is_fused, parameters_of
 
 
 class LeftOutUpdates:

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from ...inspector.graph.graph import module_name
 from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
+from ...inspector.torch_internals.optimizer_steps import parameters_of
 from ...inspector.torch_internals.tensors import local_of
 from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
 from ..steps.loop_watch import BackwardGiven
 from ..words.phrases import counted
-from .columns import ModuleColumns, parameters_of
+from .columns import ModuleColumns
 from .finding import Finding
 from .norm_findings import NormJudge, OptimizerScalars
 from .part import LoopPart

@@ -17,12 +17,11 @@ from ...inspector.graph.marks import operation_of
 from ...inspector.graph.source import users_place
 from ...inspector.graph.words import counted
 from ...inspector.graph.written import note_write
-from ...inspector.torch_internals.optimizer_steps import is_fused
+from ...inspector.torch_internals.optimizer_steps import is_fused, parameters_of
 from ...inspector.torch_internals.saved import SavedSlot, saved_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr, youngest_first
 from ...inspector.torch_internals.tensors import storage_of, version_of
 from ..steps.loop_watch import BackwardGiven
-from .columns import parameters_of
 from .data_writes import DataWrites
 from .finding import Finding
 from .forwards import Forwards, at, roots_of

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
+from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.optimizer_steps import is_optimizer
 from .black_box import USUAL, BlackBox, kinds_of
 from .held_memory import HeldMemory
 from .held_parameters import HeldParameters
@@ -38,20 +40,18 @@ PARTS: list[Callable[[], LoopPart]] = [
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
-Kind = TypeVar("Kind")
-
 _lock = threading.Lock()
 _installed: list[Training] = []
 
 
-def _listed(value: Any, kind: type[Kind], name: str, wanted: str) -> list[Kind]:
+def _listed(value: Any, is_one: Callable[[object], bool], name: str, wanted: str) -> list[Any]:
     """One or several as a list; None: none."""
     if value is None:
         return []
-    found = [value] if isinstance(value, kind) else value
+    found = [value] if is_one(value) else value
     expect(found, list | tuple, name, wanted)
     for each in found:
-        if not isinstance(each, kind):
+        if not is_one(each):
             raise TypeError(f"{name} has {a_kind(each)} in it; expected {wanted}")
     if not found:
         raise ValueError(f"{name} is empty; expected {wanted}")
@@ -91,7 +91,8 @@ def training(
 
     Args:
         model: the model, or a list of them; None: those that are called.
-        optimizer: the optimizer, or a list of them; None: those that step.
+        optimizer: the optimizer, or a list of them; None: those that step. A wrapper (Accelerate's, Lightning's, one of
+            your own) stands for the optimizers that it steps.
         every: how often what is dear is looked at, in steps.
         writes: whether each write in place is noted, with its line.
         black_box: a folder into which a bad step is put, so that it can be run again, with `th.replay`: parameters,
@@ -111,9 +112,14 @@ def training(
     Raises:
         TypeError, ValueError: an argument is no such thing.
     """
-    models = _listed(model, nn.Module, "model", "a module, a list of modules, or None: whatever is called is watched")
+    models = _listed(
+        model,
+        lambda each: isinstance(each, nn.Module),
+        "model",
+        "a module, a list of modules, or None: whatever is called is watched",
+    )
     optimizers = _listed(
-        optimizer, Optimizer, "optimizer", "an optimizer, a list of optimizers, or None: whatever steps is watched"
+        optimizer, is_optimizer, "optimizer", "an optimizer, a list of optimizers, or None: whatever steps is watched"
     )
     expect_number(every, int, "every", "a number of steps, 1 or more")
     if every < 1:
@@ -131,7 +137,8 @@ def training(
     if black_box is not None:
         expect(black_box, str | PathLike, "black_box", "the path of a folder")
     folder = None if black_box is None else fspath(black_box)
-    made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize), kinds)
+    with unobserved():
+        made = Training(int(every), bool(writes), folder, _limit(limit), bool(synchronize), kinds)
     made.is_written, made.found_inf = writer is not None, bool(found_inf)
     for each in models:
         made.watched.add(each)

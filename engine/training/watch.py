@@ -15,7 +15,12 @@ from torch.optim import Optimizer
 from ...inspector.torch_internals.engine import surround_backward
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.module_calls import watching_modules
-from ...inspector.torch_internals.optimizer_steps import optimizers_alive, watching_optimizers
+from ...inspector.torch_internals.optimizer_steps import (
+    has_hooks,
+    optimizers_alive,
+    stepping_for,
+    watching_optimizers,
+)
 from ...inspector.torch_internals.tensors import beneath_all_transforms
 from ..black_box.surroundings import autocast_now
 from ..steps.loop_watch import BackwardGiven, RunBackward
@@ -35,7 +40,7 @@ class TrainingWatch:
         training: what is watched.
         parts: are told, in this order; one that raises is told no more but that it ends.
         modules: those given; without any all are told of.
-        optimizers: those given; without any all are.
+        optimizers: those given, wrappers among them; without any all are.
 
     Attributes:
         number: of the step that is under way, the first is 0.
@@ -57,8 +62,9 @@ class TrainingWatch:
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
         self._strangers: WeakSet[nn.Module] = WeakSet()
-        self._given: WeakSet[Optimizer] = WeakSet(optimizers)
-        self._known: WeakSet[Optimizer] = WeakSet(self._given)
+        # By each that was given those whose steps are its own.
+        self._given: list[WeakSet[Optimizer]] = [WeakSet(stepping_for(each)) for each in optimizers]
+        self._known: WeakSet[Optimizer] = WeakSet()
         self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
         self._thread = get_ident()
@@ -159,10 +165,12 @@ class TrainingWatch:
 
     @property
     def _all_have_stepped(self) -> bool:
+        if self._given:
+            return not any(each and each.isdisjoint(self.stepped) for each in self._given)
         if self._known:
             return self._known <= self.stepped
         if self._alive is None:
-            self._alive = WeakSet(optimizers_alive())
+            self._alive = WeakSet(each for each in optimizers_alive() if has_hooks(each))
         return self._alive == self.stepped  # they differ where one is hidden by gc.freeze: then others may be, too
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
@@ -214,7 +222,7 @@ class TrainingWatch:
         return result
 
     def _is_watched(self, optimizer: Optimizer) -> bool:
-        return not self._deaf and (not self._given or optimizer in self._given)
+        return not self._deaf and (not self._given or any(optimizer in each for each in self._given))
 
     def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if not self._is_watched(optimizer):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -34,23 +39,158 @@ class StepObserver(Protocol):
 
 @contextmanager
 def watching_optimizers(observer: StepObserver) -> Iterator[None]:
-    """Meanwhile `observer` is told of all steps of all optimizers. One that raises does not end."""
+    """Meanwhile `observer` is told of all steps of all optimizers. One that raises does not end.
 
-    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stepped.append(optimizer)
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        observer.step_begins(optimizer, callable(closure))
-        return _around_closure(observer, optimizer, closure, args, kwargs) if callable(closure) else None
-
-    def after(optimizer: Optimizer, args: object, kwargs: object) -> None:
-        observer.step_ends(optimizer)
-
-    stepped: list[Optimizer] = []  # inside of a scaler's step
+    A step of one that only wraps others (Lookahead, say) is told of once one of these begins to step in it: such a
+    wrapper may do without, in most of its calls. The call of a base class's step inside of a subclass's is no other
+    step.
+    """
+    steps = _Steps(observer)
     with ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(before).remove)
-        stack.callback(register_optimizer_step_post_hook(after).remove)
-        stack.callback(_watch_scalers(observer, stepped))
+        stack.callback(register_optimizer_step_pre_hook(steps.before).remove)
+        stack.callback(register_optimizer_step_post_hook(steps.after).remove)
+        stack.callback(_watch_scalers(observer, steps.of_scaler))
         yield
+
+
+class _Call(NamedTuple):
+    """A call of a step.
+
+    Attributes:
+        frame: torch's own around it, by id.
+        is_told: whether the observer was told of it; None: it never is.
+    """
+
+    optimizer: Optimizer
+    frame: int
+    is_told: bool | None
+
+
+class _Steps(threading.local):
+    """The calls that are under way in a thread, one inside of the other."""
+
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer = observer
+        self._calls: list[_Call] = []
+        self.of_scaler: list[Optimizer] = []
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.of_scaler.append(optimizer)
+        frame = sys._getframe(1)
+        self._calls = _under_way(self._calls, frame)
+        if any(each.optimizer is optimizer for each in self._calls):
+            self._calls.append(_Call(optimizer, id(frame), None))
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        is_told = callable(closure) or not _only_wraps(optimizer)
+        self._calls.append(_Call(optimizer, id(frame), is_told))
+        if is_told:
+            for place, each in enumerate(self._calls[:-1]):
+                if each.is_told is False:
+                    self._calls[place] = each._replace(is_told=True)
+                    self._observer.step_begins(each.optimizer, False)
+            self._observer.step_begins(optimizer, callable(closure))
+        return _around_closure(self._observer, optimizer, closure, args, kwargs) if callable(closure) else None
+
+    def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        frame = id(sys._getframe(1))
+        while self._calls:
+            call = self._calls.pop()
+            if call.frame == frame:
+                if call.is_told:
+                    self._observer.step_ends(optimizer)
+                return
+
+
+def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
+    """Those that have neither returned nor raised: torch's frames around them are still there."""
+    if not calls:
+        return calls
+    around, each = set(), frame.f_back
+    while each is not None:
+        if each.f_code is frame.f_code:
+            around.add(id(each))
+        each = each.f_back
+    return [call for call in calls if call.frame in around]
+
+
+def stepping_for(optimizer: Any) -> list[Optimizer]:
+    """The optimizers whose steps are seen where this one is stepped: itself, if torch's hooks are in its step, and
+    those that it wraps. It may be a wrapper that is no `Optimizer`, and need not have called `Optimizer.__init__`."""
+    beneath = _wrapped_by(optimizer)
+    if has_hooks(optimizer):
+        return [optimizer, *beneath]
+    return beneath or _with_same_groups(optimizer) or ([optimizer] if isinstance(optimizer, Optimizer) else [])
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether it is one, or steps one that it wraps."""
+    return isinstance(value, Optimizer) or (
+        not isinstance(value, list | tuple) and callable(getattr(value, "step", None)) and bool(stepping_for(value))
+    )
+
+
+def has_hooks(optimizer: object) -> bool:
+    """Whether torch's hooks are told of its steps: `Optimizer.__init__` puts them there."""
+    return (
+        isinstance(optimizer, Optimizer)
+        and "_optimizer_step_pre_hooks" in vars(optimizer)
+        and getattr(type(optimizer).step, "hooked", False)
+    )
+
+
+def _wrapped_by(optimizer: object) -> list[Optimizer]:
+    """The optimizers that it has as attributes, or in lists and dicts of them, and that hold no other parameters than
+    it does; also those that such a one wraps in turn."""
+    held = {id(each) for each in parameters_of(optimizer)}
+    found: list[Optimizer] = []
+    seen = {id(optimizer)}
+    todo = [optimizer]
+    while todo:
+        for each in _attributes(todo.pop()):
+            if id(each) not in seen:
+                seen.add(id(each))
+                todo.append(each)
+                beneath = {id(parameter) for parameter in parameters_of(each)}
+                if has_hooks(each) and (not held or beneath <= held):
+                    found.append(each)
+    return found
+
+
+def _attributes(wrapper: object) -> Iterator[Any]:
+    """Those of its attributes that step."""
+    for name, value in list(getattr(wrapper, "__dict__", {}).items()):
+        if name not in ("param_groups", "state", "defaults"):
+            values = value.values() if isinstance(value, dict) else value
+            several = values if isinstance(value, dict | list | tuple) else [value]
+            yield from (each for each in several if callable(getattr(type(each), "step", None)))
+
+
+def _with_same_groups(optimizer: object) -> list[Optimizer]:
+    """The living ones that share a parameter group with it; else those that hold no other parameters than it does."""
+    alive = [each for each in optimizers_alive() if has_hooks(each)]
+    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
+    sharing = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
+    held = {id(each) for each in parameters_of(optimizer)}
+    return sharing or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
+
+
+def parameters_of(optimizer: object) -> list[Tensor]:
+    """All that it holds."""
+    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+
+
+_wrappers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+
+
+def _only_wraps(optimizer: Optimizer) -> bool:
+    """Whether those that it wraps hold all of its parameters, so that it leaves the steps to them."""
+    known = _wrappers.get(optimizer)
+    if known is None:
+        beneath = {id(parameter) for each in _wrapped_by(optimizer) for parameter in parameters_of(each)}
+        known = bool(beneath) and beneath.issuperset(map(id, parameters_of(optimizer)))
+        _wrappers[optimizer] = known
+    return known
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -94,7 +234,8 @@ def _watch_scalers(observer: StepObserver, stepped: list[Optimizer]) -> Callable
         stepped.clear()
         result = original(scaler, optimizer, *args, **kwargs)
         if not ended and not _is_among(optimizer, stepped):
-            observer.step_skipped(optimizer)
+            for each in stepping_for(optimizer)[:1]:
+                observer.step_skipped(each)
         stepped.clear()
         return result
 
@@ -110,6 +251,6 @@ def _watch_scalers(observer: StepObserver, stepped: list[Optimizer]) -> Callable
 
 
 def _is_among(optimizer: Optimizer, stepped: Sequence[Optimizer]) -> bool:
-    """Whether it has stepped, or the one that it wraps has."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return any(each is optimizer or each is inner for each in stepped)
+    """Whether it has stepped, or one that it wraps has."""
+    wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
+    return any(each is one for each in stepped for one in wanted)
