@@ -17,6 +17,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
@@ -28,7 +29,7 @@ from .allocator import CPU, AllocatorEvent, AllocatorRecording
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
-from .memory_watch import Followed, MemoryWatch, look, unseen
+from .memory_watch import Followed, MemoryWatch, look
 from .recorded_allocators import RecordedAllocators
 from .saved_blocks import kept_by
 
@@ -90,7 +91,7 @@ class Measurement:
 
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
         """An operation or a module's call has ended with this result. None: the whole forward has."""
-        with unseen():
+        with unobserved():
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
                     self._returned.setdefault(seen.address, []).append(len(self._made))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from threading import RLock, get_ident
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals.modes import dispatch_mode_is_on, function_mode_is_on, unobserved
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.tensors import (
     FollowedStorage,
@@ -209,7 +209,7 @@ class MemoryWatch:
             self._ended = [each for each in self._ended if each[2] != thread]
 
     def _look(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Seen | None, ...], bool]:
-        with unseen():
+        with unobserved():
             seen = tuple([look(tensor) for tensor in tensors])
         opaque = any(each is None and tensor is not None for each, tensor in zip(seen, tensors, strict=True))
         return seen, opaque
@@ -220,8 +220,3 @@ class MemoryWatch:
             self.marks.append((task_id, moment))
             self._allocator.mark()
             return len(self.marks) - 1
-
-
-def unseen() -> AbstractContextManager[None]:
-    """A context in which nobody sees that tensors are looked at."""
-    return unobserved() if function_mode_is_on() or dispatch_mode_is_on() else nullcontext()

@@ -201,7 +201,7 @@ def name_of(operator: Operator) -> str:
 
 
 def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool) -> KernelRun | str:
-    with unobserved(), torch.autocast("cpu", enabled=False):
+    with unobserved():
         args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, fill, tiny), (args, kwargs))
         start_allocation_events()
         try:

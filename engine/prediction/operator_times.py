@@ -95,7 +95,7 @@ def _taken(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], re
         return NOT_LISTED
     if not fits_alone(tensors):
         return TOO_LARGE
-    with unobserved(), torch.autocast("cpu", enabled=False):
+    with unobserved():
         args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, 1 if pointwise else 0), (args, kwargs))
         try:
             taken = _once(operator, args, kwargs)

@@ -233,7 +233,7 @@ def _difference(graph: Graph, task_id: int, one: Tensor | None, other: Tensor | 
     name = graph.tasks[task_id].parameter or graph.describe(task_id)
     if one is None:
         return LeafDifference(task_id, name, None, None)
-    with torch.no_grad(), unobserved():
+    with unobserved():
         mine, others = all_elements(one), None if other is None else all_elements(other)
         norm = None if mine is None else _norm(mine)
         if one is other:

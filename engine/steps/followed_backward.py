@@ -12,9 +12,10 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.engine import is_redirected
+from ...inspector.torch_internals.modes import unobserved
 from ..measuring.allocator import AllocatorRecording, Instant
 from ..measuring.attribution import Kinds, Measured, lives_of, timeline_of
-from ..measuring.memory_watch import MemoryWatch, TaskMoment, Visit, look, unseen
+from ..measuring.memory_watch import MemoryWatch, TaskMoment, Visit, look
 from ..measuring.saved_blocks import SavedBlocks, kept_by
 from ..memory.timeline import Category, Maker, Timeline
 from ..orders.policies import POLICIES
@@ -102,7 +103,7 @@ class BackwardFollower:
 
     def observe(self, made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
         """An operation of the forward has ended with this result."""
-        with unseen():
+        with unobserved():
             found = tuple(seen.address for each in tensors_of(result) if (seen := look(each)) is not None)
             if isinstance(made, Operation) and made.writes_in_place:
                 self._written[made] = {seen.address for each in tensors_of(arguments) if (seen := look(each))}

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import address_below, is_fake, parts_of, storage_of, stored_parts
-from ..measuring.memory_watch import look, unseen
+from ..measuring.memory_watch import look
 from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
 
@@ -40,14 +41,15 @@ class Holders:
         if module in self._modules:
             return
         known: set[torch.device] = set()
-        for name, each in module.named_parameters():
-            if each.device not in known:
-                try:
-                    known.add(measurable(each.device))
-                except ValueError as error:
-                    raise NotImplementedError(
-                        f"{name} of {type(module).__name__} is on {each.device}: {error}"
-                    ) from None
+        with unobserved():
+            for name, each in module.named_parameters():
+                if each.device not in known:
+                    try:
+                        known.add(measurable(each.device))
+                    except ValueError as error:
+                        raise NotImplementedError(
+                            f"{name} of {type(module).__name__} is on {each.device}: {error}"
+                        ) from None
         self._modules.add(module)
         self._have_new = True
 
@@ -67,17 +69,17 @@ class Holders:
 
     def gradients(self) -> list[Place]:
         """Where each parameter's .grad is."""
-        with unseen():
+        with unobserved():
             return [*self._places(each.grad for each in self._parameters())]
 
     def state(self) -> list[Place]:
         """Where what the optimizers keep is."""
-        with unseen():
+        with unobserved():
             return [*self._places(leaf for each in self.optimizers for leaf in _tensors_in(each.state))]
 
     def parameters(self) -> Walked:
         """Where parameters and buffers are."""
-        with unseen():
+        with unobserved():
             buffers = (each for module in self._modules for each in module.buffers())
             return {PARAMETERS: [*self._places(self._parameters())], BUFFERS: [*self._places(buffers)]}
 

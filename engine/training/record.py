@@ -16,6 +16,7 @@ from ...inspector.arguments import expect_callable
 from ...inspector.capturing.opened import Opened
 from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.shown import drawn, saved_page, text_of
+from ...inspector.torch_internals.modes import unobserved
 from ..black_box.surroundings import Autocast
 from ..norms.norm_sums import TakenNorms
 from ..norms.norms import Norms
@@ -233,12 +234,14 @@ class Training(ShownAsFindings):
             TypeError, ValueError: that is no logger, or no depth. What the logger raises is raised.
         """
         logger = Logger(writer)
-        numbers = numbers_of(self.norms, expect_depth(depth))
+        with unobserved():
+            numbers = numbers_of(self.norms, expect_depth(depth))
         logger.begin()
         logger.write(numbers, self.findings, commit=True)
 
     def _repr_html_(self) -> str:
-        return text_of("training as HTML", self)
+        with unobserved():
+            return text_of("training as HTML", self)
 
     def save_html(self, path: str | Path, title: str = "Training loop") -> Path:
         """Writes one HTML page that needs neither a kernel nor a network: losses, learning rates, a heat map of norms
@@ -248,7 +251,8 @@ class Training(ShownAsFindings):
             path: where to.
             title: its heading.
         """
-        return saved_page("training as a page", path, self, title)
+        with unobserved():
+            return saved_page("training as a page", path, self, title)
 
     def page(
         self,
@@ -272,7 +276,8 @@ class Training(ShownAsFindings):
         if make_model is not None or loss_of is not None:
             expect_callable(make_model, 0, "make_model", "a function that makes the model")
             expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
-        return drawn("training as a widget", self, make_model, loss_of, recorded_steps(steps))
+        with unobserved():
+            return drawn("training as a widget", self, make_model, loss_of, recorded_steps(steps))
 
     def to_pandas(self, table: TrainingTable = "norms") -> Any:
         """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.
@@ -289,7 +294,8 @@ class Training(ShownAsFindings):
             ModuleNotFoundError: pandas is not installed.
             ValueError: there is no such table.
         """
-        return training_frame(self.norms, self.findings, table)
+        with unobserved():
+            return training_frame(self.norms, self.findings, table)
 
 
 def _warn(text: str) -> None:

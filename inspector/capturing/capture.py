@@ -24,6 +24,7 @@ from ..graph.marks import HOOKING, mark, mark_foreign, mark_result, nodes_of, no
 from ..graph.source import users_place
 from ..torch_internals.applied_functions import AroundApply, around_function_apply, is_generated
 from ..torch_internals.compiled import watching_functions
+from ..torch_internals.modes import without_torch_function
 from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of
@@ -200,11 +201,12 @@ class _CallWatcher:
 
     def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
         """What came out of a module without an operation of Python's, from a scripted or compiled one."""
-        nodes = unmarked_nodes(result)
-        if nodes:
-            operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
-            self.note_stream(operation, result)
-            mark(nodes, operation)
+        with without_torch_function():
+            nodes = unmarked_nodes(result)
+            if nodes:
+                operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
+                self.note_stream(operation, result)
+                mark(nodes, operation)
 
     def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
         for known in self._roots:
@@ -243,16 +245,17 @@ class _OperationWatcher(TorchFunctionMode):
             self._made_no_node(function, result, args, kwargs or {}, start)
             return result
         calls = self._calls
-        inputs = kept and kept.close()
-        operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
-        mark_result(result, operation)
-        calls.note_stream(operation, result)
-        newest = calls.last_result
-        calls.last_result = ref(result) if isinstance(result, Tensor) else None
-        if operation.writes_in_place and args and isinstance(args[0], Tensor):
-            calls.note_stream(operation, args[0])
-            mark(nodes_of([args[0], base_of(args[0])]), operation)
-        mark_foreign(args, start, newest and newest())
+        with without_torch_function():
+            inputs = kept and kept.close()
+            operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
+            mark_result(result, operation)
+            calls.note_stream(operation, result)
+            newest = calls.last_result
+            calls.last_result = ref(result) if isinstance(result, Tensor) else None
+            if operation.writes_in_place and args and isinstance(args[0], Tensor):
+                calls.note_stream(operation, args[0])
+                mark(nodes_of([args[0], base_of(args[0])]), operation)
+            mark_foreign(args, start, newest and newest())
         if self._observer is not None:
             self._observer(operation, result, args)
         return result
@@ -268,7 +271,8 @@ class _OperationWatcher(TorchFunctionMode):
         if hooks or observed:
             operation = Operation(self._calls.facts, function, now, now, self._calls.current, users_place())
             if hooks:
-                note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
+                with without_torch_function():
+                    note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
             if self._observer is not None and observed:
                 self._observer(operation, result, args)
 
@@ -294,11 +298,12 @@ def _around_apply(calls: _CallWatcher, observer: Observer | None, keep: bool) ->
         end = sequence_nr()
         note_writes(versions, function, None)
         if end != start:
-            inputs = kept and kept.close()
-            operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
-            mark_result(result, operation)
-            calls.note_stream(operation, result)
-            calls.note_result(result)
+            with without_torch_function():
+                inputs = kept and kept.close()
+                operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
+                mark_result(result, operation)
+                calls.note_stream(operation, result)
+                calls.note_result(result)
             if observer is not None:
                 observer(operation, result, ())
 

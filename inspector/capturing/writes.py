@@ -6,7 +6,7 @@ A function mode alone: under a dispatch mode `_foreach_*_` bumps no version, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from ..graph.kept_inputs import argument_names, marks_dirty, writes_first_argume
 from ..graph.marks import tensors_of
 from ..graph.source import Place, users_place
 from ..graph.written import note_write
-from ..torch_internals.modes import function_mode_is_on, without_torch_function
+from ..torch_internals.modes import without_torch_function
 from ..torch_internals.operators import writes_arguments
 from ..torch_internals.tensors import base_of, version_of
 
@@ -112,7 +112,7 @@ def versions_before(
         if not kwargs["inplace"]:
             return None
         what = _Writes.FIRST
-    with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
+    with without_torch_function():
         found: Versions
         if what in (_Writes.FIRST, _Writes.REBOUND) and args and isinstance(args[0], Tensor):
             found = ((args[0], version_of(args[0])),)
@@ -126,9 +126,6 @@ def versions_before(
         return found
 
 
-_NO_CONTEXT = nullcontext()
-
-
 def note_writes(versions: Versions, function: Callable[..., Any], result: object) -> None:
     """The call is over: notes what it wrote."""
     if not versions:
@@ -138,7 +135,7 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
             for watcher in _watchers:
                 watcher.is_shared(result)
         return
-    with without_torch_function() if function_mode_is_on() else _NO_CONTEXT:
+    with without_torch_function():
         if function == _SET_DATA:
             for watcher in _watchers:
                 watcher.ends(".data =", users_place(), versions[0][0])

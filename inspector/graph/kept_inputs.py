@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from ..torch_internals.modes import functorch_is_active, unobserved
+from ..torch_internals.modes import functorch_is_active, unobserved, without_torch_function
 from ..torch_internals.operators import schema_names
 from ..torch_internals.tensors import computes_itself, storage_of, version_of
 
@@ -105,9 +105,9 @@ class KeptInputs:
 
     def __init__(self, function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.tensors: list[KeptTensor] = []
-        written = _written_storages(function, args, kwargs)
         names = names_by_place(argument_names(function), len(args))
         with unobserved():
+            written = _written_storages(function, args, kwargs)
             self._args = tuple([self._keep(value, name, written) for value, name in zip(args, names, strict=True)])
             self._kwargs = {name: self._keep(value, name, written) for name, value in kwargs.items()}
 
@@ -149,9 +149,10 @@ def keep_inputs(
     function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> KeptInputs | None:
     """To be called before the operation runs. None where no node can come of it, or inside transforms of torch.func."""
-    if not torch.is_grad_enabled() or functorch_is_active() or not _any_requires_grad((args, kwargs)):
+    if not torch.is_grad_enabled() or functorch_is_active():
         return None
-    return KeptInputs(function, args, kwargs)
+    with without_torch_function():
+        return KeptInputs(function, args, kwargs) if _any_requires_grad((args, kwargs)) else None
 
 
 def argument_names(function: Callable[..., Any] | type) -> tuple[tuple[str, ...], str | None]:

@@ -233,7 +233,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.answering: list[StandIn | None] = []
-        with torch.inference_mode(False), torch.enable_grad(), unobserved():
+        with unobserved(), torch.enable_grad():
             self.leaf = torch.zeros((), requires_grad=True, device="cpu")
             self.edge = get_gradient_edge(self.leaf)
             self.one = torch.ones((), device="cpu")
@@ -255,7 +255,7 @@ class _Start(threading.local):
 
     def __init__(self) -> None:
         self.begin: Callable[[list[Node]], object] | None = None
-        with torch.inference_mode(False), torch.enable_grad(), unobserved():
+        with unobserved(), torch.enable_grad():
             self.edge = get_gradient_edge(torch.zeros((), requires_grad=True, device="cpu"))
             self.one = torch.ones((), device="cpu")
         own(self.edge.node.register_prehook(_first_of_all(vars(self))))

@@ -40,9 +40,10 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
     for name, shown_name, raws in _kept_slots(node):
         modified = False
         try:
-            found = getattr(node, shown_name)
-            many = isinstance(found, tuple | list)
-            makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
+            with unobserved():  # a saved result is detached as it is read
+                found = getattr(node, shown_name)
+                many = isinstance(found, tuple | list)
+                makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
         except RuntimeError as error:
             if MODIFIED not in str(error):  # freed
                 continue

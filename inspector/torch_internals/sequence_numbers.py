@@ -226,7 +226,7 @@ def set_number(node: Node, number: int) -> None:
 
 def make_numbers(count: int) -> None:
     """Uses up so many sequence numbers of this thread."""
-    with unobserved(), torch.inference_mode(False), torch.enable_grad():
+    with unobserved(), torch.enable_grad():
         leaf = torch.zeros((), requires_grad=True, device="cpu")
         for _ in range(count):
             leaf.view(())
@@ -260,7 +260,7 @@ def sort_queue_again(waiting: int) -> None:
     this one stand above all others: as they are put in, they push those down to the ends of the branches, where none is
     above another any more; and as they are taken out, each is sorted in by its number.
     """
-    with unobserved(), torch.inference_mode(False):
+    with unobserved():
         leaves = [
             torch.zeros((), requires_grad=True, device="cpu") for _ in range((waiting + 1) * waiting.bit_length() + 2)
         ]

@@ -1,0 +1,201 @@
+"""A loop under transforms, modes and devices of its own: it trains as without `th.training`, which sees all of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import tapehead as th
+from tapehead.engine.black_box.read import read_step
+
+
+def row_loss(net: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    return lambda weights, row: functional_call(net, weights, (row[None],)).square().sum()
+
+
+def detached(net: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in net.named_parameters()}
+
+
+def dual_loss(net: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        made = net(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        return torch.autograd.forward_ad.unpack_dual(made).tangent.square().mean()
+
+
+def beside(other: Callable[[nn.Module, Tensor], object]) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A loss, before which the loop does something else."""
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        other(net, x)
+        made: Tensor = net(x).square().mean()
+        return made
+
+    return loss
+
+
+LOSSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "gradients of each sample": beside(lambda net, x: vmap(grad(row_loss(net)), (None, 0))(detached(net), x)),
+    "grad": beside(lambda net, x: grad(lambda row: net(row).sum())(x[0])),
+    "jvp": beside(lambda net, x: jvp(net, (x,), (x,))),
+    "jacrev": beside(lambda net, x: jacrev(net)(x[0])),
+    "jacfwd": beside(lambda net, x: jacfwd(net)(x[0])),
+    "hessian": beside(lambda net, x: hessian(lambda row: net(row).sum())(x[0])),
+    "grad in the loss": lambda net, x: vmap(grad(lambda row: net(row).sum()))(x).square().mean(),
+    "hessian in the loss": lambda net, x: vmap(hessian(lambda row: net(row).sum()))(x).square().mean(),
+    "jvp in the loss": lambda net, x: jvp(net, (x,), (x,))[1].square().mean(),
+    "vmap in the loss": lambda net, x: vmap(net)(x).square().mean(),
+    "dual numbers in the loss": dual_loss,
+}
+
+
+class SeeingCalls(TorchFunctionMode):
+    """Notes what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+class SeeingOperations(TorchDispatchMode):
+    """Notes what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def trained(
+    loss: Callable[[nn.Module, Tensor], Tensor],
+    watch: Callable[[nn.Module, torch.optim.Optimizer], AbstractContextManager[Any]],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    nan_in: int | None = None,
+) -> tuple[list[Tensor], Any, Any]:
+    """Ten steps: losses and parameters, what watched the loop, and what was around it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer, x = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9), torch.randn(6, 4)
+    losses = []
+    with around() as mode, watch(net, optimizer) as watched:
+        for step in range(10):
+            optimizer.zero_grad()
+            made = loss(net, x)
+            (made * float("nan") if step == nan_in else made).backward()
+            optimizer.step()
+            losses.append(made.detach().clone())
+    return [*losses, *net.parameters()], watched, mode
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loop_that_uses_transforms_is_watched_to_its_end(loss: str, tmp_path: Path) -> None:
+    expected, _, _ = trained(LOSSES[loss], lambda *_: nullcontext())
+    found, training, _ = trained(LOSSES[loss], lambda *given: th.training(*given, every=1, black_box=tmp_path))
+    assert all(map(torch.equal, found, expected)) and training.notes == []
+    assert training.norms.losses.flatten().tolist() == [float(each) for each in expected[:10]]
+    _, training, _ = trained(LOSSES[loss], lambda *given: th.training(*given, black_box=tmp_path), nan_in=7)
+    assert {each.step for each in training.findings if each.kind in ("non-finite", "black box")} == {7}
+    assert training.notes == [] and len(training.norms) == 10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", ["gradients of each sample", "hessian", "grad in the loss", "vmap in the loss"])
+@pytest.mark.parametrize("watch", [lambda *_: th.training(writes=True), lambda *_: th.record_steps(2)])
+def test_without_a_model_given_such_a_loop_trains_as_before(loss: str, watch: Callable[..., Any]) -> None:
+    expected, _, _ = trained(LOSSES[loss], lambda *_: nullcontext())
+    found, watched, _ = trained(LOSSES[loss], watch)
+    assert all(map(torch.equal, found, expected))
+    if isinstance(watched, th.Training):
+        assert watched.notes == [] and watched.norms.columns == ["0", "2"]
+    else:
+        assert len(watched) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_inside_of_a_transform_is_kept_with_the_whole_batch(tmp_path: Path) -> None:
+    _, training, _ = trained(
+        LOSSES["vmap in the loss"], lambda *given: th.training(*given, black_box=tmp_path), nan_in=3
+    )
+    kept = next(each for each in training.findings if each.kind == "black box")
+    assert kept.at is not None
+    torch.manual_seed(0)
+    nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(6, 4)
+    assert any(each.shape == x.shape and torch.equal(each, x) for each in read_step(kept.at).load().values())
+
+
+@pytest.mark.parametrize("watch", [lambda *given: th.training(*given, every=1), lambda *_: th.record_steps(2)])
+@pytest.mark.parametrize("mode", [SeeingCalls, SeeingOperations])
+def test_modes_of_the_user_s_see_what_they_see_without(
+    mode: type[SeeingCalls] | type[SeeingOperations], watch: Callable[..., Any]
+) -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        made: Tensor = net(x).square().mean()
+        return made
+
+    _, _, alone = trained(loss, lambda *_: nullcontext(), mode)
+    _, _, watched = trained(loss, watch, mode)
+    assert watched.seen == alone.seen
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.device("meta"),
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: FlopCounterMode(display=False),
+    ],
+)
+def test_the_norms_of_a_loop_are_those_of_its_gradients_whatever_is_around_it(around: Callable[..., Any]) -> None:
+    net = nn.Linear(4, 1)
+    optimizer, x = torch.optim.SGD(net.parameters(), 0.1), torch.randn(5, 4)
+    norms = []
+    with around(), th.training(net, optimizer) as training:
+        for _ in range(6):
+            optimizer.zero_grad()
+            net(x).float().square().mean().backward()
+            norms.append(math.hypot(*net.weight.grad.flatten().tolist(), *net.bias.grad.tolist()))
+            optimizer.step()
+        training.save_html(os.devnull)
+    assert training.notes == []
+    with around():
+        assert training.to_pandas("steps")["gradient_norm"].tolist() == pytest.approx(norms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_numbers_of_a_loop_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    net = nn.Linear(3, 1)
+    x, before = torch.ones(2, 3), torch.get_default_dtype()
+    expected = net(x).square().mean().item()
+    torch.set_default_dtype(dtype)
+    try:
+        with th.training(net, optimizer := torch.optim.SGD(net.parameters(), 0.0)) as training:
+            for _ in range(12):
+                net.zero_grad()
+                net(x).square().mean().backward()
+                optimizer.step()
+        table = training.to_pandas("steps")
+    finally:
+        torch.set_default_dtype(before)
+    assert table["loss"].tolist() == [expected] * 12
+    assert training.norms.gradients.dtype is torch.float32
