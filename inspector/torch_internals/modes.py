@@ -51,6 +51,9 @@ _ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_
 them while it traces. The hooks stay where they are, so that no error can leave them out of place."""
 
 
+_set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+
+
 class unobserved:
     """A context for code of ours that a user's call has led into: none of the user's modes is in force in it.
 
@@ -69,9 +72,10 @@ class unobserved:
         self._function = torch._C.DisableTorchFunction()
         self._grad, self._forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         self._modes: ExitStack | None = None
-        self._hooks = _ignore_saved_hooks(True)
+        self._hooks = False
         try:
             self._function.__enter__()
+            self._hooks = _ignore_saved_hooks(True)
             if (
                 torch._C._len_torch_dispatch_stack()
                 or torch._C._are_functorch_transforms_active()
@@ -103,8 +107,8 @@ def _leave_modes(stack: ExitStack) -> None:
     if torch._C._len_torch_dispatch_stack():
         stack.enter_context(_disable_current_modes())
     if (traced := torch._C._get_tracing_state()) is not None:
-        torch._C._set_tracing_state(None)
-        stack.callback(torch._C._set_tracing_state, traced)
+        _set_tracing_state(None)
+        stack.callback(_set_tracing_state, traced)
     if torch._C._is_any_autocast_enabled():
         stack.enter_context(torch._C._DisableAutocast())
     if torch.is_inference_mode_enabled():
