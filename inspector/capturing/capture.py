@@ -265,7 +265,8 @@ class _OperationWatcher(TorchFunctionMode):
     ) -> None:
         name = getattr(function, "__name__", None)
         if name != "__get__":  # of an attribute, such as .grad, which was there before
-            note_births(self._calls.facts, result, args, kwargs)
+            with without_torch_function():
+                note_births(self._calls.facts, result, args, kwargs)
         hooks = name in HOOKING and bool(args) and isinstance(args[0], Tensor)
         observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
         if hooks or observed:

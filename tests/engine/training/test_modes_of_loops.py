@@ -158,6 +158,7 @@ def test_modes_of_the_user_s_see_what_they_see_without(
     assert watched.seen == alone.seen
 
 
+@pytest.mark.filterwarnings("ignore:th.training")  # a FlopCounterMode's hooks keep graphs alive
 @pytest.mark.parametrize(
     "around",
     [
