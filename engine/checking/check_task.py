@@ -20,7 +20,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals.operators import InFloat64
-from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
+from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric, with_zeros
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
 from .furthest_element import furthest_element
 from .kept_on_ctx import kept_as_attributes, modified_attributes, modified_since, others_kept
@@ -293,7 +293,7 @@ class _Comparison:
             raise UncheckableError(
                 f"{self._subject} does not run in float64: {type(error).__name__}: {message}"
             ) from error
-        return list(found), None
+        return [None if each is None else with_zeros(each) for each in found], None
 
     def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
         """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""

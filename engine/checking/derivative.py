@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,23 @@ DIRECTIONS = 5
 STEP = 2e-7
 _NOISE = 5e-5  # a derivative below this part of the output's own size drowns in the rounding of finite differences
 _MOST_FOR_EACH = 256  # elements of all inputs, and of all outputs, up to which gradcheck takes one after the other
+
+
+def with_zeros(gradient: Tensor) -> Tensor:
+    """Return the gradient with the zeros that a sparse one does not store."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+class _DenseGradient(torch.autograd.Function):
+    """Passes a tensor on, and its gradient with all zeros: gradcheck calls a sparse one of a dense tensor wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return with_zeros(gradients[0])
 
 
 class FiniteDifferences:
@@ -144,7 +162,10 @@ class FiniteDifferences:
         unit = 1 / largest if largest and isfinite(largest) else 1.0
 
         def moved(*steps: Tensor) -> tuple[Tensor, ...]:
-            places = [point + scale * step for point, scale, step in zip(self.points, self._scales, steps, strict=True)]
+            places = [
+                _DenseGradient.apply(point + scale * step)
+                for point, scale, step in zip(self.points, self._scales, steps, strict=True)
+            ]
             return tuple([unit * output for output in self._replay.run_on(places).outputs])
 
         steps = tuple([torch.zeros_like(point).requires_grad_() for point in self.points])

@@ -18,7 +18,7 @@ from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.nodes import call_node
 from ...inspector.torch_internals.tensors import version_of
 from ..words.phrases import counted
-from .derivative import ALLOWED, FiniteDifferences
+from .derivative import ALLOWED, FiniteDifferences, with_zeros
 from .operation_replay import OperationReplay, Outcome
 
 
@@ -27,7 +27,7 @@ class Returned:
     """What a custom Function's backward returned for one set of gradients.
 
     Attributes:
-        values: one for each argument of its forward, if their number is right.
+        values: one for each argument of its forward, if their number is right; sparse ones with their zeros.
         names: what these arguments are called.
         needed: for each of them whether it needs a gradient.
         wrote: whether the backward wrote into a gradient that it was given.
@@ -56,7 +56,7 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
             return None
         given[output.output_nr] = cotangent.clone()
     versions = [0 if each is None else version_of(each) for each in given]
-    values = call_quietly(node, given)
+    values = tuple([with_zeros(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
     wrote = [0 if each is None else version_of(each) for each in given] != versions
     needed: tuple[bool, ...] = node.needs_input_grad
     while len(values) > len(needed) and values[-1] is None:

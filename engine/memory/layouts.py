@@ -8,10 +8,9 @@ from functools import lru_cache
 from math import prod
 from threading import Lock
 
-import torch
 from torch import Tensor
 
-from ...inspector.torch_internals.tensors import local_of, stored_bytes
+from ...inspector.torch_internals.tensors import SPARSE, local_of, stored_bytes
 from .footprint import TensorLayout
 
 
@@ -29,9 +28,11 @@ def contiguous(shape: Sequence[int], itemsize: int) -> TensorLayout:
 
 
 def layout_of(tensor: Tensor) -> TensorLayout:
-    """The layout of a strided tensor, or of a COO one."""
-    if tensor.layout is torch.sparse_coo:
+    """The layout of a tensor. A nested one, which has neither shape nor strides, is taken for a vector."""
+    if tensor.layout in SPARSE:
         return sparse(tensor.shape, stored_bytes(tensor))
+    if tensor.is_nested:
+        return contiguous((tensor.numel(),), tensor.element_size())
     local = local_of(tensor)
     shape, strides = tuple(local.shape), local.stride()
     nbytes = local.numel() * local.element_size()
@@ -39,7 +40,7 @@ def layout_of(tensor: Tensor) -> TensorLayout:
 
 
 def sparse(shape: Sequence[int], nbytes: int) -> TensorLayout:
-    """The layout of a COO tensor which stores so many bytes: nothing is added to it in place."""
+    """The layout of a sparse tensor which stores so many bytes: nothing is added to it in place."""
     return replace(contiguous(shape, 1), dense=False, nbytes=nbytes, sparse=True)
 
 

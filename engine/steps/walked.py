@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import address_below, is_fake, parts_of, storage_of, stored_parts
+from ...inspector.torch_internals.tensors import SPARSE, address_below, is_fake, parts_of, storage_of, stored_parts
 from ..measuring.memory_watch import look
 from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
@@ -126,7 +126,7 @@ def _address(tensor: Tensor) -> int | None:
 
 def _with_bytes(tensor: Tensor) -> Iterator[Tensor]:
     """The strided tensors of which it is made."""
-    if tensor.layout is torch.sparse_coo:
+    if tensor.layout in SPARSE:
         yield from stored_parts(tensor)
     elif type(tensor) in _COMMON:
         yield tensor

@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from ...inspector.arguments import bytes_of, expect_number
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.random_states import RandomStates, random_states
-from ...inspector.torch_internals.tensors import storage_of, stored_bytes, version_of
+from ...inspector.torch_internals.tensors import SPARSE, storage_of, stored_bytes, version_of
 from .hook_state import HookState
 from .input_buffer import InputBuffer, Waiting
 from .recomputed_buffers import RecomputedBuffers
@@ -348,11 +348,7 @@ def _copied(entry: Ran) -> int:
 
 def nbytes_of(tensor: Tensor) -> int:
     """Bytes of its elements; of a sparse tensor those that are stored, and of their indices."""
-    if tensor.layout is torch.sparse_coo:
-        return stored_bytes(tensor)
-    if tensor.layout is torch.sparse_csr:
-        return tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes
-    return tensor.nbytes
+    return stored_bytes(tensor) if tensor.layout in SPARSE else tensor.nbytes
 
 
 class _SavedBytes:

@@ -239,13 +239,17 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """What a COO tensor stores: its elements and their indices."""
-    return sum(each.numel() * each.element_size() for each in stored_parts(tensor))
+    """Bytes of what a sparse tensor stores: its elements and their indices."""
+    return sum(each.nbytes for each in stored_parts(tensor))
 
 
-def stored_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensors of which a COO tensor is made: its indices and its elements."""
-    return tensor._indices(), tensor._values()
+def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of which a sparse tensor is made: its indices and its elements."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def computes_itself(tensor: Tensor) -> bool:

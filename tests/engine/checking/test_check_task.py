@@ -585,3 +585,26 @@ def test_a_backward_inside_of_a_function_adds_to_no_grad() -> None:
     linear.weight.grad = before = torch.ones(3, 3, dtype=torch.float64)
     assert checks(graph)["CustomBackward"].ok is True
     assert linear.weight.grad is before and torch.equal(before, torch.ones_like(before))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_sparse_gradients_are_checked_with_their_zeros(factor: float) -> None:
+    ids = torch.tensor([1, 2, 2, 4])
+
+    class Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, table):
+            ctx.shape = table.shape
+            return table[ids]
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.sparse_coo_tensor(ids[None], gradient * factor, ctx.shape, check_invariants=True)
+
+    table = leaf(6, 3)
+    graph = captured(lambda: Rows.apply(table) * functional.embedding(ids, table, sparse=True))
+    found = checks(graph)
+    assert found["EmbeddingBackward0"].ok is True
+    assert found["RowsBackward"].ok is (factor == 1)
+    bag = captured(lambda: functional.embedding_bag(ids[None], table, sparse=True, mode="sum"))
+    assert checks(bag)["EmbeddingBagBackward0"].ok is True

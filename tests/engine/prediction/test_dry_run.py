@@ -320,6 +320,37 @@ def test_a_sparse_embedding_used_twice_peaks_as_is_measured(steps: int) -> None:
     assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes == run.timeline.peak_bytes
 
 
+LEAVES = {
+    "coo": lambda: torch.eye(4).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "csc": lambda: torch.eye(4).to_sparse_csc(),
+    "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "bsc": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+    "mkldnn": lambda: torch.eye(4).to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize("layout", LEAVES)
+def test_leaves_of_every_layout_are_predicted(layout: str) -> None:
+    leaf, w = LEAVES[layout]().requires_grad_(), torch.rand(4, 4, requires_grad=True)
+    loss = (leaf.to_dense() * w).sin().sum()
+    timeline = th.simulate(th.graph(loss), "heap")
+    assert timeline.peak_bytes >= w.nbytes
+    assert len(th.plan(loss).rows) > 1
+    (wanted,) = torch.autograd.grad((leaf.to_dense() * w).sin().sum(), w)
+    if layout in ("coo", "csr", "mkldnn"):  # torch accumulates no gradient of the others
+        th.backward(loss, policy="lpmf")
+        assert w.grad is not None and torch.equal(w.grad, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_leaf_is_predicted() -> None:
+    leaf = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], requires_grad=True)
+    loss = torch.nested.to_padded_tensor(nn.Linear(4, 3)(leaf), 0.0).square().sum()
+    assert th.simulate(th.graph(loss), "heap").estimates and str(th.plan(loss))
+
+
 def test_nested_tensors_are_an_estimate() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     nested = torch.nested.as_nested_tensor([x, x[:2]], layout=torch.strided)
