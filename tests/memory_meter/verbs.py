@@ -1,0 +1,237 @@
+"""What each verb says of a program's memory, and what the meter counts of the same program."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+import tapehead as th
+
+from .meter import Meter
+from .programs import PROGRAMS, Builder, Program
+
+RECORDED, MOST_STEPS = 4, 9  # what `th.profile_step` runs at most
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of memory and what it is held against, in bytes.
+
+    Attributes:
+        flag: what the verb says about its figure being an estimate; "" where it gives it as exact.
+    """
+
+    said: int
+    held: int
+    flag: str = ""
+
+    @property
+    def off(self) -> float:
+        return (self.said - self.held) / self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came of a program and a verb: the figure that is furthest off.
+
+    Attributes:
+        outcome: "exact", "flagged" (an estimate that says in which direction it may be off, rightly), "wrong",
+            "refused", or "error" (any other exception).
+        why: the flag or the error.
+    """
+
+    program: str
+    verb: str
+    outcome: str
+    why: str = ""
+    said: int = 0
+    held: int = 0
+
+
+@contextmanager
+def started(build: Builder) -> Iterator[tuple[Program, Meter]]:
+    """The program, made above the base of a meter."""
+    torch.manual_seed(0)
+    meter = Meter()
+    program = build()
+    try:
+        yield program, meter
+    finally:
+        program.close()
+
+
+@contextmanager
+def warmed_up(build: Builder) -> Iterator[Program]:
+    """A program that has run twice, so that it and the libraries below it have taken what they keep."""
+    with started(build) as (program, _):
+        for _ in range(2):
+            program.make_loss().backward()
+            fresh(program)
+        yield program
+
+
+def fresh(program: Program) -> None:
+    """Before each backward that is compared there is no .grad, and the random numbers are the same."""
+    for each in program.leaves:
+        each.grad = None
+    torch.manual_seed(1)
+
+
+@cache
+def held_by_backward(build: Builder, policy: object = None) -> int:
+    """What a backward holds at most of what was made since before its forward; PyTorch's own if no policy is given."""
+
+    def backward(loss: Tensor) -> None:
+        if policy is None:
+            loss.backward(retain_graph=program.retain_graph)
+        else:
+            th.backward(loss, policy=policy, trace="off")
+
+    with warmed_up(build) as program:
+        meter = Meter()
+        loss = program.make_loss()
+        return meter.highest(lambda: backward(loss))
+
+
+@cache
+def held_by_steps(build: Builder) -> list[int]:
+    """What each of the first steps holds at most of all that was made since before the program was."""
+    with started(build) as (program, _):
+        program.train()  # libraries take what they keep
+    del program
+    with started(build) as (program, meter):
+        torch.manual_seed(1)
+        return [meter.highest(program.train) for _ in range(MOST_STEPS)]
+
+
+def of_profile(build: Builder) -> Iterator[Figure]:
+    held = held_by_backward(build)
+    with warmed_up(build) as program:
+        run = th.profile(program.make_loss, retain_graph=program.retain_graph)
+        yield Figure(run.peak_bytes, held, "; ".join(run.timeline.estimates))
+
+
+def of_measured_backward(build: Builder) -> Iterator[Figure]:
+    """`memory=True` finds a forward that has run."""
+    held = held_by_backward(build)
+    with warmed_up(build) as program:
+        run = th.backward(program.make_loss(), memory=True, retain_graph=program.retain_graph)
+        yield Figure(run.peak_bytes, held, "; ".join(run.timeline.estimates))
+
+
+def of_simulate(build: Builder) -> Iterator[Figure]:
+    held = held_by_backward(build)
+    for forward in th.capture(), nullcontext():
+        with warmed_up(build) as program:
+            with forward:
+                loss = program.make_loss()
+            found = th.simulate(th.graph(loss), retain_graph=program.retain_graph)
+            yield Figure(found.peak_bytes, held, "; ".join(found.estimates))
+
+
+def of_plan(build: Builder) -> Iterator[Figure]:
+    with warmed_up(build) as program, th.capture():
+        plan = th.plan(program.make_loss())
+    held, flag = held_by_backward(build, plan.policy), " ".join(plan.notes)
+    yield Figure(plan.best.peak_bytes, held, flag)
+    if plan.bound_bytes > held:
+        yield Figure(plan.bound_bytes, held, flag)
+
+
+def of_compare(build: Builder) -> Iterator[Figure]:
+    held = {name: held_by_backward(build, name) for name in ("heap", "bfs")}
+    with warmed_up(build) as program:
+        for row in th.compare(program.make_loss, [*held], repetitions=1).rows:
+            yield Figure(row.peak_bytes, held[row.policy])
+            if row.predicted is not None:
+                yield Figure(row.predicted.peak_bytes, held[row.policy], "; ".join(row.predicted.estimates))
+            if row.dry_run_bytes is not None:
+                yield Figure(row.dry_run_bytes, held[row.policy], "; ".join(row.dry_run_estimates))
+
+
+def of_record_steps(build: Builder) -> Iterator[Figure]:
+    """From the first step on, and of a training that has gone on for some steps."""
+    held = held_by_steps(build)
+    for before in 0, 2:
+        with started(build) as (program, _):
+            torch.manual_seed(1)
+            for _ in range(before):
+                program.train()
+            with th.record_steps(RECORDED) as steps:
+                for _ in range(RECORDED + 1):
+                    program.train()
+            for step in steps:
+                yield Figure(step.peak_bytes, held[before + step.number], flag_of(step))
+
+
+def of_profile_step(build: Builder) -> Iterator[Figure]:
+    held = held_by_steps(build)
+    with started(build) as (program, _):
+        torch.manual_seed(1)
+        step = th.profile_step(program.train)
+        yield Figure(step.peak_bytes, held[step.number], flag_of(step))
+
+
+def flag_of(step: th.TrainingStep) -> str:
+    return " ".join(each for each in step.sentences if "not counted" in each.lower())
+
+
+def of_fits(build: Builder) -> Iterator[Figure]:
+    with started(build) as (program, _):
+        arguments = program.fits
+    del program
+    if arguments is None:
+        return
+    make_model, make_batch, make_optimizer, loss_of = arguments
+    fit = th.fits(make_model, make_batch, make_optimizer, "1GiB", loss_of)
+    yield Figure(fit.peak_bytes, held_by_steps(build)[1], "; ".join(fit.estimates))
+
+
+VERBS: dict[str, Callable[[Builder], Iterator[Figure]]] = {
+    "profile": of_profile,
+    "memory=True": of_measured_backward,
+    "simulate": of_simulate,
+    "plan": of_plan,
+    "compare": of_compare,
+    "record_steps": of_record_steps,
+    "profile_step": of_profile_step,
+    "fits": of_fits,
+}
+
+_DIRECTIONS = (
+    (re.compile(r"at least|lower bound|not counted", re.IGNORECASE), lambda figure: figure.said <= figure.held),
+    (re.compile(r"at most|upper bound", re.IGNORECASE), lambda figure: figure.said >= figure.held),
+)
+
+
+def judged(program: str, verb: str, figure: Figure) -> Cell:
+    """A figure has to be exact, or to say in which direction it may be off."""
+    if figure.said == figure.held:
+        outcome = "exact"
+    elif any(word.search(figure.flag) and holds(figure) for word, holds in _DIRECTIONS):
+        outcome = "flagged"
+    else:
+        outcome = "wrong"
+    return Cell(program, verb, outcome, figure.flag, figure.said, figure.held)
+
+
+def cell(program: str, verb: str) -> Cell | None:
+    """What a verb says of a program; None: the verb is not for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            figures: Sequence[Figure] = [*VERBS[verb](PROGRAMS[program])]
+        except NotImplementedError as error:
+            return Cell(program, verb, "refused", str(error))
+        except Exception as error:
+            return Cell(program, verb, "error", f"{type(error).__name__}: {error}")
+    cells = [judged(program, verb, each) for each in figures]
+    order = "exact", "flagged", "wrong"
+    return max(cells, key=lambda each: (order.index(each.outcome), abs(each.said - each.held)), default=None)
