@@ -25,6 +25,7 @@ os.environ["TAPEHEAD_TRACEBACKS"] = "full"  # the innermost frame tells whether 
 
 from kinds import TOPICS
 from program import KINDS
+from refusals import PAGE, page
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--write-docs", action="store_true", help=f"write the table of refusals, {PAGE.name}")
     parser.add_argument("--list", action="store_true", help="print kinds and verbs")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -73,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
             results += row
     if options.json:
         options.json.write_text(json.dumps([each._asdict() for each in results], indent=1))
+    if options.write_docs:
+        PAGE.write_text(page(results, TOPICS))
     return report(results, kinds, verbs)
 
 
