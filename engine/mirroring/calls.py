@@ -16,19 +16,29 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...inspector.capturing.opened import hooks_opened
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.engine import in_backward
-from ...inspector.torch_internals.modes import close_hooks, close_mode, open_hooks, open_mode, open_pack_hook
+from ...inspector.torch_internals.modes import (
+    close_hooks,
+    close_mode,
+    hooks_are_enabled,
+    open_hooks,
+    open_mode,
+    open_pack_hook,
+)
 from .watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
+
+PURPOSE = "th.mirror follows what a forward saves"
 
 
 def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:
     """What follows forwards along their plan, and what has to be open meanwhile."""
     watch = MirrorWatch(state, tally)
     if state.calls is None:
-        return watch, [watch.hooks, watch, _LearnedCalls(state, watch)]
+        return watch, [hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
     # A checkpoint around the block must see all that is saved in it, or nothing: it counts.
-    hooks = [watch.hooks] if state.calls.saves_between or open_pack_hook() is not None else []
+    hooks = [hooks_opened(watch.hooks, PURPOSE)] if state.calls.saves_between or open_pack_hook() is not None else []
     return watch, [*hooks, _FollowedCalls(state, state.calls, watch)]
 
 
@@ -144,7 +154,8 @@ class _FollowedCalls(TorchFunctionMode):
         """
         watch = self._watch
         watch.place = call.begin
-        saves = call.saves and open_pack_hook() is self._hook  # what the user's own hooks pack is theirs
+        # What the user's own hooks pack is theirs.
+        saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
         if saves:
             open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)
         try:

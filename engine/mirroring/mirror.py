@@ -9,11 +9,11 @@ from functools import partial
 from types import TracebackType
 
 from ...inspector.arguments import a_kind
-from ...inspector.capturing.opened import Opened
+from ...inspector.capturing.opened import Opened, refuse_disabled_hooks
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.compiled import compiled_code_refused
 from ..words.sizes import size_text
-from .calls import followed
+from .calls import PURPOSE, followed
 from .plan import MirrorPlan, PlannedStorage
 from .watch import MirrorTally, MirrorWatch, banned_sentence, state_of
 
@@ -85,13 +85,13 @@ class mirror:
     Raises:
         TypeError: it is given no plan.
         ValueError: in the forward: it is not the one that was planned for.
-        NotImplementedError: in the forward: it calls what torch.compile has compiled.
+        NotImplementedError: in the forward: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
 
     The first forward under a plan is followed operation by operation; later blocks look into those calls alone in which
     the plan has something to do. So open a block for each forward: more than one in a block take longer.
 
-    Known limitations: only the thread that opens it is mirrored. torch.func.grad and its like refuse to run, as under
-    any `saved_tensors_hooks`; hooks which the user opens around the block pack nothing of it. An nn.MultiheadAttention
+    Known limitations: only the thread that opens it is mirrored. torch.func.grad and its like, which disable
+    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An nn.MultiheadAttention
     or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients, takes the other one, as
     under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count as modified is not
     noticed between forward and backward: tensors changed through .data, running statistics of a batch-norm that ran in
@@ -146,6 +146,7 @@ class mirror:
 
 def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
+    refuse_disabled_hooks(PURPOSE)
     stack.enter_context(compiled_code_refused("it can't be mirrored"))
     for each in contexts:
         stack.enter_context(each)

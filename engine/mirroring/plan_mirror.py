@@ -94,8 +94,8 @@ def plan_mirror(
         TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
             unknown; or the policy decides while the backward runs.
         ModuleNotFoundError: solver="milp" without scipy.
-        NotImplementedError: the forward calls what torch.compile has compiled; or it runs on fake tensors of an
-            accelerator.
+        NotImplementedError: the forward calls what torch.compile has compiled, or disables saved_tensors_hooks, as
+            torch.func.grad does; or it runs on fake tensors of an accelerator.
         RuntimeError: what forward and backward raise.
     """
     expect_make_loss(make_loss)

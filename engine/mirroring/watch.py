@@ -28,6 +28,7 @@ from ...inspector.torch_internals.tensors import (
     View,
     bytes_below,
     computes_itself,
+    has_view,
     on_storage,
     storage_of,
     version_of,
@@ -258,7 +259,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
 
     def _argument(self, into: Bytes | None, tensor: Tensor) -> StorageView | Held:
         """An argument of an operation that may run again. What is not dropped is held."""
-        storage = None if computes_itself(tensor) else bytes_below(tensor)
+        storage = bytes_below(tensor) if has_view(tensor) and not computes_itself(tensor) else None
         if storage is None:
             raise _NoBytesError
         known = self._known.get(storage._cdata)
@@ -395,7 +396,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
     def pack(self, tensor: Tensor) -> Packed:
         """What is to stand for a tensor that a node saves."""
         found = self._find(tensor)
-        if found is None or found.calls is None or found.is_behind(tensor):
+        if found is None or found.calls is None or found.is_behind(tensor) or not has_view(tensor):
             return at_hand(tensor), version_of(tensor)
         self.saves = True
         view = View.of(tensor)
@@ -490,7 +491,7 @@ def _same(made: torch.UntypedStorage, original: torch.UntypedStorage, views: Seq
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def banned_sentence(banned: Sequence[tuple[PlannedStorage, str]]) -> str:

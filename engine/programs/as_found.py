@@ -32,9 +32,11 @@ from ...inspector.torch_internals.tensors import (
     FollowedStorage,
     bytes_below,
     computes_itself,
+    content_of,
     detached,
     parts_of,
     set_version,
+    strided_parts,
     version_of,
     without_bytes,
 )
@@ -211,6 +213,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         self._made: dict[int, FollowedStorage] = {}  # by address what operations of the run made
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # by address, and a copy
         self._versions: list[tuple[Tensor, int]] = []  # of what is written
+        self._contents: dict[int, Callable[[], None]] = {}  # by id() what puts back those without a storage
         self._generators: dict[torch.Generator, Tensor] = {}
 
     def restore(self) -> None:
@@ -220,6 +223,8 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
                 storage.copy_(copy)
         for tensor, version in self._versions:
             set_version(tensor, version)
+        for put_back in self._contents.values():
+            put_back()
         for generator, state in self._generators.items():
             generator.set_state(state)
 
@@ -228,7 +233,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         for tensor in tensors_of((args, kwargs)):
             if tensor.requires_grad and _keeps_gradient(tensor) and tensor.is_leaf and _is_new(tensor, self._seen):
                 self._take_leaf(tensor)
-            given.update(storage._cdata for storage in map(bytes_below, parts_of(tensor)) if storage is not None)
+            given.update(part.untyped_storage()._cdata for part in strided_parts(tensor))
         if may_write(operator):
             self._note_written(written_by(operator, args, kwargs))
         elif operator.namespace == "c10d":  # whose schemas don't say it
@@ -250,22 +255,33 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
                 self._note_made(leaf.grad, ())
 
     def _note_made(self, tensor: Tensor, given: Collection[int]) -> None:
-        for part in parts_of(tensor):
-            storage = bytes_below(part)
-            if storage is not None and storage._cdata not in given:
-                self._made[storage._cdata] = FollowedStorage(part)
+        for part in strided_parts(tensor):
+            if part.untyped_storage()._cdata not in given:
+                self._made[part.untyped_storage()._cdata] = FollowedStorage(part)
 
     def _note_written(self, tensors: Iterable[Tensor]) -> None:
         for part in chain.from_iterable(map(parts_of, tensors)):
             storage = bytes_below(part)
-            if storage is None or part.is_meta or storage._cdata in self._before:
+            if storage is None:
+                self._note_content(part)
                 continue
-            made = self._made.get(storage._cdata)
-            if made is not None and made.alive:
+            if part.is_meta or storage._cdata in self._before or self._is_made(storage):
                 continue
             self._versions.append((detached(part), version_of(part)))
             with unobserved():
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
+
+    def _note_content(self, tensor: Tensor) -> None:
+        """Of a tensor without a storage of its own: a sparse one."""
+        parts = list(strided_parts(tensor))
+        is_made = bool(parts) and all(self._is_made(part.untyped_storage()) for part in parts)
+        if not is_made and not tensor.is_meta and id(tensor) not in self._contents:
+            with unobserved():
+                self._contents[id(tensor)] = content_of(tensor)
+
+    def _is_made(self, storage: torch.UntypedStorage) -> bool:
+        made = self._made.get(storage._cdata)
+        return made is not None and made.alive
 
 
 def _keeps_gradient(tensor: Tensor) -> bool:

@@ -41,7 +41,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
         TypeError, ValueError: make_loss is no function, or gave no loss; model is no module; repetitions is no number
             from 1 on.
         RuntimeError: the loss has no graph; and what the forward raises.
-        NotImplementedError: it calls what torch.compile has compiled.
+        NotImplementedError: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
 
     Known limitations: what other threads compute is not seen, and counts as there before.
     """

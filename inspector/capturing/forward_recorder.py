@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -24,9 +24,22 @@ from ..torch_internals.modes import unobserved
 from ..torch_internals.operators import Operator, SeenOperations
 from ..torch_internals.saved import hides_saved, packed_slots
 from ..torch_internals.sequence_numbers import number_of, sequence_nr
-from ..torch_internals.tensors import FollowedStorage, StorageBytes, View, detached, is_fake, is_wrapped, storage_of
+from ..torch_internals.tensors import (
+    FollowedStorage,
+    StorageBytes,
+    View,
+    content_of,
+    detached,
+    has_view,
+    is_fake,
+    is_wrapped,
+    storage_of,
+    strided_parts,
+    without_bytes,
+)
 from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
+from .opened import hooks_opened
 from .operators import (
     is_inexact,
     is_opaque,
@@ -50,6 +63,7 @@ class _Packed:
         self.is_read_early = False  # by a backward inside of the forward
 
 
+_PURPOSE = "th.plan_mirror and th.record_forward follow what a forward saves"
 _READ_EARLY = "a backward inside of the forward reads it, after which it would be there again"
 
 
@@ -90,26 +104,28 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._empty: set[int] = set()  # the operations that only allocate
         self._packed: list[weakref.ref[_Packed]] = []
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
-        self._hooks = saved_tensors_hooks(self._pack, _unpack)
-        self._refuses = ExitStack()
+        self._contents: dict[int, Callable[[], None]] = {}  # by id() what puts back those without a storage
+        self._sparse: dict[int, weakref.ref[Tensor]] = {}  # by id() those that operations made
+        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        self._refuses.enter_context(compiled_code_refused("no plan can be made of it"))
-        self._hooks.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        with ExitStack() as stack:
+            stack.enter_context(compiled_code_refused("no plan can be made of it"))
+            stack.enter_context(hooks_opened(saved_tensors_hooks(self._pack, _unpack), _PURPOSE))
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._opened = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        self._hooks.__exit__(kind, error, traceback)
-        self._refuses.close()
+        self._opened.__exit__(kind, error, traceback)
 
     def wrote(self, tensor: Tensor) -> bool:
         """Whether the forward wrote this tensor, which was there before."""
-        storage = tensor.untyped_storage()
-        return bool(storage.nbytes()) and any(each.data_ptr() == storage.data_ptr() for each, _ in self._before)
+        parts = {part.untyped_storage().data_ptr() for part in strided_parts(tensor)} - {0}  # of no bytes
+        return id(tensor) in self._contents or any(each.data_ptr() in parts for each, _ in self._before)
 
     def restore(self) -> None:
         """Writes back what the forward found."""
@@ -117,6 +133,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for storage, copy in self._before:
                 if storage.nbytes() == copy.nbytes():  # else fully_shard has let go of what it gathered
                     storage.copy_(copy)
+            for put_back in self._contents.values():
+                put_back()
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = len(self.operators)
@@ -130,7 +148,9 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             if (storage := self._storage(tensor)) is not None:
                 reads.append(storage.reading(tensor))
         for tensor in written:
-            if (storage := self._storage(tensor)) is not None:
+            if (storage := self._storage(tensor)) is None:
+                self._note_content(tensor)
+            else:
                 if storage.made_by is None:
                     self._note_before(storage, tensor)
                 if any(tensor is each for each in given):
@@ -148,8 +168,9 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             seconds = perf_counter() - began
             for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
                 found = storage_of(tensor)
-                if found is None or is_wrapped(tensor):
+                if found is None or is_wrapped(tensor) or not has_view(tensor):
                     self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
+                    self._sparse[id(tensor)] = weakref.ref(tensor)
                 elif found.address not in self._known:
                     made = self._add(tensor, number, output)
                     makes.append((made.number, output))
@@ -171,9 +192,13 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
     def _storage(self, tensor: Tensor) -> _Storage | None:
-        """The storage of an argument; None where it has none of its own."""
+        """The storage of an argument; None where it has none of its own, or is more than a view of it."""
         found = None if is_wrapped(tensor) else storage_of(tensor)
         if found is None:
+            return None
+        if not has_view(tensor):
+            if (known := self._known.get(found.address)) is not None and known.made_by is not None:
+                self._faults.setdefault(known.made_by, "what it gives is also seen through a tensor that is not dense")
             return None
         return self._known.get(found.address) or self._add(tensor, None, WHOLE)
 
@@ -189,6 +214,15 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             with unobserved():
                 whole = tensor.untyped_storage()
                 self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
+
+    def _note_content(self, tensor: Tensor) -> None:
+        """Of a tensor that is about to be written and has no storage of its own: keeps what it holds, if it was there
+        before."""
+        made = self._sparse.get(id(tensor))
+        is_made = made is not None and made() is tensor
+        if not is_made and id(tensor) not in self._contents and not without_bytes(tensor) and not is_wrapped(tensor):
+            with unobserved():
+                self._contents[id(tensor)] = content_of(tensor)
 
     def _pack(self, tensor: Tensor) -> _Packed:
         storage = self._storage(tensor)
@@ -287,7 +321,7 @@ def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
         return "runs a fused kernel with a state of its own"
     if moves_storage(operator):
         return "changes a tensor's shape or storage in place"
-    if any(is_wrapped(each) or storage_of(each) is None for each in tensors):
+    if any(is_wrapped(each) or storage_of(each) is None or not has_view(each) for each in tensors):
         return "takes a tensor that is not dense"
     if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
         return "may give other bits each time on this device"

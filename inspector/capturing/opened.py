@@ -3,12 +3,19 @@ forgotten."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from traceback import extract_tb
 from types import FrameType, TracebackType
 from weakref import finalize
+
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..graph.source import innermost_user_line
+from ..torch_internals.modes import disables_hooks, why_hooks_are_disabled
 
 
 class Opened:
@@ -38,6 +45,41 @@ class Opened:
         with _interrupts_wait():
             self._stack.__exit__(kind, error, traceback)
         self._forgotten.detach()
+
+
+@contextmanager
+def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
+    """Opens hooks of ours around code of the user's.
+
+    Args:
+        purpose: whose they are, and what for: "th.mirror follows what a forward saves".
+
+    Raises:
+        NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.
+    """
+    refuse_disabled_hooks(purpose)
+    with hooks:
+        try:
+            yield
+        except RuntimeError as error:
+            if not disables_hooks(error):
+                raise
+            frames = (frame for frame in extract_tb(error.__traceback__) if frame.filename != contextlib.__file__)
+            line = innermost_user_line(frames)
+            where = "the forward" if line is None else f"the forward at {line.short}"
+            raise NotImplementedError(
+                f"{purpose} by saved_tensors_hooks, and {where} disables these, as torch.func.grad and its like do "
+                f"({str(error).rstrip('.')}): leave that part out, or take torch.autograd.grad there"
+            ) from error
+
+
+def refuse_disabled_hooks(purpose: str) -> None:
+    """Raises NotImplementedError where `torch.autograd.graph.disable_saved_tensors_hooks` is open."""
+    if (why := why_hooks_are_disabled()) is not None:
+        raise NotImplementedError(
+            f"{purpose} by saved_tensors_hooks, which are disabled here ({why.rstrip('.')}): call it outside of "
+            "torch.autograd.graph.disable_saved_tensors_hooks"
+        )
 
 
 def _abandon(stack: ExitStack) -> None:

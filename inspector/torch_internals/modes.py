@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -209,6 +210,23 @@ open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
 
 
 close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+hooks_are_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+
+
+def why_hooks_are_disabled() -> str | None:
+    """What `disable_saved_tensors_hooks` was told to say to those who open hooks now; None: it is not open."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def disables_hooks(error: BaseException) -> bool:
+    """Whether a program raised this by opening `disable_saved_tensors_hooks` inside of hooks: torch.func.grad does."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code is _DISABLE
+
+
+_DISABLE = disable_saved_tensors_hooks.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def open_pack_hook() -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -86,6 +86,33 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         for name in tensor.__tensor_flatten__()[0]:
             if isinstance(part := getattr(tensor, name), Tensor):  # a DTensor's mesh is among them
                 yield from parts_of(part)
+
+
+def strided_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The same, with the indices and values of sparse tensors in their place; none of those whose bytes are hidden."""
+    for part in parts_of(tensor):
+        if part.layout in SPARSE:
+            yield from stored_parts(part)
+        elif bytes_below(part) is not None:
+            yield part
+
+
+def content_of(tensor: Tensor) -> Callable[[], None]:
+    """Notes what a tensor without a storage of its own (sparse, MKL-DNN) holds, and returns what puts it back. Both to
+    be called `unobserved`."""
+    version = version_of(tensor)
+    is_sparse = tensor.layout in SPARSE
+    # Writing into a sparse tensor may give it other indices and values; an alias keeps those that it had.
+    before = tensor.detach() if is_sparse else tensor.detach().clone()
+    copies = [(part, part.clone()) for part in stored_parts(before)] if is_sparse else []
+
+    def put_back() -> None:
+        for part, copy in copies:
+            part.copy_(copy)
+        tensor.data = before.detach() if is_sparse else before.clone()
+        set_version(tensor, version)
+
+    return put_back
 
 
 def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
@@ -352,8 +379,16 @@ def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
     return tensor
 
 
+def has_view(tensor: Tensor) -> bool:
+    """Whether its storage and a `View` are all there is to a tensor: not of sparse, nested, quantized, MKL-DNN ones."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
 class View(NamedTuple):
-    """What a tensor is besides its storage; offset and strides are in elements."""
+    """What a tensor is besides its storage; offset and strides are in elements.
+
+    Of a tensor that is more than that (see `has_view`) it is all bytes of the storage.
+    """
 
     dtype: torch.dtype
     offset: int
@@ -364,6 +399,8 @@ class View(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor) -> View:
+        if not has_view(tensor):
+            return View(torch.uint8, 0, (tensor.untyped_storage().nbytes(),), (1,), False, False)
         return View(
             tensor.dtype,
             tensor.storage_offset(),  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn import functional
 
 import tapehead as th
@@ -332,3 +333,81 @@ def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
     loss.backward()
     assert mirrored.report.dropped > 0
     assert all(torch.equal(each.grad, other) for each, other in zip(model.parameters(), expected, strict=True))
+
+
+def test_a_sparse_gradient_that_is_there_stands_in_no_way() -> None:
+    table, out = nn.Embedding(40, 16, sparse=True), nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1))
+    ids = torch.randint(0, 40, (32, 4))
+
+    def make_loss() -> Tensor:
+        return out(table(ids)).square().mean()
+
+    make_loss().backward()
+    wanted = [parameter.grad.to_dense() for parameter in (*table.parameters(), *out.parameters())]
+    plan = th.plan_mirror(make_loss, budget=0.7)
+    assert plan.peak_bytes < plan.plain_peak_bytes
+    for parameter in (*table.parameters(), *out.parameters()):
+        parameter.grad = None
+    with th.mirror(plan):
+        loss = make_loss()
+    loss.backward()
+    found = [parameter.grad.to_dense() for parameter in (*table.parameters(), *out.parameters())]
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_around_nested_tensors_the_rest_is_mirrored() -> None:
+    linear, mlp = nn.Linear(4, 3), nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+    parts, x = [torch.randn(2, 4), torch.randn(3, 4)], torch.randn(256, 64)
+
+    def make_loss() -> Tensor:
+        nested = torch.nested.nested_tensor(parts, layout=torch.strided)
+        return torch.nested.to_padded_tensor(linear(nested).sin(), 0.0).square().sum() + mlp(x).square().mean()
+
+    plan = th.plan_mirror(make_loss, budget=0.8)
+    assert plan.dropped
+    leaves = [*linear.parameters(), *mlp.parameters()]
+    wanted = torch.autograd.grad(make_loss(), leaves)
+    with th.mirror(plan):
+        loss = make_loss()
+    assert all(map(torch.equal, torch.autograd.grad(loss, leaves), wanted))
+
+
+def test_what_repeats_one_element_is_compared_as_any_other() -> None:
+    """As `ones_like` of an expanded gradient, in a backward inside of the forward."""
+    net = nn.Sequential(nn.Linear(32, 32), nn.Softplus(), nn.Linear(32, 1))
+    x = torch.randn(8, 32)
+
+    def make_loss() -> Tensor:
+        z = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
+        return net(x).mean() + gradient.square().sum()
+
+    assert "raised" not in str(th.plan_mirror(make_loss, budget=0.7))
+
+
+def test_hooks_that_are_disabled_are_refused_by_name() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+
+    def make_loss() -> Tensor:
+        return net(x).sum()
+
+    def disabling() -> Tensor:
+        with disable_saved_tensors_hooks("not in here"):
+            return net(x).sum()
+
+    def differentiating() -> Tensor:
+        return torch.func.grad(lambda each: net(each).sum())(x).sum() + net(x).sum()
+
+    plan = th.plan_mirror(lambda: (net(x) * 1).sum(), overhead=1.0)
+    with disable_saved_tensors_hooks("not here"):
+        with pytest.raises(NotImplementedError, match=r"th\.plan_mirror .* disabled here \(not here\)"):
+            th.plan_mirror(make_loss)
+        if plan.dropped:
+            with pytest.raises(NotImplementedError, match=r"th\.mirror .* disabled here"), th.mirror(plan):
+                make_loss()
+    for forward in (disabling, differentiating):
+        line = forward.__code__.co_firstlineno + 1
+        with pytest.raises(NotImplementedError, match=rf"test_plan_mirror.py:{line} disables"):
+            th.plan_mirror(forward)
+    assert not any(parameter.grad is not None for parameter in net.parameters())
