@@ -91,11 +91,11 @@ class mirror:
     the plan has something to do. So open a block for each forward: more than one in a block take longer.
 
     Known limitations: only the thread that opens it is mirrored. torch.func.grad and its like, which disable
-    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An nn.MultiheadAttention
-    or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients, takes the other one, as
-    under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count as modified is not
-    noticed between forward and backward: tensors changed through .data, running statistics of a batch-norm that ran in
-    eval mode and then trains; nor are other settings for the precision of products.
+    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An
+    nn.MultiheadAttention or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients,
+    takes the other one, as under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count
+    as modified is not noticed between forward and backward: tensors changed through .data, running statistics of a
+    batch-norm that ran in eval mode and then trains; nor are other settings for the precision of products.
     """
 
     def __init__(self, plan: MirrorPlan) -> None:
