@@ -23,7 +23,7 @@ from ...inspector.torch_internals.operators import InFloat64
 from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric, with_zeros
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
 from .furthest_element import furthest_element
-from .kept_on_ctx import kept_as_attributes, modified_attributes, modified_since, others_kept
+from .kept_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
 from .operation_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
 from .own_backward import compare_own
 
@@ -89,8 +89,27 @@ class _Findings:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def add(self, other: _Findings) -> None:
+        self.faults += other.faults
+        self.warnings += other.warnings
+        self.notes += other.notes
 
-def check_task(graph: Graph, task: Task | int, gradients: Sequence[Tensor | None] | None = None) -> Check:
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a comparison of an operation with finite differences has found; `reason`: why it could not be made."""
+
+    findings: _Findings
+    at_kink: bool
+    reason: UncheckableError | None
+
+
+def check_task(
+    graph: Graph,
+    task: Task | int,
+    gradients: Sequence[Tensor | None] | None = None,
+    known: dict[Operation, Compared] | None = None,
+) -> Check:
     """Compares a task's backward with finite differences of its forward operation, and its numbers with float64's.
 
     The operation is replayed in float64 on the inputs that a capture kept (`th.capture(keep_inputs=True)`), with the
@@ -105,13 +124,14 @@ def check_task(graph: Graph, task: Task | int, gradients: Sequence[Tensor | None
 
     Args:
         gradients: what waits for the task. Random ones stand in where that is nothing.
+        known: what was found of operations that made several tasks, as an LSTM's. Is added to.
     """
     task = graph.task(task)
     findings = _Findings()
     compared = False
     try:
         operation, inputs = _what_to_replay(graph, task, findings)
-        _compare_apart(graph, task, operation, inputs, gradients, findings)
+        _compare_apart(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
         compared = True
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
@@ -173,6 +193,7 @@ def _compare_apart(
     inputs: KeptInputs,
     gradients: Sequence[Tensor | None] | None,
     findings: _Findings,
+    known: dict[Operation, Compared],
 ) -> None:
     """Compares in a thread of its own. A custom Function may run a backward inside: what that adds to .grad goes."""
     leaves = [(leaf, leaf.grad) for leaf in graph.leaves.values()] if task.kind is Kind.FUNCTION else []
@@ -180,16 +201,19 @@ def _compare_apart(
     def compare() -> None:
         with InFloat64():
             replay = OperationReplay(operation, inputs)
-        comparison = _Comparison(replay, findings)
-        try:
-            with InFloat64():
-                comparison.compare()
-            _say_what_was_replayed(graph, task, replay, findings)
-        finally:
-            if not findings.faults:
-                own = compare_own(graph, task, replay, gradients)
-                is_fault = own.ok is False and not comparison.at_kink
-                (findings.faults if is_fault else findings.notes).append(own.line)
+        made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
+        compared = known.get(operation)
+        if compared is None:
+            compared = _compared(replay, made)
+            if len(made) > 1:
+                known[operation] = compared
+        findings.add(compared.findings)
+        if not findings.faults:
+            own = compare_own(graph, task, replay, gradients)
+            is_fault = own.ok is False and not compared.at_kink
+            (findings.faults if is_fault else findings.notes).append(own.line)
+        if compared.reason is not None:
+            raise compared.reason
 
     try:
         for leaf, _ in leaves:
@@ -200,9 +224,21 @@ def _compare_apart(
             leaf.grad = gradient
 
 
-def _say_what_was_replayed(graph: Graph, task: Task, replay: OperationReplay, findings: _Findings) -> None:
+def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
+    """`made`: the names of the tasks that the operation made."""
+    findings, reason = _Findings(), None
+    comparison = _Comparison(replay, findings)
+    try:
+        with InFloat64():
+            comparison.compare()
+        _say_what_was_replayed(replay, made, findings)
+    except UncheckableError as error:
+        reason = error
+    return Compared(findings, comparison.at_kink, reason)
+
+
+def _say_what_was_replayed(replay: OperationReplay, made: Sequence[str], findings: _Findings) -> None:
     operation = replay.operation
-    made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
     if len(made) > 1:
         findings.notes.append(
             f"{operation.name} made {len(made)} tasks ({', '.join(made[:5])}{', ...' if len(made) > 5 else ''}); what "
@@ -238,6 +274,7 @@ class _Comparison:
 
     Attributes:
         at_kink: whether the operation has none where it is.
+        ctx_changes: what a custom Function's backward changes on its ctx.
     """
 
     def __init__(self, replay: OperationReplay, findings: _Findings) -> None:
@@ -246,6 +283,7 @@ class _Comparison:
         function = replay.operation.function
         name = function.__name__ if isinstance(function, type) else replay.operation.name
         self.at_kink = False
+        self.ctx_changes: list[str] = []
         at = _line_of_backward(function) if isinstance(function, type) else None
         where = "" if at is None else f" ({at.short})"
         self._subject = f"{name}.backward{where}" if replay.is_function else f"the backward of {name}"
@@ -306,6 +344,11 @@ class _Comparison:
             )
         elif faults:
             faults += self._named(at, gradients_for(self._replay, returned), returned)
+        if self.ctx_changes:
+            self._findings.warnings.append(
+                f"{self._subject} changes {' and '.join(self.ctx_changes)}: where a graph is retained, a second "
+                "backward finds it changed"
+            )
         if returned.wrote:
             self._findings.warnings.append(
                 f"{self._subject} writes into the gradient that it is given: others may use that, too"
@@ -319,10 +362,18 @@ class _Comparison:
     def _asked_after_another_forward(self, at: FiniteDifferences) -> tuple[Returned, Returned] | None:
         """What the backward returns at once, and when another forward has run."""
         outcome = self._outcome(at)
-        first = ask_backward(self._replay, outcome, at.cotangents)
+        first = None
+        if (node := outcome.node) is not None:
+
+            def ask() -> None:
+                nonlocal first
+                first = ask_backward(self._replay, outcome, at.cotangents)
+
+            self.ctx_changes = changed_on_ctx(node, ask)
+        again = self._outcome(at)
         self._replay.run(at.nearby())
         self._replay.draw_from(_OTHER_NUMBERS)
-        second = ask_backward(self._replay, outcome, at.cotangents)
+        second = ask_backward(self._replay, again, at.cotangents)
         return None if first is None or second is None else (first, second)
 
     def _named(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> list[str]:
@@ -386,7 +437,8 @@ class _Comparison:
         self._findings.notes.append(self._how(at, ""))
 
     def _is_right(self, at: FiniteDifferences, off: float, where: str) -> None:
-        fault, wrong_at = at.each_element(), at
+        takes_each_element = at.takes_each_element and not self.ctx_changes  # gradcheck runs a backward several times
+        fault, wrong_at = at.each_element() if takes_each_element else None, at
         if fault is not None and not self.at_kink:
             nearby = FiniteDifferences(self._replay, at.nearby())
             if nearby.takes_each_element:
@@ -402,7 +454,7 @@ class _Comparison:
             f"its derivative is at most {off:.1g} away from finite differences{where}, relatively (up to {ALLOWED:g} "
             "is allowed)"
         )
-        each = "element by element, by torch.autograd.gradcheck, and " if at.takes_each_element else ""
+        each = "element by element, by torch.autograd.gradcheck, and " if takes_each_element else ""
         self._findings.notes.append(self._how(at, each))
 
     def _is_right_but_here(

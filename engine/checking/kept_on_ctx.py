@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -12,7 +14,9 @@ from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import SAVED_FOR_FORWARD, attributes_of, saved_slots
-from ...inspector.torch_internals.tensors import base_of, storage_of
+from ...inspector.torch_internals.tensors import base_of, storage_of, version_of
+
+_DEEPEST = 4  # containers within containers
 
 
 def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
@@ -61,6 +65,35 @@ def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
         if not (_is_output(tensor, node) or _input_of(inputs, tensor) or _made_by_next(tensor, node))
     ]
     return list(dict.fromkeys(names))
+
+
+def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:
+    """The names of what a call changes on a custom Function's `ctx`, or of what it saved. Raises what the call does."""
+    before = _state_of_ctx(node)
+    call()
+    after = _state_of_ctx(node)
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def _state_of_ctx(node: Node) -> dict[str, object]:
+    found = {f"ctx.{name}": _state(value) for name, value in attributes_of(node).items()}
+    found.update((slot.name, version_of(slot.tensor)) for slot in saved_slots(node))
+    return found
+
+
+def _state(value: object, depth: int = 0) -> object:
+    if isinstance(value, Tensor):
+        return id(value), version_of(value)
+    if isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), repr(value)
+    if depth < _DEEPEST:
+        if isinstance(value, dict):
+            return id(value), tuple((id(key), _state(each, depth + 1)) for key, each in value.items())
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            return id(value), tuple(_state(each, depth + 1) for each in value)
+        if hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
+            return id(value), tuple((name, _state(each, depth + 1)) for name, each in vars(value).items())
+    return id(value)
 
 
 def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:

@@ -78,7 +78,11 @@ class OperationReplay:
         self._inputs = inputs
         if (reason := _BY_CONVENTION.get(operation.name.rpartition(".")[2])) is not None:
             raise UncheckableError(reason)
+        if inputs.subclassed:
+            raise UncheckableError(f"its {inputs.subclassed[0]}, and derivatives are checked of plain tensors alone")
         for kept in inputs.tensors:
+            if kept.tensor.is_meta:
+                raise UncheckableError(f"its {kept.name} is on the meta device, and has no values")
             if kept.tensor.layout is not torch.strided or kept.tensor.is_quantized:
                 raise UncheckableError(
                     f"its {kept.name} is not a dense tensor, and derivatives are checked of these alone"
@@ -174,7 +178,7 @@ class OperationReplay:
 
 def accelerators_of(inputs: KeptInputs) -> set[torch.device]:
     """The devices of an operation's inputs, the CPU left out."""
-    return {each.tensor.device for each in inputs.tensors} - {torch.device("cpu")}
+    return {each.tensor.device for each in inputs.tensors if each.tensor.device.type not in ("cpu", "meta")}
 
 
 def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:

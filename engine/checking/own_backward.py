@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.words import dtype_name
 from ...inspector.torch_internals.operators import InFloat64, in_float64
 from ...inspector.torch_internals.saved import hides_saved, is_packed
 from ...inspector.torch_internals.sequence_numbers import current_number
+from ...inspector.torch_internals.tensors import computable
 from .function_backward import call_quietly
+from .kept_on_ctx import changed_on_ctx
 from .operation_replay import OperationReplay, Outcome
 
 _UNITS = 8  # of rounding
@@ -51,6 +53,12 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
         given = _with_zeros(given, task, outcome)
     if any(each is not None and each.layout is not torch.strided for each in given):
         return Own(None, "its own gradients are not compared with float64's: what waits for it is sparse")
+    if changed := _changes_of_ctx(node, given, task, replay):
+        return Own(
+            None,
+            f"its own gradients are not compared with float64's: its backward changes {' and '.join(changed)}, which "
+            "the backward that comes would find changed (and a second one, where the graph is retained)",
+        )
     try:
         own = call_quietly(node, [None if each is None else each.detach().clone() for each in given])
     except Exception as error:
@@ -77,6 +85,21 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
         return Own(True, f"{line} (up to {allowed:.1g} is rounding)")
     line = f"its own backward in {name}, on {on}, is {off:.2g} away from float64's, relatively"
     return Own(False, f"{line}: more than rounding ({allowed:.2g}), though the formula is right")
+
+
+def _changes_of_ctx(node: Node, given: Sequence[Tensor | None], task: Task, replay: OperationReplay) -> Sequence[str]:
+    """What a custom Function's backward changes on its ctx, seen in a replay: the task's own is still to run."""
+    if not isinstance(node, BackwardCFunction):
+        return ()
+    with InFloat64():
+        twin = _twin(task, replay, replay.run(replay.points))
+        if twin is None:
+            return ()
+        wide = [None if each is None else in_float64(each) for each in given]
+        try:
+            return changed_on_ctx(twin, lambda: call_quietly(twin, wide))
+        except Exception:  # which the comparison tells
+            return ()
 
 
 def _why_not(node: Node, task: Task, replay: OperationReplay) -> str | None:
@@ -122,10 +145,13 @@ def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
     used = {edge.input for edge in graph.in_edges[task.id]} | {
         root.input for root in graph.roots if root.task == task.id
     }
-    return [
-        torch.randn(meta.shape or (), dtype=meta.dtype, device=meta.device) if number in used else None
-        for number, meta in enumerate(task.inputs)
-    ]
+    return [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
+
+
+def _random(meta: TensorMeta) -> Tensor:
+    narrow = meta.dtype.itemsize == 1 or meta.dtype is torch.complex32  # in which torch draws no numbers
+    dtype = (torch.complex64 if meta.dtype.is_complex else torch.float32) if narrow else meta.dtype
+    return torch.randn(meta.shape or (), dtype=dtype, device=meta.device).to(meta.dtype)
 
 
 def _with_zeros(given: list[Tensor | None], task: Task, outcome: Outcome) -> list[Tensor | None]:
@@ -171,6 +197,7 @@ def _distances(own: Sequence[Any], reference: Sequence[Any]) -> Iterator[_Distan
         if one.shape != other.shape:
             yield None
             continue
+        one, other = computable(one), computable(other)
         finite = one.isfinite() & other.isfinite()
         lost = int((~one.isfinite() & other.isfinite()).sum())
         size = other[finite].abs().max().item() if finite.any() else 0.0
@@ -179,8 +206,9 @@ def _distances(own: Sequence[Any], reference: Sequence[Any]) -> Iterator[_Distan
 
 
 def _largest(gradients: Sequence[Tensor | None]) -> float:
-    sizes = [each.abs().nan_to_num(0, 0, 0).max().item() for each in gradients if each is not None and each.numel()]
-    return float(max(sizes, default=0.0))
+    values = [computable(each) for each in gradients if each is not None and each.numel()]
+    floats = [each for each in values if each.is_floating_point() or each.is_complex()]
+    return float(max((each.abs().nan_to_num(0, 0, 0).max().item() for each in floats), default=0.0))
 
 
 def _coarsest(values: Sequence[Any]) -> torch.dtype:

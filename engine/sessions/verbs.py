@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ from .clipping import norm_of
 from .session_base import SessionBase
 
 if TYPE_CHECKING:
-    from ..checking.check_task import Check
+    from ...inspector.graph.facts import Operation
+    from ..checking.check_task import Check, Compared
 
 
 @verbs_end_where_called
@@ -222,7 +224,12 @@ class Verbs(SessionBase):
             gradients = self.waiting(about)
         except NotImplementedError:  # PyTorch's engine keeps them to itself
             gradients = None
-        return check_task(self.graph, about, gradients)
+        return check_task(self.graph, about, gradients, self._compared)
+
+    @cached_property
+    def _compared(self) -> dict[Operation, Compared]:
+        """By operation what `check` has found of it."""
+        return {}
 
     def interact(self) -> None:
         """A prompt for the terminal, with the same verbs."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from ..arguments import a_kind
 from ..torch_internals.modes import functorch_is_active, unobserved, without_torch_function
 from ..torch_internals.operators import schema_names
 from ..torch_internals.tensors import computes_itself, storage_of, version_of
@@ -99,12 +100,14 @@ class KeptInputs:
 
     Attributes:
         tensors: those among them, in order.
+        subclassed: the names of tensors whose subclass has operations of its own (DTensor); they are not kept.
     """
 
-    __slots__ = ("_args", "_kwargs", "tensors")
+    __slots__ = ("_args", "_kwargs", "subclassed", "tensors")
 
     def __init__(self, function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.tensors: list[KeptTensor] = []
+        self.subclassed: list[str] = []
         names = names_by_place(argument_names(function), len(args))
         with unobserved():
             written = _written_storages(function, args, kwargs)
@@ -128,6 +131,7 @@ class KeptInputs:
     def _keep(self, value: object, name: str, written: _Written, depth: int = 0) -> object:
         if isinstance(value, Tensor):
             if computes_itself(value):
+                self.subclassed.append(f"{name} is {a_kind(value)}")
                 return _KeptObject(value, name)
             found = storage_of(value) if written else None
             kept = KeptTensor(value, name, written is _ALL or (found is not None and found.address in written))

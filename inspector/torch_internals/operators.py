@@ -287,8 +287,9 @@ class FakeOperations(TorchDispatchMode):
             self.events.append(~self._numbers.pop(address))
 
 
+_FLOAT8 = [each for name, each in vars(torch).items() if name.startswith("float8_")]
 _DOUBLE = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((*_FLOAT8, torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
 }
 

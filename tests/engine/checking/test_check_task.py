@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.checking import check_task as check_task_file
 from tapehead.engine.checking.check_task import Check, check_task
 from tapehead.inspector.graph.marks import tensors_of
 
@@ -608,3 +611,104 @@ def test_sparse_gradients_are_checked_with_their_zeros(factor: float) -> None:
     assert found["RowsBackward"].ok is (factor == 1)
     bag = captured(lambda: functional.embedding_bag(ids[None], table, sparse=True, mode="sum"))
     assert checks(bag)["EmbeddingBagBackward0"].ok is True
+
+
+def checked(loss: Tensor, name: str) -> th.Check:
+    """The check of the task with this name, right before it runs."""
+    with th.debug(loss) as session:
+        session.break_at(name)
+        session.run()
+        found = session.check()
+        session.run()
+    return found
+
+
+class ManyResults(Function):
+    """Gives, next to a float, what has no derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x, x > 0, torch.arange(4), None, 3
+
+    @staticmethod
+    def backward(ctx, gradient, *others):
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+def test_results_without_a_derivative_are_no_hindrance() -> None:
+    leaf = torch.randn(4, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        loss = ManyResults.apply(leaf)[0].sum()
+    assert checked(loss, "ManyResultsBackward").ok
+
+
+def test_casts_to_float8_are_checked() -> None:
+    leaf = torch.randn(4, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        loss = (leaf.to(torch.float8_e4m3fn).float() * 2).sum()
+    with th.debug(loss) as session:
+        while session.current is not None and not session.current.is_leaf:
+            assert session.check().ok
+            session.step()
+
+
+def test_meta_tensors_and_wrapper_subclasses_are_not_checked_and_named() -> None:
+    for leaf, named in (
+        (torch.ones(2, device="meta", requires_grad=True), "meta"),
+        (torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2))), "TwoTensor"),
+    ):
+        with th.capture(keep_inputs=True):
+            loss = leaf.sin().sum()
+        with th.debug(loss) as session:
+            found = session.check()
+        assert found.ok is None and named in found.lines[0]
+
+
+class ChangesItsContext(Function):
+    """Its backward is right once; `how` says what it leaves on ctx."""
+
+    @staticmethod
+    def forward(ctx, x, how):
+        ctx.how, ctx.factor, ctx.factors, ctx.buffer = how, 2.0, [2.0], torch.full_like(x, 2.0)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        factor = ctx.factor
+        if ctx.how == "factor":
+            ctx.factor = 3 * factor
+        elif ctx.how == "deleted":
+            del ctx.factor
+        elif ctx.how == "factors":
+            factor = ctx.factors.pop()
+        elif ctx.how == "buffer":
+            return ctx.buffer.mul_(gradient), None
+        return gradient * factor, None
+
+
+@pytest.mark.parametrize("how", ["factor", "deleted", "factors", "buffer"])
+def test_a_backward_that_changes_its_ctx_is_named_and_runs_as_if_nobody_had_looked(how: str) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with th.capture(keep_inputs=True):
+        loss = ChangesItsContext.apply(leaf, how).sum()
+    found = checked(loss, "ChangesItsContextBackward")
+    assert found.ok and any(f"ctx.{'factor' if how == 'deleted' else how}" in each for each in found.warnings)
+    assert leaf.grad is not None and leaf.grad.tolist() == [2.0] * 3
+
+
+def test_an_operation_of_many_tasks_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    rnn = torch.nn.RNN(2, 2)
+    with th.capture(keep_inputs=True):
+        loss = rnn(torch.randn(3, 1, 2))[0].square().sum()
+    compared = []
+    compare = check_task_file._Comparison.compare
+    monkeypatch.setattr(
+        check_task_file._Comparison, "compare", lambda self: compared.append(self._replay.operation) or compare(self)
+    )
+    with th.debug(loss) as session:
+        while session.current is not None:
+            assert session.check().ok is not False
+            session.step()
+    assert len(set(compared)) == len(compared) < len(session.graph)
