@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   tapehead fits train.py:setup --memory 24GB
-  tapehead fits train.py:setup --memory 24GB --batch-size 8
+  tapehead fits train.py:setup --memory 24GB --batch-size 8 --device cuda
 
 In train.py:
   def setup():                                              # Net is a class, or a function that makes the model
@@ -42,6 +42,8 @@ def add_fits(commands: Commands) -> None:
     )
     fits.add_argument("--memory", required=True, metavar="SIZE", help="what there is: 24GB (10^9) or 24GiB (2^30)")
     fits.add_argument("--batch-size", type=int, metavar="N", help="of the batch that is meant (make_batch's default)")
+    fits.add_argument("--device", help="whose memory it is: \"cuda\" for a GPU's, also without one (the model's own)")
+    fits.add_argument("--reserve", metavar="SIZE", help="of it, what is to stay free (1GiB of a GPU's, 0 of the CPU's)")
     fits.set_defaults(command=_fits)
 
 
@@ -54,7 +56,13 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
         with made_by(options.target) as made:
             parts = recipe_of(made)
             try:
-                fit = fits(**parts, memory=options.memory, batch_size=options.batch_size)  # type: ignore[arg-type]
+                fit = fits(
+                    **parts,  # type: ignore[arg-type]
+                    memory=options.memory,
+                    batch_size=options.batch_size,
+                    device=options.device,
+                    reserve=options.reserve,
+                )
                 sentences = fit.sentences
             except (TypeError, ValueError, NotImplementedError):
                 raise
@@ -73,6 +81,8 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
 
 def fit_told(fit: Fit) -> dict[str, Any]:
     """What machines read of it."""
+    from ..engine.words.estimates import direction_of
+
     return {
         "fits": fit.fits,
         "memory_bytes": fit.memory,
@@ -80,6 +90,9 @@ def fit_told(fit: Fit) -> dict[str, Any]:
         "batch_size": fit.batch_size,
         "largest_batch": fit.largest_batch,
         "phases": [{"phase": each.phase, "bytes": each.nbytes, "parts": each.parts} for each in fit.phases],
+        "device": str(fit.device),
+        "reserve_bytes": fit.reserve,
         "estimates": fit.estimates,
+        "direction": direction_of(fit.estimates),
         "sentences": fit.sentences,
     }

@@ -25,7 +25,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "demo/1": ("workload", "size", "tasks", "edges", "right", "picture", "page", "pytorch_ns", "results"),
     "compare/1": ("title", "tasks", "policies", "sentences", "highest", "peak", "page"),
     "advise/1": ("title", "sentences", "peak_bytes", "forward_peak_bytes", "items"),
-    "fits/1": ("fits", "memory_bytes", "peak_bytes", "batch_size", "largest_batch", "phases", "estimates", "sentences"),
+    "fits/1": (
+        *("fits", "memory_bytes", "device", "reserve_bytes", "peak_bytes", "batch_size", "largest_batch", "phases"),
+        *("estimates", "direction", "sentences"),
+    ),
     "bench orders/1": (
         *("format", "version", "machine", "device", "policies", "reference", "repetitions", "workloads", "refused"),
         *("rows", "interrupted"),

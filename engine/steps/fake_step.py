@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from traceback import extract_tb
+from traceback import extract_tb, walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...inspector.arguments import a_kind
+from ...inspector.capturing.capture import capture
+from ...inspector.graph.facts import Operation
+from ...inspector.graph.marks import operation_of
 from ...inspector.graph.source import innermost_user_line
+from ...inspector.torch_internals.engine import current_node
 from ...inspector.torch_internals.fakes import NEEDS_NUMBERS
+from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.operators import Operator, leaves_of
+from ...inspector.torch_internals.ranks import is_flattened, is_fully_sharded
 from ...inspector.torch_internals.tensors import View, computes_itself, is_fake, storage_of
 from ..prediction.fake_kernels import FakeKernels
 from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
 from ..programs.make_loss import same_random_numbers
-from ..words.phrases import joined
+from ..words.estimates import Estimate
+from ..words.phrases import joined, operation_title
+from ..words.sizes import size_text
 from .phases import (
     ACTIVATIONS,
     BACKWARD,
@@ -101,15 +111,16 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def __init__(self, learned: Sequence[Workspaces] = (), size: int | None = None) -> None:
         super().__init__(_CPU)
         self.workspaces: list[int | None] = []
+        self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # by storage that is not on the CPU
 
     def is_noted(self, device: torch.device) -> bool:
         return True
 
-    def sizes_on(self, device: torch.device) -> list[int]:
-        """Of each storage the bytes that it takes of this device's memory; 0 if it is on another one."""
-        grain = _GRAIN.get(device.type, 1)
+    def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
+        """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
+        grain = _GRAIN.get(memory.type, 1)
         return [
             -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device else 0
             for number, nbytes in enumerate(self.nbytes)
@@ -126,7 +137,11 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
             result = operator(*args)
             self._note(result)
             return result
-        result = super().__torch_dispatch__(operator, types, args, kwargs)
+        try:
+            result = super().__torch_dispatch__(operator, types, args, kwargs)
+        except NEEDS_NUMBERS:
+            self.failed_in = current_node()
+            raise
         for each in leaves_of(result):
             if isinstance(each, Tensor):
                 expect_built(each.device)
@@ -174,7 +189,7 @@ def expect_built(device: torch.device) -> None:
 _NOT_BUILT = "PyTorch is not linked with support for"
 _ELSEWHERE = (
     "the model or its batch is put on {}, for which this torch was not built: a backward would end the process. Make "
-    "them on the CPU for th.fits; their bytes are the same"
+    'them on the CPU, and give th.fits device="cuda"'
 )
 
 
@@ -231,16 +246,30 @@ def fake_step(
     """
     fakes = FakeTraining(learned, recipe.size)
     counter = FlopCounterMode(display=False) if count else None
-    with same_random_numbers(), fakes, counter or nullcontext():
+    with same_random_numbers(), fakes, counter or nullcontext(), watching_modules(refuse_wrapper):
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())
         except NEEDS_NUMBERS as error:
-            raise NotImplementedError(_sentence(error)) from error
+            needed, node = error, fakes.failed_in
         except RuntimeError as error:
             if _NOT_BUILT not in str(error):
                 raise
             raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
+    raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
+
+
+def _place_of(recipe: Recipe, change: Change | None) -> str:
+    """Where in the forward is what the backward ended in: two steps are run again, under a capture."""
+    fakes = FakeTraining((), recipe.size)
+    with same_random_numbers(), fakes, suppress(*NEEDS_NUMBERS), capture():
+        _Trained(recipe, fakes, change).steps(1)
+    operation = None if fakes.failed_in is None else operation_of(fakes.failed_in)
+    if fakes.failed_in is None or not isinstance(operation, Operation):
+        return ""
+    module = operation.call.full_path if operation.call is not None else ""
+    where = ", ".join(filter(None, (module, operation.source.short if operation.source is not None else "")))
+    return f"the backward of {operation_title(operation.name)}{f' ({where})' if where else ''}"
 
 
 class _Trained:
@@ -286,10 +315,11 @@ class _Trained:
         self._name(PARAMETERS, self._model.parameters())
         self._name(STATE, tree_leaves(list(self._optimizer.state.values())))
         device = next((each.device for each in self._model.parameters()), _CPU)
-        sizes = fakes.sizes_on(device)
+        memory = self._recipe.device or device
+        sizes = fakes.sizes_on(device, memory)
         phases = phase_peaks(fakes.events, sizes, self._starts, self._kinds)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(phases, device, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes
@@ -323,11 +353,59 @@ def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
         NotImplementedError: a tensor of it computes by itself.
     """
     made = recipe.make_model
-    with fakes.making():
+    _refuse_wrappers(made)
+    with fakes.making(), _refusing_ddp():
         model = stand_in(made) if isinstance(made, nn.Module) else made()
     if not isinstance(model, nn.Module):
         raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
+    _refuse_wrappers(model)
     return model
+
+
+def _refuse_wrappers(model: object) -> None:
+    """`refuse_wrapper` for a model and all in it."""
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        refuse_wrapper(module, path=path)
+
+
+@contextmanager
+def _refusing_ddp() -> Iterator[None]:
+    """Explains the internal error with which DistributedDataParallel ends where it is made of fake tensors."""
+    try:
+        yield
+    except RuntimeError as error:
+        code = DistributedDataParallel.__init__.__code__
+        if not any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)):
+            raise
+        raise NotImplementedError(
+            "th.fits can't make DistributedDataParallel of fake tensors. Let make_model give the model itself; the "
+            "buckets take as much as the gradients more"
+        ) from error
+
+
+def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") -> None:
+    """Refuses a module that runs its parts on several devices or ranks: nothing of that works on fakes.
+
+    Raises:
+        NotImplementedError: it is one.
+    """
+    name = f"{type(module).__name__}{f' ({path})' if path else ''}"
+    if isinstance(module, DistributedDataParallel):
+        grads = size_text(sum(each.nbytes for each in module.parameters() if each.requires_grad))
+        raise NotImplementedError(
+            f"th.fits can't run {name} on fake tensors. Pass its .module; its buckets take {grads} more, as much as "
+            "the gradients, unless gradient_as_bucket_view=True makes the gradients views of them"
+        )
+    if isinstance(module, nn.DataParallel):
+        raise NotImplementedError(
+            f"th.fits can't run {name} on fake tensors. Pass its .module, with the part of the batch that one device "
+            "gets"
+        )
+    if is_flattened(module) or is_fully_sharded(module):
+        raise NotImplementedError(
+            f"th.fits can't run {name}, whose parameters are sharded over ranks, on fake tensors. Pass the model "
+            "without FSDP: that predicts one rank which holds all of it"
+        )
 
 
 def stand_in(model: nn.Module) -> nn.Module:
@@ -371,19 +449,20 @@ def _expect_loss(loss: object) -> None:
         raise ValueError(f"loss_of(model, batch) returned a tensor of shape {tuple(loss.shape)}; expected one element")
 
 
-def _reasons(fakes: FakeTraining) -> Iterable[str]:
+def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
     """Why it is not all known."""
     names: dict[str, list[str]] = {}
     for why, name in fakes.unknown:
         names.setdefault(why, []).append(name)
     for why, found in names.items():
-        yield f"what {joined(found[:3])}{' and others' * (len(found) > 3)} takes for itself is not known: {why}"
+        named = f"{joined(found[:3])}{' and others' * (len(found) > 3)}"
+        yield Estimate(f"what the kernels of {named} allocate for themselves is not known: {why}", "at least")
 
 
-def _sentence(error: Exception) -> str:
-    """What the program wants that fakes do not have, and where."""
+def _sentence(error: Exception, place: str) -> str:
+    """What the program wants that fakes do not have, and where; `place`: in the backward of what."""
     line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
-    where = "" if line is None else f"{line.short}: "
+    where = "" if line is None or place else f"{line.short}: "
     operator = str(error).removeprefix("aten.").partition(".")[0]
     what = (
         "a number of a tensor, as .item() does"
@@ -391,8 +470,8 @@ def _sentence(error: Exception) -> str:
         else f"as many elements as {operator} finds"
     )
     return (
-        f"{where}the program asks for {what}, and fake tensors have no numbers. Give th.fits a version without it, or "
-        "measure a step that fits with th.profile"
+        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give th.fits a version "
+        "without it, or measure a step that fits with th.profile"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ...inspector.arguments import SIZES, bytes_of, expect_number, refuse_bare_size
+import torch
+
+from ...inspector.arguments import SIZES, bytes_of, expect, expect_number, refuse_bare_size
 from ...inspector.torch_internals.compiled import keep_compiler_out
-from ..words.estimates import estimate_sentence
+from ..words.estimates import Estimate, bounded_size, estimate_sentence
 from ..words.sizes import both_units, share_text, size_text
 from ..words.tables import ShownAsTable
 from ..words.told_line import Tell, telling
@@ -26,12 +28,17 @@ class Fit(ShownAsTable):
 
     Attributes:
         memory: the bytes that there are.
+        device: whose memory that is.
+        reserve: of these the bytes that are to stay free.
         batch_size: of the batch that was asked for, or the default of `make_batch`; None: it takes no size.
         phases: the peaks of forward, backward and optimizer in a steady step, each with its categories in bytes.
-        estimates: why the figures are estimates; empty if nothing is known to be missing.
+        estimates: why the figures are estimates, each an `Estimate` with its direction; empty if nothing is known to be
+            missing.
     """
 
     memory: int
+    device: torch.device
+    reserve: int
     batch_size: int | None
     phases: tuple[PhasePeak, ...]
     estimates: tuple[str, ...]
@@ -51,8 +58,13 @@ class Fit(ShownAsTable):
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the memory."""
-        return self.peak_bytes <= self.memory
+        """Whether that is within the memory, without the reserve."""
+        return self.peak_bytes <= self.usable_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory without the reserve."""
+        return self.memory - self.reserve
 
     @property
     def parts(self) -> dict[str, Mapping[str, int]]:
@@ -65,7 +77,7 @@ class Fit(ShownAsTable):
 
         None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
         """
-        return self._tried.largest(self.memory) if self._recipe.takes_size else None
+        return self._tried.largest(self.usable_bytes) if self._recipe.takes_size else None
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -75,7 +87,7 @@ class Fit(ShownAsTable):
         They are looked for once, when they are asked for.
         """
         step = self._tried.step(self.batch_size)
-        return remedies_for(self._recipe, step, self._tried.known, self.memory)
+        return remedies_for(self._recipe, step, self._tried.known, self.usable_bytes)
 
     @property
     def cells(self) -> list[list[str]]:
@@ -97,14 +109,18 @@ class Fit(ShownAsTable):
     def _verdict(self) -> str:
         largest = max(self.highest.parts.items(), key=lambda part: part[1])
         of = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
+        peak, there = bounded_size(self.peak_bytes, self.estimates), both_units(self.memory)
+        kept = f" less {size_text(self.reserve)} in reserve" if self.reserve else ""
+        on = f" of {self.device.type.upper()} memory"
         verdict = (
-            f"It fits{of}: {size_text(self.peak_bytes)} of {both_units(self.memory)}"
+            f"It fits{of}: {peak} of {there}{on}{kept}"
             if self.fits
-            else f"It does not fit{of}: {size_text(self.peak_bytes)}, and there are {both_units(self.memory)}"
+            else (f"It does not fit{of}: {peak}, and there are {there}{on}{kept}")
         )
         share = share_text(largest[1], self.peak_bytes)
         where = f"at its highest in the {self.highest.phase}, where {share} is {largest[0]}"
-        return f"{verdict}, {where}. {estimate_sentence(self.estimates)}".rstrip()
+        elsewhere = "" if self.device.type != "cpu" else ' For the memory of a GPU give device="cuda".'
+        return f"{verdict}, {where}. {estimate_sentence(self.estimates)}".rstrip() + elsewhere
 
     def _batches(self) -> str:
         if not self._recipe.takes_size:
@@ -203,13 +219,16 @@ def fits(
     loss_of: LossOf | None = None,
     *,
     batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    reserve: int | str | None = None,
 ) -> Fit:
     """Says whether a training step fits into so much memory: forward, backward and optimizer are run on fake tensors.
 
-    Nothing of the model is allocated, and no number computed. Two steps are run, as an optimizer makes its state in the
-    first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is found by
-    running each distinct one once, alone, on real tensors of its shapes on the CPU; those that are too large for this
-    are told from two smaller batches. Afterwards generators of random numbers are as they were.
+    Nothing of the model is allocated, and none of its numbers computed. Two steps are run, as an optimizer makes its
+    state in the first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is
+    found by running each distinct one once, alone, on real tensors of its shapes on the CPU, of up to 1 GiB (64 MiB for
+    products, convolutions and attention): that much real memory, and the time of these kernels, it does take. Those
+    that are too large are told from two smaller batches. Afterwards generators of random numbers are as they were.
 
     Args:
         make_model: makes the model, or is one, which is copied onto fakes and left alone.
@@ -219,6 +238,11 @@ def fits(
         loss_of: the loss of model and batch. None: the model's output, or its `.loss`; a batch that is a dict is given
             as `model(**batch)`, a tuple as `model(*batch)`.
         batch_size: of the batch that is asked for. None: the default of `make_batch`, else 1.
+        device: whose memory is meant: "cuda" for a GPU's, also where model and batch are made on the CPU. Each block is
+            then rounded up to 512 bytes, as CUDA's allocator does. None: that of the device of the parameters.
+        reserve: the bytes of `memory` to keep free, as `memory`, for what is not predicted: of a GPU its context (some
+            0.5 GiB), what cuBLAS and cuDNN take, and memory that is free in pieces too small to use. None: 1 GiB of
+            a GPU's memory, and 0 of the CPU's.
 
     Returns:
         What is said of it: `fits`, `peak_bytes`, `parts`, `largest_batch`, `remedies`.
@@ -238,10 +262,48 @@ def fits(
         limit = int(memory)
     if limit <= 0:
         raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")
-    recipe = Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size)
+    kept = None if reserve is None else _reserve(reserve, limit)
+    recipe = replace(
+        Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
+        device=None if device is None else _device(device),
+    )
     tried = _Tried(recipe)
     step = tried.step(recipe.size)
-    return Fit(limit, recipe.size, step.phases, step.estimates, recipe, tried)
+    gpu = step.device.type != "cpu"
+    if kept is None:
+        kept = min(RESERVE_BYTES, limit) if gpu else 0
+    estimates = (*step.estimates, *((Estimate(_OF_A_GPU, "unknown"),) if gpu else ()))
+    return Fit(limit, step.device, kept, recipe.size, step.phases, estimates, recipe, tried)
+
+
+RESERVE_BYTES = 2**30
+"""What is kept free of a GPU's memory where nothing is said: a context of PyTorch's takes some 0.5 GiB, cuBLAS up to
+32 MiB; the rest is for cuDNN and fragmentation. It is an assumption, and not measured on the GPU that is meant."""
+
+_OF_A_GPU = (
+    "what a GPU's kernels take for themselves is taken for what the CPU's do; its context and fragmentation are not "
+    "predicted, and have the reserve"
+)
+
+
+def _reserve(reserve: int | str, memory: int) -> int:
+    wanted = "a number of bytes from 0 on, less than memory"
+    if isinstance(reserve, str):
+        found = bytes_of(reserve, "reserve", wanted)
+    else:
+        expect_number(reserve, int, "reserve", f"{wanted}, or a size {SIZES}")
+        found = int(reserve)
+    if not 0 <= found < memory:
+        raise ValueError(f"reserve is {reserve!r}; expected {wanted}, or a size {SIZES}")
+    return found
+
+
+def _device(device: torch.device | str) -> torch.device:
+    expect(device, torch.device | str, "device", 'a device or its name, such as "cuda"')
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'device is {device!r}; expected a device or its name, such as "cuda"') from error
 
 
 keep_compiler_out(fits)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -31,6 +32,7 @@ class Recipe:
         takes_size: whether `make_batch` takes the size of a batch.
         size: of the batch that is meant, by default what `make_batch` takes where none is said; None: it is called
             without.
+        device: whose memory is meant, where that is not the parameters' own.
     """
 
     make_model: MakeModel
@@ -39,6 +41,7 @@ class Recipe:
     loss_of: LossOf
     takes_size: bool
     size: int | None
+    device: torch.device | None = None
 
     @classmethod
     def of(

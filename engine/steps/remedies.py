@@ -27,9 +27,9 @@ class Remedy:
     Attributes:
         name: "fused", "mirror", "accumulation" or "checkpoints".
         how: what to write.
-        peak_bytes: of a steady step with it.
+        peak_bytes: of a steady step with it; of a mirror plan, which is made for this peak, the most.
         saved_bytes: how much less that is.
-        fits: whether it is within the memory.
+        fits: whether it is within the memory, and what it needs before, too.
         price: what it costs, in words.
     """
 
@@ -43,7 +43,8 @@ class Remedy:
     def __str__(self) -> str:
         verdict = "would fit" if self.fits else "not enough alone"
         saved = share_text(self.saved_bytes, self.peak_bytes + self.saved_bytes)
-        return f"{self.how}: {size_text(self.peak_bytes)}, {saved} less, {verdict}. Price: {self.price}."
+        peak = f"{'at most ' if self.name == 'mirror' else ''}{size_text(self.peak_bytes)}"
+        return f"{self.how}: {peak}, {saved} less, {verdict}. Price: {self.price}."
 
 
 def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces], memory: int) -> tuple[Remedy, ...]:
@@ -57,8 +58,8 @@ def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces],
     """
     flops = fake_step(recipe, count=True).flops
     found = [
-        Remedy(name, how, peak, plain.peak_bytes - peak, peak <= memory, price)
-        for name, how, peak, price in (
+        Remedy(name, how, peak, plain.peak_bytes - peak, max(peak, first) <= memory, price)
+        for name, how, peak, price, first in (
             *_fused(recipe, learned),
             *_mirrored(recipe, plain, flops),
             *_accumulated(recipe, learned, memory),
@@ -69,7 +70,8 @@ def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces],
     return tuple(sorted(found, key=lambda each: not each.fits))
 
 
-Found = tuple[str, str, int, str]
+Found = tuple[str, str, int, str, int]
+"""Name, how, the peak of a steady step, price, and the least that the first steps need."""
 
 
 def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
@@ -87,7 +89,13 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
     except (RuntimeError, TypeError):  # an optimizer without one
         return
     if kinds:
-        yield "fused", f"torch.optim.{kinds[0].__name__}(..., fused=True)", step.peak_bytes, "none, it is faster mostly"
+        yield (
+            "fused",
+            f"torch.optim.{kinds[0].__name__}(..., fused=True)",
+            step.peak_bytes,
+            "none, it is faster mostly",
+            0,
+        )
 
 
 def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
@@ -104,6 +112,7 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
                 f"{parts} batches of {-(-size // parts)} before each optimizer.step()",
                 peak,
                 f"{parts} times as many kernels, each on a part; batch norm sees the parts",
+                0,
             )
             return
         parts *= 2
@@ -124,7 +133,7 @@ def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: in
         more_flops = fake_step(recipe, change=wrap, count=True).flops
         how = f"torch.utils.checkpoint.checkpoint(..., use_reentrant=False) around each of {count} {kinds[0]}"
         more = f", {percent_text(more_flops / plain_flops - 1)} more arithmetic" if plain_flops else ""
-        yield "checkpoints", how, peak, f"the forward of these runs twice{more}"
+        yield "checkpoints", how, peak, f"the forward of these runs twice{more}", 0
 
 
 def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
@@ -146,9 +155,11 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
         extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
         yield (
             "mirror",
-            f"with th.mirror(th.plan_mirror(make_loss, overhead={_OVERHEAD})) around the forward",
+            f"with th.mirror(th.plan_mirror(make_loss, {plan.peak_bytes})) around the forward",
             peak,
-            f"{percent_text(extra)} of forward and backward, as planned",
+            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
+            "plan, take more than without",
+            plain.peak_bytes,
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim import Adam
 import tapehead as th
 from tapehead.__main__ import main
 from tapehead.engine.steps.remedies import repeated_layers
+from tapehead.engine.words.estimates import direction_of
 
 from .small_models import (
     MODELS,
@@ -150,7 +153,7 @@ def test_remedies_take_as_much_as_they_say() -> None:
     assert "runs twice" in found["checkpoints"].price and "arithmetic" in found["checkpoints"].price
     for each in fit.remedies:
         assert each.saved_bytes == fit.peak_bytes - each.peak_bytes > 0
-        assert each.fits == (each.peak_bytes <= fit.memory)
+        assert each.fits == (each.peak_bytes <= fit.memory and each.name != "mirror")
         assert each.how in str(fit)
 
 
@@ -326,3 +329,105 @@ def test_an_optimizer_that_is_made_of_the_model_is_told_that_it_gets_the_paramet
     with pytest.raises(AttributeError, match="no attribute 'parameters'") as caught:
         th.fits(nn.Linear(2, 2), lambda: torch.ones(1, 2), lambda model: Adam(model.parameters()), memory="1GB")
     assert "make_optimizer gets the list of the model's parameters, not the model" in caught.value.__notes__[0]
+
+
+class Rating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(50, 4, padding_idx=0, sparse=True)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, items: Tensor) -> Tensor:
+        return self.out(self.items(items).mean(1))  # type: ignore[no-any-return]
+
+
+def test_what_a_backward_asks_numbers_of_is_named_with_module_and_line() -> None:
+    with pytest.raises(NotImplementedError, match=r"the backward of embedding \(items, test_fits\.py:\d+\) asks for"):
+        th.fits(Rating, lambda: torch.zeros(3, 2, dtype=torch.long), OPTIMIZERS["sgd"], "1GB", lambda m, b: m(b).mean())
+
+
+def test_memory_of_a_gpu_is_in_blocks_of_512_bytes_and_keeps_a_reserve() -> None:
+    arguments = (perceptron, lambda size=3: pairs(size), OPTIMIZERS["sgd"])
+    plain = th.fits(*arguments, "3GiB", cross_entropy)
+    fit = th.fits(*arguments, "3GiB", cross_entropy, device="cuda")
+    assert (plain.reserve, plain.estimates, plain.device.type) == (0, (), "cpu") and 'device="cuda"' in str(plain)
+    assert (fit.reserve, fit.usable_bytes, fit.device.type) == (2**30, 2**31, "cuda")
+    sizes = [each.numel() * 4 for each in perceptron().parameters()]
+    assert fit.parts["optimizer"]["parameters"] == sum(-(-size // 512) * 512 for size in sizes) > sum(sizes)
+    assert direction_of(fit.estimates) == "unknown" and "1.0 GiB in reserve" in str(fit) and "about " in str(fit)
+    tight = th.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes)
+    assert tight.fits
+    more = th.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes + 512)
+    assert not more.fits
+
+
+@pytest.mark.parametrize(
+    ("wrap", "what"),
+    [
+        (nn.DataParallel, "DataParallel.*Pass its .module"),
+        (lambda model: nn.Sequential(nn.DataParallel(model)), r"DataParallel \(0\)"),
+    ],
+)
+def test_wrappers_are_refused_and_say_what_to_pass(wrap: Callable[[nn.Module], nn.Module], what: str) -> None:
+    for given in (wrap(perceptron()), lambda: wrap(perceptron())):
+        with pytest.raises(NotImplementedError, match=what):
+            th.fits(given, pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
+    wrapped = wrap(perceptron())
+    with pytest.raises(NotImplementedError, match="DataParallel"):
+        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: cross_entropy(wrapped, batch))
+
+
+@pytest.fixture
+def alone_in_a_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_data_parallel_wrappers_of_ranks_are_refused() -> None:
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(32, 256))
+    sharded = nn.Linear(32, 8)
+    torch.distributed.fsdp.fully_shard(sharded)
+    for given, what in (
+        (ddp, r"Pass its \.module; its buckets take 33 KiB more"),
+        (lambda: nn.parallel.DistributedDataParallel(nn.Linear(32, 8)), "Let make_model give the model itself"),
+        (sharded, "sharded over ranks"),
+    ):
+        with pytest.raises(NotImplementedError, match=what):
+            th.fits(
+                given, lambda: torch.randn(4, 32), OPTIMIZERS["sgd"], "1GB", lambda model, batch: model(batch).sum()
+            )
+    with pytest.raises(NotImplementedError, match="buckets"):
+        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: ddp(batch[0]).sum())
+
+
+@pytest.mark.slow
+def test_each_remedy_followed_literally_takes_what_it_says() -> None:
+    make_batch = lambda size=64: tokens(size)  # noqa: E731
+    fit = th.fits(Gpt, make_batch, OPTIMIZERS["sgd"], "10MiB")
+    found = {each.name: each for each in fit.remedies}
+    assert {"mirror", "accumulation", "checkpoints"} <= set(found)
+    mirror = found["mirror"]
+    (budget,) = re.findall(r"plan_mirror\(make_loss, (\d+)\)", mirror.how)
+    batch = tokens(64)
+    plan = th.plan_mirror(partial(Gpt(), *batch), int(budget))
+
+    def mirrored(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with th.mirror(plan):
+            return model(*batch)  # type: ignore[no-any-return]
+
+    taken = max(measured(Gpt, lambda: batch, OPTIMIZERS["sgd"], mirrored).values())
+    assert 0.97 * mirror.peak_bytes < taken <= mirror.peak_bytes
+    assert not mirror.fits and "first step" in mirror.price
+    parts, size = map(int, re.findall(r"^(\d+) batches of (\d+)", found["accumulation"].how)[0])
+    halves = [tokens(size) for _ in range(parts)]
+
+    def accumulated(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        for each in halves[:-1]:
+            model(*each).backward()
+        return model(*halves[-1])  # type: ignore[no-any-return]
+
+    assert parts * size == 64
+    least = max(measured(Gpt, lambda: halves[-1], OPTIMIZERS["sgd"], accumulated).values())
+    assert least <= found["accumulation"].peak_bytes * 1.005
