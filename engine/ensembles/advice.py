@@ -220,8 +220,8 @@ def advise(
         expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
-    with telling(progress, "measuring", timed=True) as tell, AsFound() as world:
-        return _advise(world, make_loss, model, rounds, tell)
+    with telling(progress, "measuring", timed=True) as tell, AsFound(make_loss, "th.advise") as world:
+        return _advise(world, world.make_loss, model, rounds, tell)
 
 
 keep_compiler_out(advise)
@@ -235,7 +235,7 @@ def _advise(
     tell: Callable[[str], object],
 ) -> Advice:
     tell("the program")
-    world.watch(make_loss)
+    world.watch()
     log = CallLog()
     with world.run(), capture(model), log.watched():
         loss = real_loss_of(make_loss())

@@ -133,12 +133,13 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)
-    with telling(None, "looking for NaN") as tell, AsFound() as world, world.watched(), nothing_reduced():
+    world = AsFound(make_loss, "th.find_nan")
+    with telling(None, "looking for NaN") as tell, world, world.watched(), nothing_reduced():
         tell("the forward, operation by operation")
         try:
             since = sequence_nr()
             with watch.forward(), looking_at_values():
-                loss = loss_or_tape(make_loss())
+                loss = loss_or_tape(world.make_loss())
             refuse_whole_step(loss, since)
         except Exception as error:
             for find in watch.finds:

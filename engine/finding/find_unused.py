@@ -243,13 +243,17 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(gathered.get(id(each), each), []).append(name)
-    with telling(None, "looking for gradients") as tell, AsFound() as world, nothing_reduced():
+    with (
+        telling(None, "looking for gradients") as tell,
+        AsFound(make_loss, "th.find_unused") as world,
+        nothing_reduced(),
+    ):
         tell("a forward that shows what is written")
-        world.watch(make_loss, backward=False)
+        world.watch(backward=False)
         tell("a forward that is followed, and its backward")
         with world.run(), uncompiled():  # all of it: a checkpoint has to repeat what its forward ran
             with follow(model, names) as flow:
-                loss = loss_of(make_loss())
+                loss = loss_of(world.make_loss())
                 ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
             drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
             wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]

@@ -78,10 +78,11 @@ def order_dependent(
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
     others = _chosen(policies)
-    with telling(progress, "trying orders") as say, AsFound() as world, nothing_reduced():
+    world = AsFound(make_loss, "th.order_dependent")
+    with telling(progress, "trying orders") as say, world, nothing_reduced():
         say("a run that shows what is written")
-        real_loss_of(world.watch(make_loss))
-        study = _Study(world, make_loss, model)
+        real_loss_of(world.watch())
+        study = _Study(world, world.make_loss, model)
         first = study.run(find_policy(FIRST))
         if first is None:
             return OrderDependence((FIRST,), (), (), 0, 0, 0, None)

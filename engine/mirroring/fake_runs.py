@@ -46,12 +46,12 @@ class FakeRuns:
         others: as of `Runs`; nothing is made again, so nothing is banned.
     """
 
-    def __init__(self, make_loss: MakeLoss, world: AsFound, model: nn.Module | None) -> None:
+    def __init__(self, world: AsFound, model: nn.Module | None) -> None:
         names = capture(model)
         recorder, times = ForwardRecorder(names), OperatorTimes()
         with world.run(zeroed=True):
             with names, times, recorder:  # the one that is opened last sees an operation first
-                loss = loss_of(make_loss())
+                loss = loss_of(world.make_loss())
             if loss.device.type != "cpu":
                 raise NotImplementedError(
                     f"make_loss() runs on fake tensors of {loss.device}, and only what operators take on the CPU is "
@@ -65,7 +65,7 @@ class FakeRuns:
                 torch_backward(loss)
             del loss, drawn
         with world.run(zeroed=True):
-            footprints = _predicted(make_loss, model)
+            footprints = _predicted(world.make_loss, model)
         self.program = _timed(program, times.seconds[:forward])
         self.footprints = footprints_for(self.program, footprints)
         self.plain_ns = 1e9 * sum(each or 0.0 for each in times.seconds)

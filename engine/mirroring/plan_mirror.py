@@ -73,7 +73,8 @@ def plan_mirror(
 
     Args:
         make_loss: runs the forward and returns the loss, one element. It is called some twenty times, and has to run
-            the same operations on the same sizes each time: with one batch, not with the next of a loader.
+            the same operations on the same sizes each time: with one batch, not with the next of a loader. What it
+            keeps in Python from call to call (attributes, closures, lists) is put back after each.
         budget: the peak that is wanted, at the lowest price: bytes, as a number or as "8GiB" (2³⁰) or "8GB" (10⁹), or
             a share of the peak without mirroring, 0.5 for half. None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
@@ -96,7 +97,8 @@ def plan_mirror(
         ModuleNotFoundError: solver="milp" without scipy.
         NotImplementedError: the forward calls what torch.compile has compiled, or disables saved_tensors_hooks, as
             torch.func.grad does; or it runs on fake tensors of an accelerator.
-        RuntimeError: what forward and backward raise.
+        RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what
+            forward and backward raise.
     """
     expect_make_loss(make_loss)
     expect_model(model)
@@ -108,11 +110,12 @@ def plan_mirror(
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    with nothing_reduced(), nothing_sharded("th.plan_mirror"), progress_shown(progress) as told, AsFound() as world:
-        made = world.watch(make_loss)
+    world = AsFound(make_loss, "th.plan_mirror", refuses=True)
+    with nothing_reduced(), nothing_sharded("th.plan_mirror"), progress_shown(progress) as told, world:
+        made = world.watch()
         if isinstance(made, Tensor) and is_fake(made):
-            return _planned(FakeRuns(make_loss, world, model), asked, solver, float(seconds), chosen, told)
-        runs = Runs(make_loss, repetitions, world, model)
+            return _planned(FakeRuns(world, model), asked, solver, float(seconds), chosen, told)
+        runs = Runs(repetitions, world, model)
         try:
             return _planned(runs, asked, solver, float(seconds), chosen, told)
         finally:

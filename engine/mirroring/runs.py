@@ -17,9 +17,9 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_recorder import ForwardRecorder
 from ...inspector.capturing.walk import graph
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, loss_of, same_random_numbers
+from ..programs.make_loss import loss_of, same_random_numbers
 from ..programs.profile import profile
-from ..programs.record_forward import clock_of, record_forward
+from ..programs.record_forward import clock_of, record_carrying
 from ..programs.timing import turns
 from ..words.phrases import joined
 from .left_alone import checkpoint_sentence
@@ -62,15 +62,15 @@ class Runs:
 
     estimates: tuple[str, ...] = ()
 
-    def __init__(self, make_loss: MakeLoss, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
-        self._make_loss = make_loss
+    def __init__(self, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
+        self._make_loss = world.make_loss
         self._repetitions = repetitions
         self._world = world
-        self.program = record_forward(make_loss, repetitions, model=model)
+        self.program = record_carrying(world.carried, repetitions, model)
         names = capture(model)
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
-            loss = loss_of(make_loss())
+            loss = loss_of(self._make_loss())
         drawn = graph(loss)
         self._leaves = list(drawn.leaves.values())
         grads = (leaf.grad for leaf in self._leaves)
@@ -80,7 +80,7 @@ class Runs:
         del loss, drawn
         self.put_back()
         with self._fresh():
-            measured = profile(make_loss, model=model).footprints
+            measured = profile(self._make_loss, model=model).footprints
         assert measured is not None, "th.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
@@ -108,8 +108,9 @@ class Runs:
         return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
 
     def put_back(self) -> None:
-        """What the forwards wrote of what was there before."""
+        """What the forwards wrote of what was there before, and what they keep in Python."""
         self._recorder.restore()
+        self._world.carried.put_back()
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:

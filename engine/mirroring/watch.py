@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +16,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...inspector.capturing.forward_program import WHOLE, overlap
 from ...inspector.capturing.operators import moves_storage, traits_of, written_by
 from ...inspector.graph.marks import tensors_of
-from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.operators import Operator, SeenOperations, operator_named
@@ -34,6 +30,7 @@ from ...inspector.torch_internals.tensors import (
     version_of,
 )
 from ..words.phrases import joined
+from ..words.warn import warn
 from .plan import MirrorPlan, PlannedStorage
 from .replay import (
     Bytes,
@@ -391,7 +388,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         note = f"From there on all is kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
-        _warn(f"{note} Plan again if it is to stay so")
+        warn(f"th.mirror: {note} Plan again if it is to stay so")
 
     def pack(self, tensor: Tensor) -> Packed:
         """What is to stand for a tensor that a node saves."""
@@ -449,7 +446,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 state.banned[each.number] = reason
                 banned.append(each.number)
         if banned:
-            _warn(banned_sentence(state.banned_storages(banned)))
+            warn(f"th.mirror: {banned_sentence(state.banned_storages(banned))}")
 
     def close(self, raised: bool) -> None:
         """The `with` block was left."""
@@ -469,17 +466,6 @@ def _leaves(values: object) -> dict[int, FollowedStorage]:
         if tensor.requires_grad and tensor.is_leaf and (storage := storage_of(tensor)) is not None:
             found[storage.address] = FollowedStorage(tensor)
     return found
-
-
-def _warn(message: str) -> None:
-    """Warns, at the user's line."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_HERE)):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(f"th.mirror: {message}", stacklevel=level)
-
-
-_HERE = str(PACKAGE / "engine") + os.sep
 
 
 def _same(made: torch.UntypedStorage, original: torch.UntypedStorage, views: Sequence[View]) -> bool:

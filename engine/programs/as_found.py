@@ -42,7 +42,16 @@ from ...inspector.torch_internals.tensors import (
 )
 from ..tasks.hook_watch import subclasses
 from ..trace.out_of_memory import explain_out_of_memory
-from .make_loss import MakeLoss, loss_of, own_gradients, refuse_whole_step, same_random_numbers, sharding_as_before
+from .carried_state import CarriedState
+from .make_loss import (
+    MakeLoss,
+    for_all,
+    loss_of,
+    own_gradients,
+    refuse_whole_step,
+    same_random_numbers,
+    sharding_as_before,
+)
 
 
 class AsFound:
@@ -52,15 +61,24 @@ class AsFound:
     also of those that are reached only by a backward inside the backward (reentrant checkpoints, custom Functions);
     the bits of all tensors that were there before and are written, buffers and parameters among them, also by setting
     `.data`; which tensors are a module's parameters and buffers; what FSDP2 has gathered and summed; and the generators
-    of random numbers, torch's, Python's, NumPy's, and those that operations were given.
+    of random numbers, torch's, Python's, NumPy's, and those that operations were given; and what the program keeps in
+    Python: attributes of modules, the state of optimizers, what closures lead to, which tensors require grad (see
+    `CarriedState`, which also says what could not be put back).
 
     A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
 
-    Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and what is
-    neither tensor nor generator (counters in Python, files), stays as the program left it. A lazy module stays made.
+    Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and files,
+    stay as the program left them. A lazy module stays made.
+
+    Args:
+        make_loss: runs the forward.
+        verb: who runs it, `th.compare`.
+        refuses: what the program carries on and can't be put back is an error, once it is seen; else a warning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_loss: Callable[[], Any], verb: str, refuses: bool = False) -> None:
+        self._given = make_loss, verb, refuses
+        self.carried: CarriedState
         self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
         self._known: dict[int, ref[Tensor]] = {}  # by id()
         self._modules: WeakSet[nn.Module] = WeakSet()
@@ -71,6 +89,7 @@ class AsFound:
         self._depth = 0
 
     def __enter__(self) -> Self:
+        self.carried = CarriedState(*self._given)
         with ExitStack() as stack:
             stack.enter_context(sharding_as_before())
             stack.callback(self._restore)
@@ -85,6 +104,7 @@ class AsFound:
     ) -> None:
         if error is not None:
             explain_out_of_memory(error)
+            self.carried.explain(error)
         self._opened.__exit__(kind, error, traceback)
 
     @property
@@ -97,18 +117,23 @@ class AsFound:
         """Those that operations of watched runs took, as long as they live."""
         return [each for reference in self._written.leaves if (each := reference()) is not None]
 
+    @property
+    def make_loss(self) -> MakeLoss:
+        """Runs the forward, and sees whether it carries something on that can't be put back."""
+        return self.carried.make_loss
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""
         with self._part(), uncompiled(), self._written:
             yield
 
-    def watch(self, make_loss: MakeLoss, backward: bool = True) -> Tensor | HipsTape:
+    def watch(self, backward: bool = True) -> Tensor | HipsTape:
         """Runs forward and backward once, watched: without bytes no backward, which could change none. Gives what was
         made."""
         with self.watched():
             since = sequence_nr()
-            made = make_loss()
+            made = self.make_loss()
             loss = None if isinstance(made, HipsTape) else loss_of(made)
             refuse_whole_step(made, since)
             if backward and loss is not None and loss.requires_grad and not without_bytes(loss):
@@ -139,6 +164,8 @@ class AsFound:
             self._depth -= 1
             if not self._depth:
                 self._restore()
+        if not self._depth:
+            self.carried.tell()
 
     def _note_leaves(self) -> None:
         kinds = subclasses(Tensor)
@@ -180,20 +207,35 @@ class AsFound:
                     self._note_data(buffer)
 
     def _restore(self) -> None:
+        """Puts all back, each also where another can't be."""
+        steps: list[Callable[[], object]] = [
+            self.carried.put_back,
+            lambda: for_all(self._bound, _bind),
+            lambda: for_all(self._data, _put_data),
+            lambda: for_all(self._grads, _put_grad),  # of the dtype that the data has again
+            self._written.restore,
+        ]
         with unobserved():
-            for names, before in self._bound:
-                if not _is_same(names, before):
-                    names.clear()
-                    names.update(before)
-            for reference, data in self._data:
-                tensor = reference()
-                if tensor is not None and not _sees_same(tensor, data):
-                    tensor.data = data
-            for reference, grad in self._grads:  # of the dtype that the data has again
-                tensor = reference()
-                if tensor is not None and tensor.grad is not grad:
-                    tensor.grad = grad
-            self._written.restore()
+            for_all(steps, lambda step: step())
+
+
+def _bind(kept: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    names, before = kept
+    if not _is_same(names, before):
+        names.clear()
+        names.update(before)
+
+
+def _put_data(kept: tuple[ref[Tensor], Tensor]) -> None:
+    tensor, data = kept[0](), kept[1]
+    if tensor is not None and not _sees_same(tensor, data):
+        tensor.data = data
+
+
+def _put_grad(kept: tuple[ref[Tensor], Tensor | None]) -> None:
+    tensor, grad = kept[0](), kept[1]
+    if tensor is not None and tensor.grad is not grad:
+        tensor.grad = grad
 
 
 class _Written(SeenOperations):  # type: ignore[no-untyped-call]
@@ -218,15 +260,13 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
 
     def restore(self) -> None:
         """Writes back what was found."""
-        for storage, copy in self._before.values():
-            if storage.nbytes() == copy.nbytes():  # else FSDP has let go of it
-                storage.copy_(copy)
-        for tensor, version in self._versions:
-            set_version(tensor, version)
-        for put_back in self._contents.values():
-            put_back()
-        for generator, state in self._generators.items():
-            generator.set_state(state)
+        steps: list[Callable[[], object]] = [
+            lambda: for_all(self._before.values(), _put_bytes),
+            lambda: for_all(self._versions, lambda each: set_version(*each)),
+            lambda: for_all(self._contents.values(), lambda put_back: put_back()),
+            lambda: for_all(self._generators.items(), lambda each: each[0].set_state(each[1])),
+        ]
+        for_all(steps, lambda step: step())
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given: set[int] = set()
@@ -284,10 +324,16 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         return made is not None and made.alive
 
 
+def _put_bytes(kept: tuple[torch.UntypedStorage, torch.UntypedStorage]) -> None:
+    storage, copy = kept
+    if storage.nbytes() == copy.nbytes():  # else FSDP has let go of it
+        storage.copy_(copy)
+
+
 def _keeps_gradient(tensor: Tensor) -> bool:
     try:
         return tensor.is_leaf or tensor.retains_grad
-    except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
+    except RuntimeError:  # as in `is_leaf`
         return False
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from numbers import Number
 from threading import get_ident
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -24,6 +25,8 @@ from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_internals.tensors import without_bytes
 
 MakeLoss = Callable[[], Tensor]
+
+T = TypeVar("T")
 
 
 def expect_make_loss(make_loss: object) -> None:
@@ -138,6 +141,22 @@ def _made_since(number: int, loss: Tensor) -> Iterator[Node]:
             todo.extend(below for below, _ in node.next_functions)
 
 
+def for_all(items: Iterable[T], act: Callable[[T], object]) -> None:
+    """Acts on each, also after one has raised: what is put back must not depend on what else is. Then raises the first
+    error."""
+    first: BaseException | None = None
+    for item in items:
+        try:
+            act(item)
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # else it would hold itself through this frame
+
+
 @contextmanager
 def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[None]:
     """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back.
@@ -152,8 +171,7 @@ def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[No
             leaf.grad = None if grad is None or zeroed else grad.clone()
         yield
     finally:
-        for leaf, grad in zip(leaves, before, strict=True):
-            leaf.grad = grad
+        for_all(zip(leaves, before, strict=True), lambda each: setattr(each[0], "grad", each[1]))
 
 
 @contextmanager

@@ -20,14 +20,24 @@ from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling
-from .make_loss import MakeLoss, expect_make_loss, nothing_sharded, real_loss_of, refuse_whole_step, same_random_numbers
+from .carried_state import CarriedState
+from .make_loss import (
+    MakeLoss,
+    expect_make_loss,
+    for_all,
+    nothing_sharded,
+    real_loss_of,
+    refuse_whole_step,
+    same_random_numbers,
+)
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:
     """Runs a forward to see of which operations it consists, and again to time them. No backward runs.
 
     It leaves nothing behind: random numbers go on as if no forward had run, what a forward writes of what was there
-    before (the running statistics of a batch-norm) is put back, and DistributedDataParallel prepares no reduction.
+    before (the running statistics of a batch-norm) and keeps in Python is put back (see `CarriedState`), and
+    DistributedDataParallel prepares no reduction.
 
     Args:
         make_loss: runs the forward and returns the loss, one element.
@@ -47,6 +57,11 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
     """
     expect_make_loss(make_loss)
     expect_model(model)
+    return record_carrying(CarriedState(make_loss, "th.record_forward"), repetitions, model)
+
+
+def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | None) -> ForwardProgram:
+    """The same of a program of which is known what it keeps in Python."""
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
@@ -58,17 +73,18 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
         try:
             with same_random_numbers(), names, recorder:
                 since = sequence_nr()
-                loss = real_loss_of(make_loss())
+                loss = real_loss_of(carried.make_loss())
             refuse_whole_step(loss, since)
             program = recorder.program(graph(loss))
             del loss
             operators = recorder.operators
             tell("how long each operation takes")
-            rounds = [_operation_times(make_loss, recorder, operators) for _ in range(repetitions)]
+            rounds = [_operation_times(carried, recorder, operators) for _ in range(repetitions)]
             tell("how long it takes")
-            seconds = min(_forward_seconds(make_loss, recorder) for _ in range(repetitions))
+            seconds = min(_forward_seconds(carried, recorder) for _ in range(repetitions))
         finally:
-            recorder.restore()
+            for_all((recorder.restore, carried.put_back), lambda step: step())
+        carried.tell()
     times = [each for each in rounds if each is not None]
     notes: tuple[str, ...] = ()
     if len(times) < len(rounds):
@@ -110,23 +126,30 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
 
-def _operation_times(make_loss: MakeLoss, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
-    """How long each operation takes in one more forward; None if it runs others."""
+def _find_the_same(carried: CarriedState, recorder: ForwardRecorder) -> None:
+    """The next forward finds what the first one found; if that can't be, it is said."""
     recorder.restore()
+    carried.put_back()
+    carried.tell()
+
+
+def _operation_times(carried: CarriedState, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
+    """How long each operation takes in one more forward; None if it runs others."""
+    _find_the_same(carried, recorder)
     with same_random_numbers(), _Stopwatch(recorder.accelerated) as watch:
-        make_loss()
+        carried.make_loss()
     return watch.seconds if watch.operators == operators else None
 
 
-def _forward_seconds(make_loss: MakeLoss, recorder: ForwardRecorder) -> float:
+def _forward_seconds(carried: CarriedState, recorder: ForwardRecorder) -> float:
     """How long one more forward takes."""
-    recorder.restore()
+    _find_the_same(carried, recorder)
     with same_random_numbers():
         if recorder.accelerated:
             torch.accelerator.synchronize()
         clock = clock_of(recorder.accelerated)
         began = clock()
-        loss = make_loss()
+        loss = carried.make_loss()
         if recorder.accelerated:
             torch.accelerator.synchronize()
         taken = clock() - began

@@ -247,9 +247,9 @@ def accumulation_study(
         tell = stack.enter_context(telling(progress, "measuring", timed=True))
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world = stack.enter_context(AsFound())
-            dtype = _dtype_made(world, found)
-            ways, used = list(_own_ways(world, found)), None
+            world = stack.enter_context(AsFound(found.make_loss, "th.accumulation_study"))
+            dtype = real_loss_of(world.watch()).dtype
+            ways, used = list(_own_ways(world)), None
         else:
             used = {**(found.small if size == "small" else found.full), **knobs}
             ways = list(_ways(found, {"size": size, "dtype": dtype, **knobs}))
@@ -273,11 +273,6 @@ def _measured(
     predicted = _predictions(ways)
     for way, levels in zip(ways, measured, strict=True):
         yield StudiedRule(way.name, way.kind, levels, tuple(times[way.name]), predicted.get(way.name), way.rule)
-
-
-def _dtype_made(world: AsFound, found: OwnProgram) -> torch.dtype:
-    """That of the loss of a user's program, which runs once, watched."""
-    return real_loss_of(world.watch(found.make_loss)).dtype
 
 
 def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: str = "Accumulation") -> Path:
@@ -396,10 +391,10 @@ def _ways(found: Workload, given: dict[str, Any]) -> Iterator[_Way]:
         yield _Hips(found, given)
 
 
-def _own_ways(world: AsFound, found: OwnProgram) -> Iterator[_Way]:
+def _own_ways(world: AsFound) -> Iterator[_Way]:
     """Nobody wrote its gradient by hand, nor the program for NumPy."""
     for rule in (None, *RULES):
-        yield _Torch(world.run, found.make_loss, rule)
+        yield _Torch(world.run, world.make_loss, rule)
 
 
 def _predictions(ways: Sequence[_Way]) -> dict[str, int]:

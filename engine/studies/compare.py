@@ -108,8 +108,8 @@ def compare(
     plans = _chosen_plans(mirroring)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
-    with telling(progress, "comparing", timed=True) as tell, AsFound() as world:
-        found = _compared(world, make_loss, model, named, rules, plans, repetitions, queues, tell)
+    with telling(progress, "comparing", timed=True) as tell, AsFound(make_loss, "th.compare") as world:
+        found = _compared(world, world.make_loss, model, named, rules, plans, repetitions, queues, tell)
     return found if beside is None else replace(found, step=step)
 
 
@@ -193,7 +193,7 @@ class _Comparing:
         from ..prediction.dry_run import dry_run
 
         self._tell("warming up")
-        self._world.watch(self._make_loss)
+        self._world.watch()
         with self._world.run():
             with capture(self._model):
                 loss = loss_or_tape(self._make_loss())

@@ -308,9 +308,9 @@ def mirror_study(
         sized: StudySize | None = size
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world, sized = stack.enter_context(AsFound()), None
-            own = OwnModules.of(world, found.make_loss)
-            bench = _Bench(own.model, found.make_loss, own.device, own.leaves, world)
+            world, sized = stack.enter_context(AsFound(found.make_loss, "the study")), None
+            own = OwnModules.of(world)
+            bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
             blocks, place, called = own.blocks, own.device, own.is_one
         else:
             built: Size = "small" if size == "small" else "full"

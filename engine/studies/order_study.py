@@ -125,11 +125,11 @@ def _studied(
     if progress is not None:
         progress("the times of its tasks")
     runs = []
-    with AsFound() as world:  # of a program of a user's nothing is known but what it does
-        world.watch(make_loss)
+    with AsFound(make_loss, "the study") as world:  # of a program of a user's nothing is known but what it does
+        world.watch()
         for _ in range(TIMED_RUNS):
             with world.run():
-                runs.append(backward(make_loss(), trace="off"))
+                runs.append(backward(world.make_loss(), trace="off"))
     makespans = makespan(drawn, policies=planned, durations=runs, device_of=apart)
     return StudiedWorkload(each, sized, comparison, makespans)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...inspector.capturing.walk import graph
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, real_loss_of
+from ..programs.make_loss import real_loss_of
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -33,15 +33,15 @@ class OwnModules:
     device: torch.device
 
     @staticmethod
-    def of(world: AsFound, make_loss: MakeLoss) -> OwnModules:
+    def of(world: AsFound) -> OwnModules:
         """Runs forward and backward once, watched.
 
         Raises:
-            TypeError, ValueError: `make_loss` makes no loss.
+            TypeError, ValueError: the program makes no loss.
         """
-        world.watch(make_loss)
+        world.watch()
         with world.run():
-            loss = real_loss_of(make_loss())
+            loss = real_loss_of(world.make_loss())
             leaves, device = list(graph(loss).leaves.values()), loss.device
             del loss
         called = world.modules

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import BackwardHook
 
 from ...inspector.graph.source import Source
@@ -64,12 +65,12 @@ class HookState:
         self._tensors: list[tuple[Tensor, int, str, _Owner]] = []
         self._iterators: list[tuple[IteratorProgress, str, _Owner]] = []
         code = list(code)
-        for found, name, owner in _reach(code, _MANY):
+        for found, name, owner in reach(code, _MANY):
             if isinstance(found, Tensor):
                 self._tensors.append((found, version_of(found), name, owner))
             elif isinstance(found, IteratorProgress):
                 self._iterators.append((found, name, owner))
-            elif isinstance(found, _Unseen):
+            elif isinstance(found, Unseen):
                 self.spoiled = _can_call(owner, f"may have changed `{name}`: {found.why}")
             else:
                 self._before.append((found, found.read()))
@@ -106,7 +107,7 @@ class HookState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unseen:
+class Unseen:
     """Something of which can't be seen whether a task changes it."""
 
     why: str
@@ -115,9 +116,14 @@ class _Unseen:
 _Owner = FunctionType | None
 
 
-def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, str, _Owner]]:
+def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
     """The places, and the tensors and iterators by name, to which hooks or what a Function keeps leads, each once, with
-    the function that leads there. `most`: of so many objects; that there are more is the last that it says."""
+    the function that leads there.
+
+    Args:
+        most: of so many objects; that there are more is the last that it says.
+        goes_on: it leaves out what is too large, and looks at the rest.
+    """
     seen: set[int] = set()
     objects = 0
     queue: deque[tuple[Any, str, _Owner, int]] = deque((each, "", None, 0) for each in code)
@@ -126,10 +132,13 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         if id(each) in seen or depth > _DEEP:
             continue
         seen.add(id(each))
-        objects += _weight(each)
-        if most is not None and objects > most:
-            yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
+        weight = _weight(each)
+        if most is not None and objects + weight > most:
+            yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
+            if goes_on:
+                continue
             return
+        objects += weight
         if isinstance(each, FunctionType):
             if (each.__module__ or "").startswith(_NOT_OURS_TO_TOUCH):
                 continue
@@ -137,14 +146,16 @@ def _reach(code: Iterable[Any], most: int | None = None) -> Iterator[tuple[Any, 
         place, follow = _at(each, name)
         below = [(value, called, owner, depth + 1) for value, called in follow if _may_lead(value)]
         if most is not None and objects + len(queue) + len(below) > most:
-            yield _Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
-            return
+            yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
+            if not goes_on:
+                return
+            below = []
         if place is not None:
             yield place, name, owner
         queue += below
 
 
-_Found = Place | Tensor | IteratorProgress | _Unseen
+_Found = Place | Tensor | IteratorProgress | Unseen
 
 
 def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
@@ -158,7 +169,8 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
     elif isinstance(each, MethodType):
         follow = ((each.__func__, name), (each.__self__, "self"))
     elif isinstance(each, partial):
-        follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
+        if not (getattr(each.func, "__module__", None) or "").startswith(_NOT_OURS_TO_TOUCH):
+            follow = ((each.func, name), *((argument, name) for argument in (*each.args, *each.keywords.values())))
     elif isinstance(each, ModuleHook):
         follow = [(each.hook, name)] + ([(each.module(), "module")] if each.with_module else [])
     elif isinstance(each, CellType):
@@ -180,6 +192,8 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         place = array
     elif (drawn := drawn_by(each)) is not None:
         place = drawn
+    elif isinstance(each, _BaseDataLoaderIter):  # its attributes alone would not wind it back
+        follow = [(value, name) for value in vars(each).values()]
     elif _has_attributes(each):
         place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
     elif _is_users(type(each)) and (slots := OfSlots(each)):
@@ -187,7 +201,7 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         follow = [*((value, key) for key, value in slots.items()), (type(each), type(each).__name__)]
     elif is_iterator(each):
         progress = IteratorProgress.of(each)
-        place = progress or _Unseen(_HIDDEN.format(kind=type(each).__name__))
+        place = progress or Unseen(_HIDDEN.format(kind=type(each).__name__))
         follow = [(other, name) for other in (progress.others if progress else ())]
     return place, follow
 
@@ -221,7 +235,7 @@ def tensors_below(code: Iterable[Any]) -> Iterator[tuple[_Names | None, str, Ten
     modules: dict[nn.Module, None] = {}
     seen: set[int] = set()
     tensors: list[tuple[_Names | None, str, Tensor | None]] = []
-    for found, name, _ in _reach(code):
+    for found, name, _ in reach(code):
         if isinstance(found, Tensor):
             tensors.append((None, name, found))
         elif isinstance(found, ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # what a module is made of

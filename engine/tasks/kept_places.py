@@ -126,6 +126,18 @@ class OfSlots(Attributes):
         return (name for name in names if not name.startswith("__") and hasattr(self._found, name))
 
 
+class OfLeaf(Attributes):
+    """The hooks of a leaf. Where there never was any, torch has None in place of the dict."""
+
+    _NAMES = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+
 @dataclass(slots=True)
 class SavedState:
     """The state of a generator of random numbers, or of a file in memory."""

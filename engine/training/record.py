@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -14,7 +11,6 @@ from typing import Any, Protocol, Self
 
 from ...inspector.arguments import expect_callable
 from ...inspector.capturing.opened import Opened
-from ...inspector.graph.source import PACKAGE, is_library
 from ...inspector.shown import drawn, saved_page, text_of
 from ...inspector.torch_internals.modes import unobserved
 from ..black_box.surroundings import Autocast
@@ -24,6 +20,7 @@ from ..norms.step_table import StepTable
 from ..steps.recorded_steps import RecordedSteps, recorded_steps
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted
+from ..words.warn import warn
 from .finding import Finding
 from .frames import TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
@@ -299,12 +296,6 @@ class Training(ShownAsFindings):
 
 
 def _warn(text: str) -> None:
-    """Says it while the loop runs, at the user's line. Warnings that are made errors would be raised into the loop."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_HERE)):
-        level, frame = level + 1, frame.f_back
+    """Says it while the loop runs. Warnings that are made errors would be raised into the loop."""
     with suppress(Warning):
-        warnings.warn(f"th.training: {text}", stacklevel=level)
-
-
-_HERE = str(PACKAGE / "engine") + os.sep
+        warn(f"th.training: {text}")

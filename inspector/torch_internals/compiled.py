@@ -289,6 +289,12 @@ def _prepare_alone() -> Iterator[None]:
         yield
 
 
+def runs_uncompiled() -> bool:
+    """Whether what torch.compile wraps runs as it was written now."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and eval_frame._stance.stance == "force_eager"
+
+
 @contextmanager
 def activation_memory_budget(share: float) -> Iterator[None]:
     """What torch.compile's partitioner may save for the backward meanwhile, as a share of what it would save (1).

@@ -78,6 +78,14 @@ def set_version(tensor: Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether no operation made it."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
+        return False
+
+
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that hold its bytes: itself, or those of which a subclass is made (DTensor); a fake one has none."""
     if not computes_itself(tensor):

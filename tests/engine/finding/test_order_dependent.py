@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -175,13 +176,9 @@ def test_a_hook_that_goes_by_the_order_in_which_it_is_called(leaves: tuple[Tenso
 
 def test_what_differs_in_the_same_order_is_not_called_a_dependence(leaves: tuple[Tensor, Tensor]) -> None:
     w, _ = leaves
-    calls: list[int] = []
-
-    def make_loss() -> Tensor:
-        calls.append(1)
-        return w.sum() * len(calls)
-
-    found = th.order_dependent(make_loss, "bfs")
+    calls = count(1)
+    with pytest.warns(UserWarning, match=r"advanced `calls`, an iterator \(count\)"):
+        found = th.order_dependent(lambda: w.sum() * next(calls), "bfs")
     assert not found and [each.how for each in found.departures] == ["unsteady"]
     assert "can't be told" in str(found)
 
@@ -230,13 +227,15 @@ def test_a_loss_without_a_graph() -> None:
 
 
 def test_another_graph_each_time_is_refused() -> None:
-    x, calls = nn.Parameter(torch.ones(3)), [0]
+    x, calls = nn.Parameter(torch.ones(3)), count(1)
 
     def make_loss() -> Tensor:
-        calls[0] += 1
-        return (x.sin() if calls[0] % 2 else x.cos().cos()).sum()
+        return (x.sin() if next(calls) % 2 else x.cos().cos()).sum()
 
-    with pytest.raises(ValueError, match="builds another graph each time, under heap"):
+    with (
+        pytest.warns(UserWarning, match="advanced `calls`"),
+        pytest.raises(ValueError, match="builds another graph each time, under heap"),
+    ):
         th.order_dependent(make_loss)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from itertools import permutations, product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,11 +69,10 @@ def test_accelerators_are_waited_for_and_the_cpu_is_not(monkeypatch: pytest.Monk
 
 
 def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_planned_once() -> None:
-    forwards = chosen = 0
+    chosen, forwards = 0, Mock()  # a count of the program's own is put back
 
     def make_loss() -> Tensor:
-        nonlocal forwards
-        forwards += 1
+        forwards()
         return (weights() * 2).exp().sum()
 
     def first(ready, state):
@@ -85,7 +85,7 @@ def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_plann
     rounds = [[each.partition(",")[0] for each in told if f"round {number} of 6" in each] for number in range(1, 7)]
     assert sorted(map(tuple, rounds)) == sorted(permutations(["bfs", "first", "heap"]))
     assert told[:4] == ["warming up", "bfs, its memory", "first, its memory", "heap, its memory"]
-    assert forwards == 2 + 3 * (1 + 6)  # one is read, one shows what has to be put back
+    assert forwards.call_count == 2 + 3 * (1 + 6)  # one is read, one shows what has to be put back
     before = chosen
     compare(make_loss, ["bfs", first, "heap"], repetitions=1)
     assert chosen == 2 * before, "more rounds plan no more"
@@ -106,12 +106,11 @@ def test_a_policy_that_plans_does_so_once() -> None:
 
 
 def test_a_forward_that_changes_while_it_is_timed_is_refused() -> None:
-    calls = 0
+    calls = Mock()
 
     def make_loss() -> Tensor:
-        nonlocal calls
-        calls += 1
-        return weights().exp().sum() if calls < 5 else weights().sum()
+        calls()
+        return weights().exp().sum() if calls.call_count < 5 else weights().sum()
 
     with pytest.raises(ValueError, match="of 3 tasks at first, of 2 under heap"):
         compare(make_loss, ["heap"], repetitions=4)

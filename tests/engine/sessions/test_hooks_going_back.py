@@ -527,7 +527,7 @@ def test_how_much_a_hook_leads_to_does_not_slow_a_task_without_limit() -> None:
     looked_at = []
     for length in (10**4, 10**6):
         log = [[] for _ in range(length)]
-        looked_at.append(len(list(hook_state._reach([lambda log=log: log.clear()], hook_state._MANY))))
+        looked_at.append(len(list(hook_state.reach([lambda log=log: log.clear()], hook_state._MANY))))
     assert max(looked_at) <= hook_state._MANY
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -153,17 +154,19 @@ def test_each_run_finds_the_gradients_that_were_there_and_adds_to_them() -> None
 
 def test_random_numbers_are_the_same_in_each_run_and_the_callers_stay() -> None:
     x = torch.ones(100, requires_grad=True)
-    seen = []
+    seen = Mock()  # what is appended to a list is taken out again
 
     def make_loss() -> Tensor:
-        seen.append(nn.functional.dropout(x))
-        return seen[-1].sum()
+        dropped = nn.functional.dropout(x)
+        seen(dropped.detach())
+        return dropped.sum()
 
     torch.manual_seed(5)
     before = torch.get_rng_state()
     compare(make_loss)
     assert torch.equal(torch.get_rng_state(), before)
-    assert len(seen) == 14 and all(torch.equal(each, seen[0]) for each in seen)
+    first, *others = [call.args[0] for call in seen.call_args_list]
+    assert len(others) == 13 and all(torch.equal(each, first) for each in others)
 
 
 def test_another_graph_each_time_is_refused_and_gradients_are_left() -> None:
@@ -232,29 +235,31 @@ def test_one_policy_needs_no_list() -> None:
 class Followed(OnCtx):
     """Lets one see what its nodes keep, as long as it is kept."""
 
-    seen: ClassVar[list[weakref.ref[Tensor]]] = []
+    seen: ClassVar[Mock] = Mock()  # what is appended to a list is taken out again
 
     @staticmethod
     def forward(ctx, x):
         result = OnCtx.forward(ctx, x)
-        Followed.seen.append(weakref.ref(ctx.doubled))
+        Followed.seen(weakref.ref(ctx.doubled))
         return result
 
 
 def test_a_comparison_keeps_no_node_and_so_nothing_that_these_keep() -> None:
     x = torch.randn(100, requires_grad=True)
-    Followed.seen.clear()
-    alive = []
+    alive = Mock()
+
+    def still_there() -> list[Tensor]:
+        return [found for call in Followed.seen.call_args_list if (found := call.args[0]()) is not None]
 
     def make_loss() -> Tensor:
         gc.collect()
-        alive.append(sum(each() is not None for each in Followed.seen))
+        alive(len(still_there()))
         return Followed.apply(x.exp())
 
     comparison = compare(make_loss, repetitions=1)
     gc.collect()
-    assert len(Followed.seen) == 8 and not any(each() for each in Followed.seen)
-    assert max(alive) <= 1
+    assert Followed.seen.call_count == 8 and not still_there()
+    assert max(call.args[0] for call in alive.call_args_list) <= 1
     assert comparison.graph.nodes == () and not any(row.timeline.graph.nodes for row in comparison.rows)
     for row in comparison.rows:
         assert row.predicted is not None and row.predicted_bytes == row.peak_bytes
@@ -299,14 +304,14 @@ def test_a_dry_run_that_is_off_is_explained() -> None:
 
 def test_times_are_those_of_backwards_that_nobody_recorded() -> None:
     x = torch.randn(5, requires_grad=True)
-    forwards = []
+    forwards = Mock()
 
     def make_loss() -> Tensor:
-        forwards.append(torch.autograd._profiler_enabled())
+        forwards(torch.autograd._profiler_enabled())
         return x.exp().sum()
 
     found = compare(make_loss, ["bfs", "heap"], repetitions=5)
-    assert forwards[-10:] == [False] * 10
+    assert [call.args[0] for call in forwards.call_args_list[-10:]] == [False] * 10
     for row in found.rows:
         assert len(row.times_ns) == 5
         assert min(row.times_ns) <= row.elapsed_ns <= max(row.times_ns)

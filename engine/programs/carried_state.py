@@ -1,0 +1,235 @@
+"""State that a program carries in Python from one run to the next: put back where it can be, told where it can't."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from math import isclose, isnan, sqrt
+from types import FunctionType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...inspector.graph.source import Source
+from ...inspector.torch_internals.compiled import runs_uncompiled
+from ...inspector.torch_internals.modes import unobserved, without_torch_function
+from ...inspector.torch_internals.ranks import is_fully_sharded
+from ...inspector.torch_internals.tensors import computes_itself, is_leaf, without_bytes
+from ..tasks.hook_state import Unseen, reach
+from ..tasks.hook_watch import subclasses
+from ..tasks.iterators import IteratorProgress
+from ..tasks.kept_places import ByKey, OfLeaf, Place
+from ..words.warn import warn
+from .make_loss import MakeLoss, for_all
+
+_MOST = 20_000  # objects to which code leads: looking at them again takes some 20 ms
+_MOST_OF_OPTIMIZERS = 1_000_000  # whose state has some four for each parameter
+_KEPT_ELSEWHERE = "_parameters", "_buffers"  # of a module: see `AsFound`
+
+_MOVED_ON = (
+    "{what}. {verb} runs make_loss by itself, and can't put this back: the program goes on from where those runs left "
+    "it. Take what changes out of make_loss, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
+)
+
+
+class CarriedState:
+    """What a program keeps in Python, as it was found.
+
+    That is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
+    dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
+    whether tensors require grad; and what
+    `make_loss` and those hooks lead to: closures, globals by name, objects, lists, dicts, sets, arrays, generators of
+    random numbers (see `HookState`).
+
+    What can't be put back is told, once: an iterator that was advanced, or a loss that is another than the one before.
+
+    Known limitations: where code leads to more than `_MOST` objects, the nearest are looked at. What lies in C++, in
+    files, and in objects of libraries stays as the runs leave it, and is noticed by the loss alone. Lazy modules stay
+    made.
+
+    Args:
+        make_loss: runs the forward.
+        verb: who runs it.
+        refuses: what is told is an error; else a warning, as what the verb finds holds all the same.
+    """
+
+    def __init__(self, make_loss: MakeLoss, verb: str, refuses: bool = False) -> None:
+        self._make_loss = make_loss
+        self._verb = verb
+        self._refuses = refuses
+        self._places: list[tuple[Place, Any]] = []
+        self._iterators: list[tuple[IteratorProgress, str, FunctionType | None]] = []
+        self._flags: list[tuple[ref[Tensor], bool]] = []  # leaves, and whether they require grad
+        self._losses: dict[bool, float] = {}
+        self._compared: set[bool] = set()
+        self._is_put_back = True
+        self._moved_on: str | None = None
+        self._is_told = False
+        self._left_alone: set[int] = set()  # by id() dicts that stay as the runs leave them
+        optimizers, kept = self._of_process()
+        self._note(optimizers, _MOST_OF_OPTIMIZERS)
+        self._note([*_beneath(make_loss), *kept], _MOST)
+
+    def make_loss(self) -> Any:
+        """Runs the forward; of the first two runs that find the same it is noted whether they give the same loss."""
+        finds_the_same, self._is_put_back = self._is_put_back, False
+        made = self._make_loss()
+        if finds_the_same and isinstance(made, Tensor) and self._moved_on is None:
+            self._compare(made)  # allocates nothing: memory may be measured
+        return made
+
+    def put_back(self) -> None:
+        """Puts back what the runs have changed."""
+        steps: list[Callable[[], object]] = [
+            lambda: for_all(self._places, _undo),
+            lambda: for_all(self._flags, _put_flag),
+        ]
+        with unobserved():
+            for_all(steps, lambda step: step())
+        self._is_put_back = True
+        if self._moved_on is None:
+            self._moved_on = self._advanced()
+
+    def tell(self) -> None:
+        """Says what could not be put back.
+
+        Raises:
+            RuntimeError: there is something, and the verb refuses that.
+        """
+        if self._moved_on is None or self._is_told:
+            return
+        self._is_told = True
+        if self._refuses:
+            raise RuntimeError(self._text)
+        warn(self._text)
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to an error what could not be put back, unless that was said."""
+        if self._moved_on is None:
+            self._moved_on = self._advanced()
+        if self._moved_on is not None and not self._is_told:
+            self._is_told = True
+            error.add_note(f"tapehead: {self._text}")
+
+    @property
+    def _text(self) -> str:
+        return _MOVED_ON.format(what=self._moved_on, verb=self._verb)
+
+    def _note(self, code: Iterable[Any], most: int) -> None:
+        for found, name, owner in reach(code, most, goes_on=True):
+            if isinstance(found, IteratorProgress):
+                self._iterators.append((found, name, owner))
+            elif not isinstance(found, Tensor | Unseen):
+                self._note_place(found)
+
+    def _note_place(self, place: Place) -> None:
+        if not isinstance(place, ByKey) or id(place.kept) not in self._left_alone:
+            self._places.append((place, place.read()))
+
+    def _of_process(self) -> tuple[list[Any], list[Any]]:
+        """What optimizers and their like keep; and what modules and leaves do, whose own places are noted."""
+        optimizers: list[Any] = []
+        kept: list[Any] = []
+        holders = set().union(*map(subclasses, (Optimizer, LRScheduler, GradScaler)))
+        modules, tensors = subclasses(nn.Module), subclasses(Tensor)
+        known = holders | modules | tensors
+        with without_torch_function():
+            for each in [each for each in gc.get_objects() if type(each) in known]:
+                if type(each) in holders:
+                    optimizers.append(vars(each))
+                elif type(each) in modules:
+                    kept += self._of_module(each)
+                elif is_leaf(each):
+                    self._flags.append((ref(each), each.requires_grad))
+                    if each.requires_grad or isinstance(each, nn.Parameter):
+                        self._note_place(ByKey(OfLeaf(each)))
+                        self._note_place(ByKey(vars(each)))
+                        kept += [found for found in (*vars(each).values(), *OfLeaf(each).values()) if found is not None]
+        return optimizers, kept
+
+    def _of_module(self, module: nn.Module) -> Iterator[Any]:
+        if _is_left_alone(module):
+            self._left_alone.update(map(id, (vars(module), *vars(module).values())))
+            return
+        self._note_place(ByKey(vars(module)))
+        for name, value in vars(module).items():
+            if name in _KEPT_ELSEWHERE or value is None or isinstance(value, bool | int | float | str | Tensor):
+                continue
+            if type(value) in (dict, OrderedDict) and (not value or name == "_modules"):
+                self._note_place(ByKey(value))
+            else:
+                yield value
+
+    def _compare(self, loss: Tensor) -> None:
+        """Holds the loss against the one before."""
+        where = runs_uncompiled()  # what is compiled draws other random numbers, and rounds in another way
+        if where in self._compared or without_bytes(loss) or computes_itself(loss):
+            return
+        if loss.is_nested or loss.numel() != 1:  # the verb is going to refuse it
+            return
+        with unobserved():
+            value = float(loss.real)
+        if where not in self._losses:
+            self._losses[where] = value
+            return
+        known = self._losses[where]
+        self._compared.add(where)
+        eps = torch.finfo(loss.dtype).eps if loss.is_floating_point() or loss.is_complex() else 0.0
+        if not (isclose(value, known, rel_tol=sqrt(eps), abs_tol=eps) or (isnan(value) and isnan(known))):
+            self._moved_on = (
+                f"make_loss() returned {known:.6g}, and when it was run again {value:.6g}, with the same parameters "
+                "and random numbers: it depends on something that it changes"
+            )
+
+    def _advanced(self) -> str | None:
+        """Which iterator a run has moved on."""
+        for before, name, owner in self._iterators:
+            if before.is_another:
+                kind, by = type(before.iterator).__name__, "make_loss()"
+                if owner is not None:
+                    at = Source(owner.__code__.co_filename, owner.__code__.co_firstlineno, "").short
+                    by = f"`{owner.__qualname__}` ({at})"
+                return f"{by} advanced `{name}`, an iterator ({kind}), which can't be wound back"
+        return None
+
+
+def _put_flag(kept: tuple[ref[Tensor], bool]) -> None:
+    tensor, requires_grad = kept[0](), kept[1]
+    if tensor is None or tensor.requires_grad is requires_grad:
+        return
+    if not is_leaf(tensor) and not tensor._is_view():  # written in place by what has a graph
+        tensor.detach_()
+    if is_leaf(tensor):
+        tensor.requires_grad_(requires_grad)
+
+
+def _undo(kept: tuple[Place, Any]) -> None:
+    place, before = kept
+    change = place.change(before)
+    if change is not None:
+        change.undo()
+
+
+def _is_left_alone(module: nn.Module) -> bool:
+    """Whether it has a state that others put back, or that goes with one which nobody can."""
+    if isinstance(module, LazyModuleMixin):
+        return any(
+            each is not None and is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())
+        )
+    return isinstance(module, torch.jit.ScriptModule | DistributedDataParallel) or is_fully_sharded(module)
+
+
+def _beneath(make_loss: MakeLoss) -> list[Any]:
+    """What to look at: in place of a function of ours the user's that it calls."""
+    if not isinstance(make_loss, FunctionType) or not make_loss.__module__.startswith("tapehead"):
+        return [make_loss]
+    return [cell.cell_contents for cell in make_loss.__closure__ or ()]
