@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,11 +11,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.marks import tensors_of
+from ...inspector.holding.search import Holder
+from ...inspector.torch_internals.optimizer_steps import optimizers_alive
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import youngest_first
 from ...inspector.torch_internals.tensors import storage_of
 from ..steps.loop_watch import BackwardGiven
+from ..words.sizes import percent_text, size_text
+from .columns import parameters_of
+from .finding import Finding
 from .forwards import roots_of
+from .old_graphs import alike
+from .old_tensors import HeldTensors, OldTensors, held_tensors
 from .part import LoopPart
 
 if TYPE_CHECKING:
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
 
 HELD = ("parameters", "optimizer", "gradients", "activations", "earlier")
 """What a row of `Training.memory` has: parameters and buffers, the optimizers' state, gradients as a backward of the
-step ends, what its largest graph has saved as its backward begins, and graphs of earlier steps that are alive."""
+step ends, what its largest graph has saved as its backward begins, and what earlier steps have left: graphs, and
+tensors without one."""
 
 _PARAMETERS, _OPTIMIZER, _GRADIENTS, _ACTIVATIONS, _EARLIER = range(len(HELD))
 _SELDOM = 10  # of the steps in which weights are looked at
@@ -30,7 +39,8 @@ _SELDOM = 10  # of the steps in which weights are looked at
 
 class HeldMemory(LoopPart):
     """Sums storages, each once. Looked at are the steps 1, 2, 4, 8, ... and every hundredth (`every=10`); graphs of
-    earlier steps wherever leaks were looked for. What operators need for themselves while they run is not in it.
+    earlier steps wherever leaks were looked for, and tensors of earlier steps in the steps 1, 2, 4, 8, ..., since that
+    takes a look at all objects of the process. What operators need for themselves while they run is not in it.
     """
 
     def __init__(self) -> None:
@@ -38,14 +48,20 @@ class HeldMemory(LoopPart):
         self._is_looking = False
         self._row = [0.0] * len(HELD)
         self._states: dict[int, int] = {}  # bytes by the optimizer's id, of those that step in this step
+        self._is_power = False
+        self._old_bytes = 0  # of tensors of earlier steps, when they were looked at last
+        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
 
     def begins(self, training: Training) -> None:
         self._training = training
+        self._old = OldTensors()
 
     def step_begins(self, number: int) -> None:
         self._number = number
-        is_power = number & (number - 1) == 0
-        self._is_looking = number > 0 and (is_power or number % (_SELDOM * self._training.every) == 0)
+        self._is_power = number > 0 and number & (number - 1) == 0
+        self._is_looking = self._is_power or (number > 0 and number % (_SELDOM * self._training.every) == 0)
+        if self._is_power:
+            self._old.step_begins(self._training)
         if self._is_looking:
             self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
             self._states.clear()
@@ -71,11 +87,57 @@ class HeldMemory(LoopPart):
             self._row[_OPTIMIZER] = float(sum(self._states.values()))
 
     def step_ends(self, number: int) -> None:
-        earlier = float(self._training.earlier_bytes)
+        growth = self._look_at_tensors(number) if self._is_power else None
+        earlier = float(self._training.earlier_bytes + self._old_bytes)
         if self._is_looking or earlier != self._row[_EARLIER]:
             self._row[_EARLIER] = earlier
             self._training.memory.add([number], torch.tensor([self._row], dtype=torch.float32, device="cpu"))
-        self._is_looking = False
+        self._is_looking = self._is_power = False
+        if growth is not None:
+            self._training.update(growth)
+
+    def _look_at_tensors(self, number: int) -> Finding | None:
+        """Sums the tensors of earlier steps; a finding if they become more and more."""
+        known = set(self._training.earlier_addresses)
+        for tensors in self._own_tensors():
+            known.update(_storages(tensors))
+        left = self._old.storages(known)
+        self._old_bytes = sum(nbytes for nbytes, _ in left.values())
+        held = sum(self._row[:_EARLIER]) + self._training.earlier_bytes + self._old_bytes
+        growth = self._old.growth(number, self._old_bytes, held)
+        found = None if growth is None else held_tensors(left.values())
+        if growth is None or found is None:
+            return None
+        first = self._known.setdefault(alike(found.holder.text), found.holder)
+        said = growth_sentence(replace(found, holder=first), growth, number)
+        return Finding("leak", number, said, None, first.text, found.nbytes, first.at, certain=False, alike=found.alike)
+
+    def _own_tensors(self) -> Iterator[Iterable[Tensor]]:
+        """What the models and the optimizers hold."""
+        for _, module in self._training.watched.modules():
+            yield _own_of(module)
+        parameters = [each for _, each in self._training.watched.parameters()]
+        for optimizer in optimizers_alive():
+            yield tensors_of(list(optimizer.state.values()))
+            parameters += parameters_of(optimizer)
+        yield parameters
+        yield (each.grad for each in parameters if each.grad is not None)
+
+    def ends(self) -> None:
+        self._old.end()
+
+
+def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
+    """The size of what earlier steps have left, the holder, and what to do."""
+    more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
+    by = "as" if held.holder.kind == "named" else "by"
+    advice = "Let go of what is not needed any more; a buffer with a limit stops growing by itself."
+    if held.share < 1:
+        advice = f"It is a view, and keeps the whole storage for {percent_text(held.share)} of it: keep a .clone()."
+    return (
+        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step; after step {number:,} they are "
+        f"{size_text(held.nbytes)}: held {by} {held.holder}{more}. {advice}"
+    )
 
 
 def _own_of(module: torch.nn.Module) -> Iterable[Tensor]:

@@ -36,6 +36,7 @@ class HeldGraphs:
         nbytes: what these have saved, and the tensors held; a storage counts once, parameters don't.
         is_bounded: whether there was more than was looked at.
         crosses: whether one graph goes from a step to another.
+        addresses: of the storages.
     """
 
     holder: Holder
@@ -45,6 +46,7 @@ class HeldGraphs:
     nbytes: int
     is_bounded: bool
     crosses: bool
+    addresses: frozenset[int]
 
 
 def held_graphs(tokens: StepTokens, is_old: IsOld) -> list[HeldGraphs]:
@@ -150,7 +152,16 @@ def _by_holder(targets: list[Any], tokens: StepTokens, is_old: IsOld) -> Iterato
             if size.is_marked:
                 steps = tuple(sorted(size.steps))
                 holder = holders[places[0]]
-                yield HeldGraphs(holder, len(places), steps, size.old_nodes, size.nbytes, size.is_bounded, size.crosses)
+                yield HeldGraphs(
+                    holder,
+                    len(places),
+                    steps,
+                    size.old_nodes,
+                    size.nbytes,
+                    size.is_bounded,
+                    size.crosses,
+                    size.addresses,
+                )
 
 
 def alike(text: str) -> str:
@@ -182,6 +193,10 @@ class _Size:
     @property
     def nbytes(self) -> int:
         return sum(self._storages.values())
+
+    @property
+    def addresses(self) -> frozenset[int]:
+        return frozenset(self._storages)
 
     def _walk(self, root: Node, tokens: StepTokens, is_old: IsOld) -> None:
         waiting = [] if root in self.nodes else [root]

@@ -68,7 +68,8 @@ class Training(ShownAsFindings):
         is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
         memory: what the loop held in some steps, see `held_memory.HELD`.
-        earlier_bytes: what graphs of earlier steps keep, as far as it was looked at.
+        earlier_bytes, earlier_addresses: what graphs of earlier steps keep, as far as it was looked at: bytes, and the
+            addresses of these storages.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
             taken.
         autocast: as it was where the last outermost module was called; it is noted where there is a black box.
@@ -97,6 +98,7 @@ class Training(ShownAsFindings):
         self.norms = Norms()
         self.memory = StepTable(_MOST_MEMORY)
         self.earlier_bytes = 0
+        self.earlier_addresses: frozenset[int] = frozenset()
         self.taken_norms: TakenNorms | None = None
         self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None

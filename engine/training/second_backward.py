@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch.autograd.graph import Node
 
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.graph.source import users_place
 from ...inspector.graph.spent import is_over
 from ...inspector.torch_internals.saved import FREED, MODIFIED
@@ -53,7 +53,7 @@ class SecondBackward:
         freed = self._first_freed(roots_of(given[0]))
         if freed is None:
             return
-        self._told = crossings_told(graph(given[0]), self._before)
+        self._told = crossings_told(read_graph(given[0]), self._before)
         if not self._told:
             return
         place = at(users_place())
@@ -87,7 +87,7 @@ class SecondBackward:
                 error.add_note(f"tapehead: {each}")
         elif str(error).startswith(_FREED) or MODIFIED in str(error):
             names = dict(self._training.watched.parameters())
-            explain_spoiled_graph(error, graph(given[0], names), None, self._before, self._forwards.forward_of)
+            explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
 
 
 def _is_explained(error: BaseException) -> bool:
