@@ -24,7 +24,7 @@ from ..engine.queue.pending import queue_lengths
 from ..engine.sessions.stepper import Stepper
 from ..engine.workloads.ready_workload import Size, Workload
 from ..inspector.capturing.capture import capture
-from ..inspector.capturing.walk import graph
+from ..inspector.capturing.walk import read_graph
 from ..inspector.graph.graph import Graph
 from .json_answer import tell
 
@@ -102,7 +102,7 @@ def _told(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object
 def _graph(model: nn.Module, make_loss: MakeLoss) -> Graph:
     with capture(model):
         loss = make_loss()
-    return graph(loss, model)
+    return read_graph(loss, model)
 
 
 def _gradients(model: nn.Module) -> Gradients:

@@ -21,7 +21,7 @@ from ..engine.programs.make_loss import has_run_backward, to_return_instead
 from ..inspector.arguments import expect_callable
 from ..inspector.capturing.capture import capture
 from ..inspector.capturing.no_graph import why_no_graph
-from ..inspector.capturing.walk import graph
+from ..inspector.capturing.walk import read_graph
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_internals.sequence_numbers import sequence_nr
 from ..widgets.terminal.user_traceback import without_own_frames
@@ -106,7 +106,7 @@ def draw_function(target: str) -> Drawn:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
-        return Drawn(graph(loss, model))
+        return Drawn(read_graph(loss, model))
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 

@@ -459,7 +459,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
     if graph.is_tape:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
     if not graph.nodes:
-        raise ValueError("this graph has no nodes, so its factors are not known: a graph from a file has none")
+        raise ValueError(f"{graph.why_no_nodes}, so its factors are not known: pass the loss")
     with telling(None, "looking for groups") as tell, collector_paused():
         tell(f"products of matrices among {len(graph):,} tasks")
         products = products_of(graph)

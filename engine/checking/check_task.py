@@ -162,7 +162,7 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
             "its formula is HIPS autograd's and its forward is not kept: autograd.test_util.check_grads compares both"
         )
     if not graph.nodes:
-        raise UncheckableError("this graph has no nodes: it is from a file, or its session is over")
+        raise UncheckableError(f"{graph.why_no_nodes}")
     node, operation = graph.nodes[task.id], task.operation
     inputs = operation.inputs if isinstance(operation, Operation) else None
     findings.faults += modified_since(node, inputs)

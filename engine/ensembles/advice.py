@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...inspector.arguments import a_kind, expect_callable, expect_number
 from ...inspector.capturing.capture import capture
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import text_of
 from ...inspector.torch_internals.compiled import keep_compiler_out
@@ -239,7 +239,7 @@ def _advise(
     log = CallLog()
     with world.run(), capture(model), log.watched():
         loss = real_loss_of(make_loss())
-    drawn = graph(loss, model)
+    drawn = read_graph(loss, model)
     leaves = list(drawn.leaves.values())
     together = groups(drawn, GroupRules(min_fusion_size=2))
 
@@ -256,7 +256,9 @@ def _advise(
     del loss, log, leaves[:]
     tell("its memory")
     with world.run():
-        leaves += graph(real_loss_of(make_loss())).leaves.values()
+        loss = real_loss_of(make_loss())
+        leaves += read_graph(loss).leaves.values()
+        del loss
     with world.run(leaves):
         for leaf in leaves:
             leaf.grad = None  # as the members are measured, and as zero_grad() leaves it

@@ -286,9 +286,9 @@ class _Follower:
         self._flow = None
 
     def graph(self, loss: Tensor) -> Graph:
-        from ...inspector.capturing.walk import graph
+        from ...inspector.capturing.walk import read_graph
 
-        self._second = graph(loss)
+        self._second = read_graph(loss)
         self._tasks = {node: task for task, node in enumerate(self._second.nodes)}
         return self._second
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...inspector.arguments import expect_choice, expect_model
 from ...inspector.capturing.no_graph import why_no_graph
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.source import Source
 from ...inspector.graph.words import counted

@@ -13,7 +13,7 @@ from torch.nn import UninitializedParameter
 
 from ...inspector.arguments import a_kind
 from ...inspector.capturing.dataflow import Cut, Dataflow, Taken, follow
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
@@ -255,7 +255,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
             with follow(model, names) as flow:
                 loss = loss_of(world.make_loss())
                 ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
-            drawn = graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
+            drawn = read_graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
             wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]
             with world.watched():
                 arrived = [Arrived(None)] * len(wanted) if drawn is None else arrived_at(loss, drawn, wanted)

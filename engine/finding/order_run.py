@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.capturing.capture import capture
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post_accumulate_hooks

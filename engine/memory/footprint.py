@@ -134,6 +134,9 @@ class Footprints:
     unsure: tuple[str, ...] = field(default=())
     regions: tuple[tuple[int, ...], ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.for_result)
+
     def __repr__(self) -> str:
         kind = "calibrated" if self.basis == "calibrated" else "a dry run"
         return f"<Footprints of {len(self.tasks):,} tasks on {self.device}, {kind}>"

@@ -282,6 +282,9 @@ class Timeline:
     began_ns: int | None = None
     event_places: array[int] = field(default_factory=lambda: array("q"))
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.for_result)
+
     def __repr__(self) -> str:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
         estimate = f", an estimate ({_DIRECTION_WORDS[self.direction]})" if self.direction else ""

@@ -10,7 +10,7 @@ from torch import nn
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.capturing.forward_recorder import ForwardRecorder
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.torch_internals.engine import torch_backward
 from ..memory.footprint import Footprints
 from ..prediction.dry_run import dry_run
@@ -57,7 +57,7 @@ class FakeRuns:
                     f"make_loss() runs on fake tensors of {loss.device}, and only what operators take on the CPU is "
                     "found by running them alone; plan on fake tensors of the CPU, or there with the memory"
                 )
-            drawn = graph(loss)
+            drawn = read_graph(loss)
             program = recorder.program(drawn)
             self.checkpoints = checkpoint_sentence(drawn, world.modules)
             forward = len(times.seconds)
@@ -89,7 +89,7 @@ def _predicted(make_loss: MakeLoss, model: nn.Module | None) -> Footprints:
     """A dry run of another forward: one of which nobody packs what it saves."""
     with capture(model):
         loss = loss_of(make_loss())
-    return dry_run(graph(loss))
+    return dry_run(read_graph(loss))
 
 
 def _timed(program: ForwardProgram, seconds: list[float | None]) -> ForwardProgram:

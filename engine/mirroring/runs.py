@@ -15,7 +15,7 @@ from torch import nn
 
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_recorder import ForwardRecorder
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ..programs.as_found import AsFound
 from ..programs.make_loss import loss_of, same_random_numbers
 from ..programs.profile import profile
@@ -71,7 +71,7 @@ class Runs:
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(self._make_loss())
-        drawn = graph(loss)
+        drawn = read_graph(loss)
         self._leaves = list(drawn.leaves.values())
         grads = (leaf.grad for leaf in self._leaves)
         # A forward that sets gradients to zero has other operations where there are none.

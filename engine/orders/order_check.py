@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs, told_apart
 from ...inspector.shown import text_of
 from ..queue.policy import AnyPolicy, Policy, is_dynamic, policy_name

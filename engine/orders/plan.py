@@ -47,7 +47,7 @@ class OrderPlan(ShownAsTable):
     """Several orders of one backward, judged before it runs. In a notebook the table shows itself.
 
     Attributes:
-        graph: the graph, without its nodes.
+        graph: the graph, which has its nodes as long as the loss exists.
         footprints: what its tasks allocate, which all is predicted from.
         rows: as the policies were given; then what was searched for.
         bound_bytes: no legal order has a lower peak.
@@ -66,6 +66,9 @@ class OrderPlan(ShownAsTable):
     seconds: float
     notes: tuple[str, ...] = ()
     estimates: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.for_result)
 
     def __getitem__(self, policy: str) -> PlannedOrder:
         """The row of a policy.

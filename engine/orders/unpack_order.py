@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.begun import begun_by_session
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Operation, resolve_sources
@@ -298,7 +298,7 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
 def _assert_has_nodes(graph: Graph) -> None:
     if not graph.nodes:
-        raise ValueError("this graph has no nodes, as one from a file, so what they saved is not known: pass the loss")
+        raise ValueError(f"{graph.why_no_nodes}, so what they saved is not known: pass the loss")
 
 
 def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:

@@ -114,7 +114,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     if graph.is_tape:
         return _of_tape(graph)
     if not graph.nodes:
-        raise ValueError("a graph from a file has no nodes to ask; th.profile measures a run with the graph at hand")
+        raise ValueError(f"{graph.why_no_nodes}; th.profile(make_loss) measures a run of a fresh graph")
     order = heap_order(graph)
     freed = first_freed(graph.nodes[task_id] for task_id in order)
     if freed is not None:

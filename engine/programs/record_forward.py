@@ -14,7 +14,7 @@ from ...inspector.arguments import expect_model
 from ...inspector.capturing.capture import capture
 from ...inspector.capturing.forward_program import ForwardProgram
 from ...inspector.capturing.forward_recorder import ForwardRecorder
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
@@ -75,7 +75,7 @@ def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | 
                 since = sequence_nr()
                 loss = real_loss_of(carried.make_loss())
             refuse_whole_step(loss, since)
-            program = recorder.program(graph(loss))
+            program = recorder.program(read_graph(loss))
             del loss
             operators = recorder.operators
             tell("how long each operation takes")

@@ -42,6 +42,7 @@ class NativeBackward:
     def __init__(
         self, call: BackwardCall, plan: Plan, state: ThreadState, trace: Level | None, given: tuple[Tensor | None, ...]
     ) -> None:
+        plan = replace(plan, graph=plan.graph.owned())
         self.graph: Graph = plan.graph
         self.needed = plan.needed
         self._planned: Sequence[int] = plan.order

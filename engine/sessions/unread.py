@@ -6,16 +6,20 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from heapq import heappop, heappush
+from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.capturing.walk import DEEP, free_one_by_one, root_edges
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Facts
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.live_nodes import LiveNodes
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.compiled import compiled_autograd_is_on
 from ...inspector.torch_internals.engine import backward_with_start
@@ -84,7 +88,7 @@ def _in_own_order(call: BackwardCall) -> Run:
     except Exception as error:
         explain(error, graph_of(call.outputs), freed, since)
         raise
-    return Run.late(lambda: _graph(roots), lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
+    return _late(call, roots, lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
 
 
 def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
@@ -115,7 +119,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     kept, nodes = start.kept, start.ordered
     if kept is None:
         return _planned(call, policy, start)
-    return Run.late(lambda: _graph(roots), lambda graph: _numbered(graph, nodes), kept.name, elapsed_ns, kept.note)
+    return _late(call, roots, lambda graph: _numbered(graph, nodes), kept.name, elapsed_ns, kept.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
@@ -194,8 +198,36 @@ class _Start:
         self.took_ns = time.perf_counter_ns() - began_ns
 
 
-def _graph(roots: _Edges) -> Graph:
-    return graph_of([GradientEdge(node, number) for node, number in roots])
+def _late(
+    call: BackwardCall,
+    roots: _Edges,
+    order: Callable[[Graph], Sequence[int]],
+    policy: str,
+    elapsed_ns: int,
+    note: str = "",
+) -> Run:
+    """The run, whose graph is read when it is asked for; a retained one, which keeps what it saved, when the loss dies
+    if nobody has asked by then."""
+    tensors: list[ref[Tensor]] = []
+
+    def read() -> Graph:
+        graph = graph_of([GradientEdge(node, number) for node, number in roots])
+        losses = [each() for each in tensors]
+        if losses and isinstance(graph.nodes, LiveNodes) and None not in losses:
+            graph.nodes.watch(losses)
+        return graph
+
+    run = Run.late(read, order, policy, elapsed_ns, note)
+    forget = partial(_read_graph_of, ref(run)) if call.keep_graph else None
+    tensors += [ref(each, forget) for each in call.outputs if isinstance(each, Tensor)]
+    if len(tensors) < len(roots):
+        tensors.clear()
+    return run
+
+
+def _read_graph_of(run: ref[Run], loss: object) -> None:
+    if (found := run()) is not None:
+        _ = found.graph
 
 
 def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:

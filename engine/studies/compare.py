@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...inspector.arguments import expect, expect_callable, expect_choice, expect_model, expect_number
 from ...inspector.capturing.capture import capture
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
@@ -198,7 +198,7 @@ class _Comparing:
             with capture(self._model):
                 loss = loss_or_tape(self._make_loss())
             self.is_tape = isinstance(loss, HipsTape)
-            drawn = graph(loss)
+            drawn = read_graph(loss)
             self._leaves = list(drawn.leaves.values())
             self._signature = _signature(drawn)
             footprints = dry_run(drawn)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...inspector.capturing.walk import graph
+from ...inspector.capturing.walk import read_graph
 from ..programs.as_found import AsFound
 from ..programs.make_loss import real_loss_of
 
@@ -42,7 +42,7 @@ class OwnModules:
         world.watch()
         with world.run():
             loss = real_loss_of(world.make_loss())
-            leaves, device = list(graph(loss).leaves.values()), loss.device
+            leaves, device = list(read_graph(loss).leaves.values()), loss.device
             del loss
         called = world.modules
         within = {id(below) for each in called for below in each.modules() if below is not each}

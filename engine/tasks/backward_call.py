@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.tapes.hips_tape import HipsTape, not_native
 from ...inspector.torch_internals.compiled import compiled_autograd_is_on

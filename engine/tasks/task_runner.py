@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.capturing.walk import graph as graph_of
+from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Edge, Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
@@ -100,7 +100,7 @@ class TaskRunner(Runner):
         outputs, keep_graph, create_graph = call.outputs, bool(call.keep_graph), bool(call.create_graph)
         limits = None if call.limits is None else as_inputs(call.limits)
         refuse_surroundings()
-        graph = graph_of(outputs)
+        graph = graph_of(outputs).owned()
         needed = None if limits is None else needed_tasks(graph, limits)
         refuse_tasks(graph)
         streams = TaskStreams.of(graph)

@@ -12,10 +12,21 @@ from ...inspector.graph.marks import hooks_noted
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.nodes import leaf_of
+from ..memory.timeline import Category, Timeline
 from ..tasks.task_hooks import hook_name
 from ..words.phrases import module_title
 
+_WORDS = "_hook_words"  # an attribute of a graph: by task id the words on its hooks
 _MODULES_HOOK = "BackwardHookFunctionBackward"  # the node which `register_full_backward_hook` puts into the graph
+
+
+def keep_holders(timeline: Timeline) -> None:
+    """Reads the hooks while the nodes exist, if any gradient is held by one."""
+    graph = timeline.graph
+    held = Category.HELD in timeline.born_as or any(category is Category.HELD for _, _, category in timeline.changes)
+    if held and graph.nodes:
+        words = {task.id: found for task in graph.tasks if (found := holders(graph, task))}
+        vars(graph)[_WORDS] = words
 
 
 def holders(graph: Graph, task: Task) -> list[str]:
@@ -25,6 +36,9 @@ def holders(graph: Graph, task: Task) -> list[str]:
     may be older than the forward, the hook itself tells where it was written. Where there are no nodes of torch, as in
     a graph from a file, none is known.
     """
+    words: dict[int, list[str]] = vars(graph).get(_WORDS, {})
+    if task.id in words:
+        return words[task.id]
     node = graph.nodes[task.id] if graph.nodes else None
     return list(dict.fromkeys(_holders(graph, task, node))) if isinstance(node, Node) else []
 

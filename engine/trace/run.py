@@ -21,6 +21,7 @@ from ..queue.pending import queue_lengths
 from ..words.asked_in_vain import asked_in_vain
 from ..words.sizes import size_text
 from .batches import Batches
+from .gradient_holders import keep_holders
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ _ELSEWHERE = dict.fromkeys(
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one backward did. Where nothing of it was recorded, its graph and order are read when they are asked for;
-    until then its root nodes are kept, and with them those below.
+    """What one backward did. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
+
+    Where nothing was recorded, the graph and the order are read when they are asked for. Until then the run keeps the
+    root nodes, whose saved tensors the backward has freed; the graph of a retained one is read when the loss dies.
 
     Attributes:
         graph: the graph that was run.
@@ -76,6 +79,9 @@ class Run:
     note: str = ""
     elsewhere: tuple[tuple[Timeline, Footprints | None], ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.for_result)
+
     @classmethod
     def late(
         cls,
@@ -107,7 +113,7 @@ class Run:
                         read, order = late
                         graph = read()
                         tasks = tuple(order(graph))
-                        vars(self).update(graph=graph, order=tasks, planned=tasks, _late=None)
+                        vars(self).update(graph=graph.for_result, order=tasks, planned=tasks, _late=None)
                 if name in vars(self):
                     return vars(self)[name]
             return asked_in_vain(self, name, "a Run", _ELSEWHERE)
@@ -182,6 +188,8 @@ class Run:
 
     def with_memory(self, found: Sequence[tuple[Timeline, Footprints | None]], predicts: bool = True) -> Self:
         """The same run, of which this was measured. `predicts`: whether that says what other orders take."""
+        for each, _ in found:
+            keep_holders(each)
         (timeline, footprints), *others = [(timeline, each if predicts else None) for timeline, each in found]
         order = timeline.order if any(each.event_places for each, _ in found) else self.order
         return replace(self, order=order, timeline=timeline, footprints=footprints, elsewhere=tuple(others))

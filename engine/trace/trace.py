@@ -87,6 +87,9 @@ class Trace:
     batches: Batches = field(default_factory=Batches)
     began_ns: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.graph.for_result)
+
     def __len__(self) -> int:
         return len(self.columns.order)
 

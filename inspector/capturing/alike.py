@@ -18,6 +18,7 @@ from ..graph.drafts import TaskDraft, as_tasks
 from ..graph.facts import Facts
 from ..graph.graph import Graph
 from ..graph.latest import Latest, LongKey
+from ..graph.live_nodes import LiveNodes
 from ..torch_internals.nodes import input_metadata_of_each, leaf_of, types_of
 from ..torch_internals.ranks import flat_names, has_flat_parameters, sharded_parameters
 from ..torch_internals.sequence_numbers import UNNUMBERED, numbers_of
@@ -81,7 +82,9 @@ class Sight:
             TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None)
             for task, place in zip(like.tasks, known.places, strict=True)
         ]
-        graph = Graph(as_tasks(tasks), like.edges, like.roots, nodes=tuple([nodes[place] for place in known.places]))
+        graph = Graph(
+            as_tasks(tasks), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
+        )
         vars(graph).update(like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
         return graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from ..graph.drafts import EdgeDraft, TaskDraft, as_edges, as_tasks
 from ..graph.facts import CallRecord, Facts, Operation
 from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, TensorMeta
 from ..graph.kinds import Kind, kind_of
+from ..graph.live_nodes import LiveNodes
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
@@ -39,7 +41,19 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
     Raises:
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
         TypeError: an output is no tensor.
+
+    The graph does not keep the loss alive: when the loss no longer exists, the graph keeps its tasks and edges, but has
+    no nodes and saved tensors. One read from a temporary, as in `th.graph(make_loss())`, or from a `GradientEdge` does
+    keep its nodes, and so their saved tensors, until a backward frees them.
     """
+    found = read_graph(outputs, names)
+    if isinstance(found.nodes, LiveNodes):
+        found.nodes.hold_for_temporaries(sys._getframe(1))
+    return found
+
+
+def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
+    """`graph` for callers that hold the outputs themselves."""
     if names is not None:
         expect(names, torch.nn.Module | Mapping, "names", "a module, or a mapping of names to tensors")
         if isinstance(names, Mapping):
@@ -47,7 +61,8 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
                 expect(tensor, Tensor, f"names[{name!r}]", "a tensor")
     if isinstance(outputs, HipsTape):
         return outputs.graph
-    roots = root_edges(outputs)
+    given = _as_list(outputs)
+    roots = root_edges(given)
     with collector_paused():
         found = _walk([node for node, _ in roots])
         sight = sight_of(found, roots) if names is None else None
@@ -60,6 +75,8 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
             for root in dict.fromkeys(node for node, _ in roots):
                 below = [node for node in _walk([root]) if node is not root]
                 free_one_by_one(root, sorted(below, key=number_of, reverse=True))
+        if isinstance(graph.nodes, LiveNodes):
+            graph.nodes.watch(given)
         return graph
 
 
@@ -72,7 +89,7 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     """
     expect_model(model)
     if not isinstance(of, Graph):
-        return graph(of, model)
+        return read_graph(of, model)
     if model is not None:
         raise ValueError("model= is for a loss, and this is a graph, which has its names: th.graph(loss, names=model)")
     return of
@@ -87,13 +104,8 @@ def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     """The (node, input number) pairs at which a backward from `outputs` starts."""
-    refuse_parts(outputs)
-    if isinstance(outputs, Tensor | GradientEdge):
-        outputs = [outputs]
-    else:
-        expect_outputs(outputs)
     roots = []
-    for position, output in enumerate(outputs):
+    for position, output in enumerate(_as_list(outputs)):
         if isinstance(output, Tensor):
             if not output.requires_grad:
                 raise RuntimeError(
@@ -109,6 +121,14 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     if not roots:
         raise ValueError("there is no tensor to start from: the sequence is empty")
     return roots
+
+
+def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
+    refuse_parts(outputs)
+    if isinstance(outputs, Tensor | GradientEdge):
+        return [outputs]
+    expect_outputs(outputs)
+    return list(outputs)
 
 
 def _walk(starts: Iterable[Node]) -> Found:
@@ -217,7 +237,7 @@ def _build(
         edges=as_edges(edges),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
-        nodes=tuple(ids),
+        nodes=LiveNodes(ids),
     )
 
 

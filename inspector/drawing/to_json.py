@@ -35,7 +35,7 @@ def graph_to_json(graph: Graph) -> str:
         "edges": [[edge.task, edge.output, edge.next_task, edge.input] for edge in graph.edges],
         "roots": [[root.task, root.input] for root in graph.roots],
         "calls": [_call(call) for call in graph.calls],
-        "saved": [_saved(saved) for saved in graph.saved],
+        "saved": [_saved(saved) for saved in graph.known_saved],
     }
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 

@@ -19,6 +19,7 @@ from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
+from .live_nodes import GONE, LiveNodes
 from .saved import SavedTensors, saved_tensors
 from .words import counted, dtype_name, nth, shape_text
 
@@ -178,8 +179,9 @@ class Graph:
         edges: sorted by task and output.
         roots: where the backward starts: one for each tensor that the graph was read from, in their order.
         calls: by id the module calls of the forward; none where no capture saw it.
-        nodes: by task id torch's node. Holding it keeps the node's saved tensors alive until a backward frees them, as
-            holding the loss does. A graph from a file (`th.load`) has none.
+        nodes: by task id torch's node, as long as the loss exists: when it does not any more, there are none, so that
+            holding a graph keeps no saved tensor alive. A graph from a file (`th.load`) has none. See `th.graph` for
+            graphs of a temporary or of a `GradientEdge`, which keep their nodes.
         raised: which exception ended the forward, and where, if the graph is what had been built by then
             (`Tape.graph`); None: none did.
     """
@@ -188,7 +190,7 @@ class Graph:
     edges: tuple[Edge, ...]
     roots: tuple[Root, ...]
     calls: tuple[ModuleCall, ...] = ()
-    nodes: tuple[Node, ...] = field(default=(), repr=False)
+    nodes: Sequence[Node] = field(default=(), repr=False)
     raised: str | None = None
     _order: Sequence[int] = field(default=(), repr=False)
 
@@ -229,9 +231,12 @@ class Graph:
 
     @property
     def leaves(self) -> dict[int, Tensor]:
-        """By the id of each AccumulateGrad its leaf, of which the .grad has the shape. Empty where there are no nodes:
-        in a graph from a file."""
-        return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf} if self.nodes else {}
+        """By the id of each AccumulateGrad its leaf, of which the .grad has the shape. Empty for a graph from a file.
+        When the loss no longer exists, those that still do."""
+        if self.nodes:
+            return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf}
+        known = self.nodes.leaves if isinstance(self.nodes, LiveNodes) else {}
+        return {task_id: leaf for task_id, each in known.items() if (leaf := each()) is not None}
 
     @cached_property
     def saved(self) -> SavedTensors:
@@ -239,12 +244,51 @@ class Graph:
 
         Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint and save_on_cpu do), since
         looking at it would run the user's hooks; `saved.packed` counts these tensors. Nor is what the node inside a
-        CopySlices or a custom C++ node keeps, which torch hides. Nothing is listed where there are no nodes: in a graph
-        from a file.
+        CopySlices or a custom C++ node keeps, which torch hides. Nothing is listed for a graph from a file.
+
+        Raises:
+            RuntimeError: the loss that the graph was read from no longer exists, and nobody has looked before.
         """
         if not self.nodes:
+            if isinstance(self.nodes, LiveNodes):
+                raise RuntimeError(f"graph.saved is not known: {GONE}. Read it while the loss exists")
             return SavedTensors()
         return saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf})
+
+    @property
+    def known_saved(self) -> SavedTensors:
+        """`saved`, or nothing where the nodes are gone and nobody has looked before."""
+        return self.saved if self.nodes or "saved" in vars(self) else SavedTensors()
+
+    @property
+    def why_no_nodes(self) -> str:
+        """The reason why `nodes` is empty, as part of a sentence."""
+        if isinstance(self.nodes, LiveNodes):
+            return GONE
+        return "this graph has no nodes, as one from a file or of a session that is over"
+
+    @property
+    def for_result(self) -> Graph:
+        """The graph as a result may keep it: without its nodes, if nothing else would let go of them."""
+        if not self.nodes or (isinstance(self.nodes, LiveNodes) and self.nodes.is_watching):
+            return self
+        if "_for_result" not in vars(self):
+            nodes = LiveNodes(self.nodes)
+            nodes.forget()
+            vars(self)["_for_result"] = self._with_nodes(nodes)
+        found: Graph = vars(self)["_for_result"]
+        return found
+
+    def owned(self) -> Graph:
+        """The same, for a session, which has to hold the nodes itself; `for_result` gives this one back."""
+        found = self._with_nodes(tuple(self.nodes))
+        vars(found)["_for_result"] = self.for_result
+        return found
+
+    def _with_nodes(self, nodes: Sequence[Node]) -> Graph:
+        found = copy(self)  # with all that was computed
+        vars(found)["nodes"] = nodes
+        return found
 
     @cached_property
     def in_edges(self) -> tuple[tuple[Edge, ...], ...]:
@@ -263,6 +307,8 @@ class Graph:
         """The same, as the graph of a run: `describe` says which place of this order a task has. The order may grow."""
         found = copy(self)  # with all that was computed
         vars(found)["_order"] = order
+        if "_for_result" in vars(found):
+            vars(found)["_for_result"] = vars(found)["_for_result"].in_order(order)
         return found
 
     def describe(self, task: Task | int, place: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,7 @@ class SavedTensors(tuple[SavedTensor, ...]):
 
 
 @collector_paused()
-def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> SavedTensors:
+def saved_tensors(nodes: Sequence[Node], names: dict[int, str | None]) -> SavedTensors:
     """What the nodes keep now. `names` has the id of each leaf's task and the leaf's name."""
     owners = {}
     for task, name in names.items():
@@ -100,7 +101,7 @@ def saved_tensors(nodes: tuple[Node, ...], names: dict[int, str | None]) -> Save
     return listed
 
 
-def _slots(nodes: tuple[Node, ...]) -> tuple[list[tuple[int, str, int | None, bool]], list[Tensor]]:
+def _slots(nodes: Sequence[Node]) -> tuple[list[tuple[int, str, int | None, bool]], list[Tensor]]:
     """Per slot the task, its name, `made_by` and whether the tensor was modified; and the tensors, in a list alone."""
     ids = {node: task for task, node in enumerate(nodes)}
     slots, tensors = [], []

@@ -62,7 +62,8 @@ def debug(
     attribute of an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session, with the same
     verbs, but those that need a screen. With engine="direct" any ready task may run next: see `Stepper` for what the
     session can do and what it refuses. With "native" PyTorch's own engine runs everything, and stops: see
-    `NativeSession`.
+    `NativeSession`. A session keeps the graph and what the backward has not freed of its saved tensors until it is
+    closed, even if the loss is deleted; the run that it returns does not.
 
     session = th.debug(loss, policy="bfs")
     session.ready           # the ready queue in the order in which it will pop, with keys

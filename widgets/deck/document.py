@@ -174,7 +174,7 @@ class Document:
         return found
 
     def _saved(self, graph: Graph, mirroring: MirrorContent) -> Json:
-        saved = graph.saved
+        saved = graph.known_saved
         content: Json = {
             "task": [each.task for each in saved],
             "slot": [self.text(each.slot) for each in saved],

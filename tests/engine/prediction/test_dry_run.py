@@ -432,7 +432,7 @@ def test_graphs_that_cannot_be_asked(tmp_path: Path) -> None:
     run = th.backward(loss)
     with pytest.raises(RuntimeError, match=r"has freed what ExpBackward0 saved, so it can't be asked"):
         dry_run(graph)
-    with pytest.raises(ValueError, match="a graph from a file has no nodes to ask"):
+    with pytest.raises(ValueError, match="has no nodes"):
         dry_run(th.load(run.save(tmp_path / "run.tape.json")).graph)
 
 

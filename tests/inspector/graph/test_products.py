@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +21,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def only(tensor: Tensor) -> tuple[th.Graph, Product]:
-    graph = th.graph(tensor)
+    graph = th.graph(get_gradient_edge(tensor))  # which keeps the nodes, where the caller lets go of the tensor
     (product,) = products_of(graph).values()
     return graph, product
 

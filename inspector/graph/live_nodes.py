@@ -1,0 +1,81 @@
+"""The nodes of a graph, held no longer than the tensors that the graph was read from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import FrameType
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..torch_internals.nodes import leaf_of
+from .source import OWN_CODE
+
+GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors went with it"
+"""The reason why a graph has no nodes any more."""
+
+
+class LiveNodes(list[Node]):
+    """Nodes by task id. The list becomes empty when one of the tensors dies that the graph was read from.
+
+    A node that Python holds keeps its saved tensors alive, and torch has no weak references to nodes. So every copy of
+    a graph shares one list, and whoever keeps a run, a timeline or a plan does not keep the saved tensors.
+
+    Attributes:
+        is_watching: whether the list depends on tensors at all. A graph read from a `GradientEdge`, which cannot be
+            referred to weakly, or from a temporary, as in `th.graph(make_loss())`, is itself what holds the nodes.
+        leaves: by the id of each AccumulateGrad its leaf, once the nodes are gone.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_tensors", "is_watching", "leaves")
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        super().__init__(nodes)
+        self._tensors: tuple[ref[Tensor], ...] = ()
+        self._call: tuple[object, int] | None = None
+        self.is_watching = False
+        self.leaves: dict[int, ref[Tensor]] = {}
+
+    def forget(self) -> None:
+        """Lets go of the nodes; of the leaves, which are the program's, weak references stay."""
+        leaves = ((number, node) for number, node in enumerate(self) if type(node).__name__ == "AccumulateGrad")
+        self.leaves = {number: ref(leaf_of(node)) for number, node in leaves}
+        self.clear()
+
+    def watch(self, roots: Sequence[object]) -> None:
+        """Empties the list when one of these dies, if all of them are tensors."""
+        if all(isinstance(each, Tensor) for each in roots):
+            forget = partial(_forget, ref(self))
+            self._tensors = tuple(ref(each, forget) for each in roots if isinstance(each, Tensor))
+            self.is_watching = True
+
+    def hold_for_temporaries(self, caller: FrameType | None) -> None:
+        """Keeps the nodes if a tensor dies within the call under way, `caller`'s: nobody else could hold it."""
+        caller = _first_foreign(caller)
+        self._call = None if caller is None else (caller.f_code, caller.f_lasti)
+
+    def _is_temporary(self, dying_in: FrameType | None) -> bool:
+        if self._call is None or dying_in is None:
+            return False
+        # Up to Python 3.11 the arguments die in the frame of the called function, later in the caller's.
+        is_own = dying_in.f_code.co_filename.startswith(OWN_CODE)
+        return is_own or (dying_in.f_code, dying_in.f_lasti) == self._call
+
+
+def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
+    nodes = nodes_ref()
+    if nodes is None or not nodes.is_watching:
+        return
+    if nodes._is_temporary(sys._getframe(1)):
+        nodes.is_watching = False
+    else:
+        nodes.forget()
+
+
+def _first_foreign(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_CODE):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,155 @@
+"""No result of a verb keeps a saved tensor alive that the program has let go."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+import tapehead as th
+
+model = nn.Linear(4, 4)
+
+
+def run(loss: Any, **options: Any) -> th.Run:
+    return th.backward(loss, retain_graph=True, **options)
+
+
+def late(loss: Tensor) -> th.Run:
+    """A run whose order was planned before, so that its graph is read when somebody asks."""
+    run(loss, policy="bfs")
+    return run(loss, policy="bfs")
+
+
+def asked(loss: Tensor) -> th.Run:
+    found = run(loss)
+    assert found.order
+    return found
+
+
+def closed(session: Any) -> object:
+    session.step()
+    session.close()
+    return session
+
+
+VERBS: dict[str, Callable[[Tensor], object]] = {
+    "graph": th.graph,
+    "graph with names": lambda loss: th.graph(loss, model),
+    "graph of a list": lambda loss: th.graph([loss]),
+    "backward": run,
+    "backward, asked for its order": asked,
+    "backward by another policy": late,
+    "backward with a trace": lambda loss: run(loss, trace="full"),
+    "backward with memory": lambda loss: run(loss, memory=True),
+    "backward from an edge": lambda loss: run(get_gradient_edge(loss), grad_tensors=torch.ones(()), memory=True),
+    "direct": lambda loss: run(loss, engine="direct", trace="cheap", memory=True),
+    "footprints": lambda loss: run(loss, memory=True).footprints,
+    "peak": lambda loss: run(loss, memory=True).peak(),
+    "diff": lambda loss: th.diff(run(loss, memory=True), run(loss, memory=True, trace="full")),
+    "simulate": lambda loss: th.simulate(th.graph(loss)),
+    "simulate of an edge": lambda loss: th.simulate(th.graph(get_gradient_edge(loss))),
+    "dry_run": lambda loss: th.dry_run(th.graph(loss)),
+    "plan": th.plan,
+    "plan of a graph": lambda loss: th.plan(th.graph(loss)),
+    "makespan": th.makespan,
+    "groups": th.groups,
+    "unpack_order": th.unpack_order,
+    "closed session": lambda loss: closed(th.debug(loss, retain_graph=True)),
+    "closed native session": lambda loss: closed(th.debug(loss, retain_graph=True, engine="native")),
+    "run of a session": lambda loss: th.debug(loss, retain_graph=True).run(),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def made() -> tuple[Tensor, ref[Tensor]]:
+    """A loss, and a tensor that only its graph keeps."""
+    hidden = model(torch.randn(3, 4)).exp()
+    return (hidden * hidden).sum(), ref(hidden)
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["", "captured"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_result_keeps_no_saved_tensor_when_the_loss_is_gone(verb: str, is_captured: bool) -> None:
+    VERBS[verb](made()[0])  # the first call may import parts of torch, which leave cycles of frames
+    gc.collect()
+    if is_captured:
+        with th.capture(model):
+            loss, saved = made()
+    else:
+        loss, saved = made()
+    result = VERBS[verb](loss)
+    assert saved() is not None and result is not None
+    del loss
+    assert saved() is None
+
+
+@pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "find_unused", "order_dependent", "plan_mirror"])
+def test_neither_does_one_of_a_function(verb: str) -> None:
+    seen = []
+
+    def make_loss() -> Tensor:
+        loss, saved = made()
+        seen.append(saved)
+        return loss
+
+    more: dict[str, Any] = {"plan_mirror": {"budget": 0.5}, "find_unused": {"model": model}}
+    result = getattr(th, verb)(make_loss, **more.get(verb, {}))
+    assert result is not None and seen and not any(each() is not None for each in seen)
+
+
+def test_a_run_that_is_kept_still_tells_what_it_did(tmp_path: Path) -> None:
+    loss, _ = made()
+    kept, asked_before = late(loss), asked(loss)
+    del loss
+    for each in (kept, asked_before):
+        assert sorted(each.order) == list(range(len(each.graph))) and not each.graph.nodes
+        assert th.load(each.save(tmp_path / "run.json")).order == each.order
+        assert set(map(id, each.graph.leaves.values())) == set(map(id, model.parameters()))
+        assert th.diff(each, each).first_in_order is None
+
+
+def test_what_needs_the_nodes_says_that_the_loss_is_gone() -> None:
+    loss, _ = made()
+    graph, other = th.graph(loss), th.graph(loss)
+    assert len(graph.nodes) == len(graph) and graph.saved
+    del loss
+    assert graph.saved and not graph.nodes and len(graph.tasks) == len(other.tasks)
+    for ask in (lambda: other.saved, lambda: th.simulate(other), lambda: th.plan(other), lambda: th.groups(other)):
+        with pytest.raises((RuntimeError, ValueError), match="the loss"):
+            ask()
+    assert other.to_svg() and other.to_json()
+
+
+def test_a_graph_of_a_temporary_or_of_an_edge_holds_its_nodes() -> None:
+    assert th.simulate(th.graph(made()[0])).peak_bytes
+    graph = th.graph([made()[0]])
+    assert graph.nodes and graph.saved
+    loss, saved = made()
+    of_edge = th.graph(get_gradient_edge(loss))
+    del loss
+    assert of_edge.nodes and saved() is not None
+
+
+def test_a_live_session_keeps_what_it_has_to_run() -> None:
+    loss, _ = made()
+    session = th.debug(loss)
+    del loss
+    model.zero_grad()
+    assert sorted(session.run().order) == list(range(len(session.graph)))
+    assert model.weight.grad is not None
+    model.zero_grad()
