@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
@@ -146,7 +147,8 @@ class _DryRun:
         self._saved = graph.saved  # looks who holds what, so before anything here does
         self._hooks = TensorHooks(graph.nodes)
         self._births = forward_births(graph)
-        self._left = ForwardStorages(graph, device, self._births, self._hooks, self._limit)
+        limit = partial(_note_limit, self._limits)  # not a method, which would make a cycle
+        self._left = ForwardStorages(graph, device, self._births, self._hooks, limit)
         self._packed, self._saves_subclass = [], []
         for each in map(saved_variables, graph.nodes):
             self._packed.append(packed_by_user(each))
@@ -453,12 +455,16 @@ class _DryRun:
         return Gradient(assumed_layout(meta, self._parts.get((task_id, number))), meta.dtype, meta.device)
 
     def _limit(self, what: str, task_id: int) -> None:
-        tasks = self._limits.setdefault(what, [])
-        if task_id not in tasks:
-            tasks.append(task_id)
+        _note_limit(self._limits, what, task_id)
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device
+
+
+def _note_limit(limits: dict[str, list[int]], what: str, task_id: int) -> None:
+    tasks = limits.setdefault(what, [])
+    if task_id not in tasks:
+        tasks.append(task_id)
 
 
 def _is_scalar(meta: TensorMeta) -> bool:

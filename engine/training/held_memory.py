@@ -116,7 +116,7 @@ class HeldMemory(LoopPart):
         """What the models and the optimizers hold."""
         for _, module in self._training.watched.modules():
             yield _own_of(module)
-        parameters = [each for _, each in self._training.watched.parameters()]
+        parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]
         for optimizer in optimizers_alive():
             yield tensors_of(list(optimizer.state.values()))
             parameters += parameters_of(optimizer)

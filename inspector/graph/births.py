@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -77,7 +77,7 @@ def _address(tensor: Tensor) -> int:
     return address_below(local_of(tensor)) or 0
 
 
-def _alone(nodes: tuple[Node, ...], leaves: list[int]) -> set[int]:
+def _alone(nodes: Sequence[Node], leaves: list[int]) -> set[int]:
     """Those of the leaves that nothing but nodes holds; an AccumulateGrad holds its leaf as if it had saved it."""
     addresses = {each.address for task in leaves if (each := storage_of(leaf_of(nodes[task]))) is not None}
     if not addresses:
