@@ -59,7 +59,7 @@ def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> N
         return
     try:
         with unobserved():
-            holding = _Holding(device, graph)
+            holding = _Holding(device, graph, error)
     except (RuntimeError, MemoryError):  # there may be too little left even to look
         return
     for note in holding.notes():
@@ -98,11 +98,12 @@ class _Holding:
         largest: the largest of the other tensors, in words, and who holds it.
     """
 
-    def __init__(self, device: torch.device, graph: Graph | None) -> None:
+    def __init__(self, device: torch.device, graph: Graph | None, error: BaseException) -> None:
         self.device = device
         self.parts: Counter[str] = Counter()
         self.savers: dict[tuple[str, str], tuple[int, list[str]]] = {}
         self._counted: set[int] = set()
+        self._error = error
         tensors, optimizers, modules = _alive()
         parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
         self._add(_PARAMETERS, parameters)
@@ -157,7 +158,7 @@ class _Holding:
             return ""
         dtype = str(largest[0].dtype).removeprefix("torch.")
         said = f"{tuple(largest[0].shape)} {dtype}, {size_text(most)}"
-        (holder,) = who_holds(largest, _MOST_LOOKED_AT)
+        (holder,) = who_holds(largest, _MOST_LOOKED_AT, self._error)
         return f"{said}, held as {holder}" if holder.kind == "named" else f"{said} ({_WHY_UNNAMED[holder.kind]})"
 
     def notes(self) -> Iterator[str]:

@@ -12,21 +12,31 @@ from ..graph.source import OWN_CODE, Source
 _NOBODY_ELSE = 3  # references to a dict that only its frame has: the frame's, the reader's, the call's that counts them
 
 
-def running_frames() -> list[tuple[int, FrameType]]:
-    """The frames of all threads with their thread, callers first; without those of tapehead that are looking."""
+def running_frames(error: BaseException | None = None) -> list[tuple[int, FrameType]]:
+    """The frames of all threads with their thread, callers first; without those of tapehead, whose variables are not
+    the program's. `error`: the frames that it has left are among them, those of this thread last."""
+    here = threading.get_ident()
     tops = sys._current_frames()
-    own: FrameType | None = tops.pop(threading.get_ident())
-    while own is not None and own.f_code.co_filename.startswith(OWN_CODE):
+    own: FrameType | None = tops.pop(here)
+    while own is not None and _is_own(own):  # else this frame would be in a list that it holds
         own = own.f_back
     found: list[tuple[int, FrameType]] = []
-    for thread, top in [(threading.get_ident(), own), *tops.items()]:
+    for thread, top in [(here, own), *tops.items()]:
         calls = []
         frame = top
         while frame is not None:
             calls.append((thread, frame))
             frame = frame.f_back
         found += reversed(calls)
-    return found
+    traceback = None if error is None else error.__traceback__
+    while traceback is not None:
+        found.append((here, traceback.tb_frame))
+        traceback = traceback.tb_next
+    return [(thread, frame) for thread, frame in found if not _is_own(frame)]
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(OWN_CODE)
 
 
 def is_of_function(frame: FrameType) -> bool:

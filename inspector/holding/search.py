@@ -50,7 +50,9 @@ class Holder:
         return self.text
 
 
-def who_holds(objects: Sequence[object], most: int = MOST_LOOKED_AT) -> list[Holder]:
+def who_holds(
+    objects: Sequence[object], most: int = MOST_LOOKED_AT, error: BaseException | None = None
+) -> list[Holder]:
     """Who holds each of these, in their order; `objects` itself does not count, nor do the calls of tapehead that ask.
 
     Modules' and running functions' variables are where a way starts. No code of the user is called: no property, no
@@ -62,9 +64,10 @@ def who_holds(objects: Sequence[object], most: int = MOST_LOOKED_AT) -> list[Hol
 
     Args:
         most: how many objects may be looked at; where they don't suffice, the holder says so.
+        error: an exception: what the functions that it has left still hold is theirs.
     """
     with unobserved():
-        search = _Search(objects, most)
+        search = _Search(objects, most, error)
         search.climb()
         return [search.holder_of(id(each)) for each in objects]
 
@@ -83,7 +86,7 @@ class _Search:
         is_bounded: whether something was left out.
     """
 
-    def __init__(self, targets: Sequence[object], most: int) -> None:
+    def __init__(self, targets: Sequence[object], most: int, error: BaseException | None) -> None:
         self.most = most
         self.kept: dict[int, object] = {id(each): each for each in targets}
         self.below: dict[int, list[int]] = {}
@@ -96,11 +99,11 @@ class _Search:
         self._values: list[object] = []  # else another could be at one's address
         self._not_holders = {id(self.kept), id(self._values), id(self.namespaces), id(targets)}
         self._instances: dict[int, int] = {}
-        self._find_starts()
+        self._find_starts(error)
 
-    def _find_starts(self) -> None:
+    def _find_starts(self, error: BaseException | None) -> None:
         here = threading.get_ident()
-        for thread, frame in running_frames():  # IPython's cells run in a module that is not that of sys.modules
+        for thread, frame in running_frames(error):  # IPython's cells run in a module that is not that of sys.modules
             self.namespaces.setdefault(str(dict.get(frame.f_globals, "__name__")), frame.f_globals)
             if is_of_function(frame):
                 place = place_of(frame)

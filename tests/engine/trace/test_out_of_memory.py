@@ -174,3 +174,15 @@ def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device)
     here = "test_a_device_with_a_limit_says_what_it_held() at test_out_of_memory.py"
     assert f"the largest (131072,) float32, 512 KiB, held as local variable kept of {here}" in holding
     assert kept.sum() == 0
+
+
+@pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "order_dependent"])
+def test_the_function_that_ran_out_is_named_and_none_of_tapehead(verb: str) -> None:
+    def make_loss() -> Tensor:
+        most_of_it = torch.ones(2**21)
+        return torch.empty(2**46) * most_of_it
+
+    gc.collect()
+    (held,) = [note for note in notes(lambda: getattr(th, verb)(make_loss)) if "8.0 MiB, held as " in note]
+    assert "most_of_it" in held and f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno + 2}" in held
+    assert "traceback" not in held and "contextlib" not in held

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from torch.autograd.graph import get_gradient_edge
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
@@ -22,7 +23,7 @@ def captured(name: str, **knobs: int) -> th.Graph:
     model, make_loss = workload(name).build(**knobs)
     with th.capture(model):
         loss = make_loss()
-    return th.graph(loss)
+    return th.graph(get_gradient_edge(loss))  # which keeps the nodes, where the loss is let go
 
 
 def ensemble_deck() -> Deck:
