@@ -12,13 +12,12 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.marks import tensors_of
 from ...inspector.holding.search import Holder
-from ...inspector.torch_internals.optimizer_steps import optimizers_alive
+from ...inspector.torch_internals.optimizer_steps import optimizers_alive, parameters_of
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import youngest_first
 from ...inspector.torch_internals.tensors import storage_of
 from ..steps.loop_watch import BackwardGiven
 from ..words.sizes import percent_text, size_text
-from .columns import parameters_of
 from .finding import Finding
 from .forwards import roots_of
 from .old_graphs import alike
