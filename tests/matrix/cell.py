@@ -158,7 +158,7 @@ class Cell:
             seed(_FIRST)
             with th.capture() if capture else nullcontext():
                 arguments = program.arguments()
-            refused = self._unchanged(program, lambda: ask(program, arguments))
+            refused = self.unchanged(program, lambda: ask(program, arguments))
             program.call_backward(lambda: torch.autograd.backward(**arguments))
             return refused
 
@@ -176,7 +176,7 @@ class Cell:
 
         def step() -> Exception | None:
             seed(11)
-            return self._unchanged(program, lambda: ask(program), with_log=False)
+            return self.unchanged(program, lambda: ask(program), with_log=False)
 
         refused = program.call(step)
         if program.log is not None:
@@ -190,7 +190,7 @@ class Cell:
         if refused is not None:
             raise refused
 
-    def _unchanged(self, program: Program, ask: Callable[[], object], with_log: bool = True) -> Exception | None:
+    def unchanged(self, program: Program, ask: Callable[[], object], with_log: bool = True) -> Exception | None:
         """Call `ask`, expect the user's state as before, and return the error that it raised."""
         modes, objects, values = flags(), objects_of(program), values_of(program, with_log)
         refused = None
