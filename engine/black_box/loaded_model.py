@@ -145,6 +145,9 @@ def _move(modules: Sequence[nn.Module], step: RecordedStep) -> None:
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, each in own:
             facts = recorded.get(f"{path}.{name}" if path else name)
+            if facts is not None and each.is_meta:  # it has no values to move, and gets the recorded ones
+                module.to_empty(device=home_of(facts))
+                break
             if facts is not None and each.device != home_of(facts):
                 module.to(home_of(facts))
                 break

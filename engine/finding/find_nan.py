@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from ...inspector.arguments import expect_choice, expect_model
@@ -134,7 +135,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)
     world = AsFound(make_loss, "th.find_nan")
-    with telling(None, "looking for NaN") as tell, world, world.watched(), nothing_reduced():
+    # Anomaly mode would end the run at the first NaN, before anything is known of where it came from.
+    no_anomaly_mode = torch.autograd.set_detect_anomaly(False)
+    with no_anomaly_mode, telling(None, "looking for NaN") as tell, world, world.watched(), nothing_reduced():
         tell("the forward, operation by operation")
         try:
             since = sequence_nr()

@@ -63,8 +63,9 @@ def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
     """
     if (other := difference(program.graph, measured.graph)) is not None:
         raise ValueError(
-            f"the footprints are not those of the forward that was recorded: {other}. A forward has to run the same "
-            "operations on the same sizes each time"
+            f"the measured run has another graph than the recorded forward: {other}. Either the forward runs other "
+            "operations each time, or it takes derivatives of operations such as prod(), which torch computes in "
+            "another way while operations are recorded; neither can be planned for"
         )
     return replace(measured, graph=program.graph)
 

@@ -306,10 +306,11 @@ class _Trained:
         batches = [self._recipe.batch() for _ in range(micro_batches)]
         if not any(isinstance(each, Tensor) for each in tree_leaves(batches)):
             raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch")
-        for _ in range(2):
-            fakes.workspaces.clear()
-            self._starts.clear()
-            self._step(batches)
+        with torch.autograd.set_detect_anomaly(False):  # anomaly mode asks fake gradients whether they are NaN
+            for _ in range(2):
+                fakes.workspaces.clear()
+                self._starts.clear()
+                self._step(batches)
         self._name(BATCH, tree_leaves(batches))
         self._name(BUFFERS, self._model.buffers())
         self._name(PARAMETERS, self._model.parameters())

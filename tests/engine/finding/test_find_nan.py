@@ -413,3 +413,12 @@ def test_a_view_elsewhere_of_which_torch_makes_no_node_is_no_leaf() -> None:
         _ = view.is_leaf
     model = nn.Linear(2, 2)
     assert not th.find_nan(lambda: model(torch.ones(1, 2)).sum())
+
+
+def test_anomaly_mode_does_not_end_the_search() -> None:
+    w = torch.zeros(3, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        report = th.find_nan(lambda: (w.sqrt() * 0).sum())
+        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    assert report.task is not None
+    assert "SqrtBackward0" in str(report)

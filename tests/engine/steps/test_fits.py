@@ -431,3 +431,11 @@ def test_each_remedy_followed_literally_takes_what_it_says() -> None:
     assert parts * size == 64
     least = max(measured(Gpt, lambda: halves[-1], OPTIMIZERS["sgd"], accumulated).values())
     assert least <= found["accumulation"].peak_bytes * 1.005
+
+
+def test_anomaly_mode_does_not_keep_a_step_from_being_simulated() -> None:
+    make_model, make_batch, loss_of = MODELS["perceptron"]
+    wanted = th.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes
+    with torch.autograd.set_detect_anomaly(True):
+        assert th.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes == wanted
+        assert torch.is_anomaly_check_nan_enabled()

@@ -557,6 +557,16 @@ def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> 
         th.replay(tmp_path / "step_1", wider, loss_of)
 
 
+def test_a_model_made_on_the_meta_device_gets_the_recorded_values(tmp_path: Path) -> None:
+    train(tmp_path, loader(3, 1))
+
+    def without_values() -> nn.Module:
+        with torch.device("meta"):
+            return Net()
+
+    assert is_same(th.replay(tmp_path / "step_1", without_values, loss_of))
+
+
 def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None:
     train(tmp_path, loader(3, 1))
     facts = tmp_path / "step_1" / "facts.json"
