@@ -21,7 +21,7 @@ from ...inspector.torch_internals.allocators import (
 )
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.operators import Operator, is_pointwise, leaves_of, schema_name
-from ...inspector.torch_internals.tensors import View, on_storage, storage_of
+from ...inspector.torch_internals.tensors import SPARSE, View, on_storage, storage_of
 
 MOST_BYTES = 2**31
 """What the arguments and results of an operator that is run alone may come to. It needs no more than half of the memory
@@ -129,6 +129,7 @@ class KernelRun(NamedTuple):
 
 
 NOT_LISTED = "not among those that are run alone"
+STORES_UNKNOWN = "how much sparse tensors store is not known without their numbers"
 TOO_LARGE = "too large to be run alone"
 ELSEWHERE = "not run alone, as kernels are on the CPU only"
 WATCHED = "not run alone while a profiler is at work"
@@ -172,6 +173,8 @@ def kernel_run(
         return None
     if any(each.device != _CPU for each in tensors):
         return None if pointwise else ELSEWHERE
+    if any(each.layout in SPARSE for each in tensors):
+        return STORES_UNKNOWN
     if not (pointwise or name in RUN_ALONE or name in COPIES) or any(
         each.layout is not torch.strided for each in tensors
     ):

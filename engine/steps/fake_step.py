@@ -26,11 +26,11 @@ from ...inspector.graph.facts import Operation
 from ...inspector.graph.marks import operation_of
 from ...inspector.graph.source import innermost_user_line
 from ...inspector.torch_internals.engine import current_node
-from ...inspector.torch_internals.fakes import NEEDS_NUMBERS
+from ...inspector.torch_internals.fakes import NEEDS_NUMBERS, not_for_fakes
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.operators import Operator, leaves_of
 from ...inspector.torch_internals.ranks import is_flattened, is_fully_sharded
-from ...inspector.torch_internals.tensors import View, computes_itself, is_fake, storage_of
+from ...inspector.torch_internals.tensors import View, computes_itself, has_view, is_fake, storage_of
 from ..prediction.fake_kernels import FakeKernels
 from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
 from ..programs.make_loss import same_random_numbers
@@ -238,9 +238,9 @@ def fake_step(
             some tensors for longer: then `flops` alone is right.
 
     Raises:
-        NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it trains on a
-            device that this torch was not built for, with an optimizer that wants a closure, or with tensors that
-            compute by themselves (DTensor).
+        NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it runs what torch
+            can't run on fake tensors; it trains on a device that this torch was not built for, with an optimizer that
+            wants a closure, or with tensors that compute by themselves (DTensor).
         TypeError, ValueError: what the functions of the recipe give is none of what they are to give.
         Exception: what the program raises.
     """
@@ -252,10 +252,12 @@ def fake_step(
             return step if counter is None else replace(step, flops=counter.get_total_flops())
         except NEEDS_NUMBERS as error:
             needed, node = error, fakes.failed_in
-        except RuntimeError as error:
-            if _NOT_BUILT not in str(error):
+        except (RuntimeError, AssertionError) as error:
+            if _NOT_BUILT in str(error):
+                raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
+            if (operation := not_for_fakes(error)) is None:
                 raise
-            raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
+            raise NotImplementedError(_unfakeable(error, operation)) from error
     raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
 
 
@@ -428,6 +430,13 @@ def stand_in(model: nn.Module) -> nn.Module:
 
 def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
     storage = storage_of(tensor)
+    if not (computes_itself(tensor) or has_view(tensor)):
+        layout = str(tensor.layout).removeprefix("torch.")
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else layout
+        raise NotImplementedError(
+            f"{name} is a tensor of another kind ({kind}), and th.fits copies models of dense tensors alone; measure a "
+            "step with th.profile_step"
+        )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(
             f"{name} is {a_kind(tensor)}, which computes by itself: give a function that makes it"
@@ -474,6 +483,22 @@ def _sentence(error: Exception, place: str) -> str:
         f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give th.fits a version "
         "without it, or measure a step that fits with th.profile"
     )
+
+
+def _unfakeable(error: Exception, operation: str) -> str:
+    """What the program does that fakes can't, and where."""
+    frames = extract_tb(error.__traceback__)
+    line = innermost_user_line(frame for frame in frames if not _is_ours(frame.filename))
+    steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)
+    where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
+    return (
+        f"{where}th.fits trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
+        "quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give th.fits a version without it (of "
+        "nn.Embedding one with sparse=False), or measure a step with th.profile_step"
+    )
+
+
+_OPTIMIZERS = Path(torch.optim.__file__).parent
 
 
 def _is_ours(filename: str) -> bool:

@@ -250,7 +250,8 @@ def fits(
     Raises:
         TypeError, ValueError: an argument is none, or a function gives something else than it should.
         NotImplementedError: the program asks for a number of a tensor (`.item()`) or for as many elements as numbers
-            say (boolean masks); it runs on a device that this torch was not built for, or trains with LBFGS.
+            say (boolean masks); it runs what torch can't run on fake tensors (most operations on sparse and nested
+            tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
         Exception: what the program raises.
     """
     wanted = "a number of bytes above 0"

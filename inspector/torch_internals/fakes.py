@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import builtins
 import gc
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -39,6 +44,21 @@ def fake_mode(**options: Any) -> FakeTensorMode:
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """What fakes raise where a program asks for a number (`.item()`), or makes as many elements as numbers say."""
 
+
+def not_for_fakes(error: RuntimeError | AssertionError) -> str | None:
+    """What torch can't do on fake tensors, where a program has met that: "aten.mul_.Tensor". None of other errors."""
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    if (operator := re.search(r"HigherOrderOperator (\w+)", str(error))) is not None:
+        return operator[1]
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    inside = traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_FOLDER)
+    return "an operation" if inside and isinstance(error, AssertionError | NotImplementedError) else None
+
+
+_FOLDER = str(Path(fake_tensor.__file__).parent) + os.sep
 
 _MOST_NUMBERS = 1024
 

@@ -231,6 +231,77 @@ def test_a_model_that_is_converted_as_it_is_made_counts_as_what_it_has_become(co
     assert torch.utils.swap_tensors.__module__ == "torch.utils"
 
 
+def total(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).sum()
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("kept", make(torch.eye(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class OfFunction(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def through_nested(x: Tensor) -> Tensor:
+    return torch.nested.to_padded_tensor(torch.nested.nested_tensor([x, x[:1]]), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: x.to_sparse_csr().to_dense(), "_to_sparse_csr"),
+        (lambda x: x.to_mkldnn().to_dense(), "to_mkldnn"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "cond"),
+        (through_nested, "_nested_tensor_from_tensor_list"),
+    ],
+    ids=["csr", "mkldnn", "cond", "nested"],
+)
+def test_what_does_not_run_on_fakes_is_named_with_its_line(function: Callable[[Tensor], Tensor], named: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^test_fits\.py:\d+: .*{named}.* th\.profile_step"):
+        th.fits(OfFunction(function), lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (Tensor.to_sparse, "sparse_coo"),
+        (Tensor.to_sparse_csr, "sparse_csr"),
+        (Tensor.to_mkldnn, "mkldnn"),
+        (lambda eye: torch.quantize_per_tensor(eye, 0.1, 0, torch.qint8), "quantized"),
+        (lambda eye: torch.nested.nested_tensor([eye, eye[:1]]), "nested"),
+    ],
+)
+def test_a_buffer_of_which_there_is_no_fake_is_named(make: Callable[[Tensor], Tensor], kind: str) -> None:
+    model = WithBuffer(make)
+    with pytest.raises(NotImplementedError, match=rf"WithBuffer\.kept .*{kind}.* th\.profile_step"):
+        th.fits(model, lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_an_estimate_or_refused_by_name(make: Callable[..., nn.Module]) -> None:
+    model, ids = make(100, 4, sparse=True), lambda: torch.tensor([[1, 2], [2, 3]])
+    for optimizer in (torch.optim.SGD, torch.optim.SparseAdam):
+        assert "sparse tensors store" in str(th.fits(model, ids, lambda p, kind=optimizer: kind(p, 0.1), "1GB", total))
+    with pytest.raises(NotImplementedError, match=r"optimizer's step: .*mul_.*sparse=False"):
+        th.fits(model, ids, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "1GB", total)
+    assert all(each.grad is None for each in model.parameters())
+
+
 def test_numbers_by_which_a_model_is_made_are_known() -> None:
     made: list[object] = []
 
