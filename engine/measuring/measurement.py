@@ -18,6 +18,7 @@ from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.ranks import bucketed
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
@@ -149,8 +150,11 @@ class Measurement:
         self._graph, self._given = graph, given
         self._keep_graph, self._create_graph = keep_graph, create_graph
         self._births = forward_births(graph)
+        reduced = bucketed(graph.leaves)
         self._leaves = {
-            task_id: LeafState(seen.layout, leaf.grad is not None, task_id in self._births.leaves)
+            task_id: LeafState(
+                seen.layout, leaf.grad is not None, task_id in self._births.leaves, reduced.get(task_id, "no")
+            )
             for task_id, leaf in graph.leaves.items()
             if (seen := look(leaf)) is not None
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals.ranks import Bucketed
 from .timeline import Basis, Maker
 
 Origin = Literal["input", "view", "output", "output view", "block", "outside"]
@@ -94,12 +95,25 @@ class StartStorage:
 
 @dataclass(frozen=True, slots=True)
 class LeafState:
-    """A leaf as the backward finds it: the layout of the tensor, whether it already has a .grad, and whether its bytes
-    are in the levels, as the forward made it."""
+    """A leaf as the backward finds it.
+
+    Attributes:
+        layout: of the tensor.
+        has_grad: whether it already has a .grad.
+        counts: whether its bytes are in the levels, as the forward made it.
+        bucketed: whether DistributedDataParallel copies its gradient to a bucket, which is older than the forward; with
+            "view" that is its .grad then.
+    """
 
     layout: TensorLayout
     has_grad: bool
     counts: bool = False
+    bucketed: Bucketed = "no"
+
+    @property
+    def keeps_none(self) -> bool:
+        """Whether the backward adds its gradient to memory that is there already."""
+        return self.has_grad or self.bucketed == "view"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,16 +15,21 @@ class NotCounted:
     Attributes:
         leaf_bytes: of the graph's leaves, parameters and inputs, without leaves that count.
         grad_bytes: of the .grad which they had as the backward started.
+        bucket_bytes: of the buckets to which DistributedDataParallel copies gradients.
     """
 
     leaf_bytes: int
     grad_bytes: int
+    bucket_bytes: int = 0
 
     @property
     def what(self) -> str:
         """`parameters, inputs (this graph's leaves take 1.0 MiB) and .grad (1.0 MiB, to which the backward adds)`."""
         grads = f"{size_text(self.grad_bytes)}, to which the backward adds" if self.grad_bytes else "there was none"
-        return f"parameters, inputs (this graph's leaves take {size_text(self.leaf_bytes)}) and .grad ({grads})"
+        leaves = f"parameters, inputs (this graph's leaves take {size_text(self.leaf_bytes)})"
+        if self.bucket_bytes:
+            leaves += f", the buckets of DistributedDataParallel ({size_text(self.bucket_bytes)})"
+        return f"{leaves} and .grad ({grads})"
 
     @property
     def older_gradients(self) -> str:
@@ -51,5 +56,8 @@ def not_counted(footprints: Footprints) -> NotCounted:
     leaves = [
         leaf for task, leaf in footprints.leaves.items() if str(tasks[task].inputs[0].device) == footprints.device
     ]
-    grads = sum(leaf.layout.nbytes for leaf in leaves if leaf.has_grad)
-    return NotCounted(sum(leaf.layout.nbytes for leaf in leaves if not leaf.counts), grads)
+    return NotCounted(
+        sum(leaf.layout.nbytes for leaf in leaves if not leaf.counts),
+        sum(leaf.layout.nbytes for leaf in leaves if leaf.has_grad and leaf.bucketed != "view"),
+        sum(leaf.layout.nbytes for leaf in leaves if leaf.bucketed != "no"),
+    )

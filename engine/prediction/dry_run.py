@@ -22,6 +22,7 @@ from ...inspector.tapes.hips_tape import tape_of
 from ...inspector.torch_internals.dtensors import gives_on
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import call_node, function_of
+from ...inspector.torch_internals.ranks import bucketed
 from ...inspector.torch_internals.saved import (
     first_freed,
     hidden_functions,
@@ -165,8 +166,11 @@ class _DryRun:
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
         leaves = graph.leaves
+        reduced = bucketed(leaves)
         states = {
-            task_id: LeafState(layout_of(leaf), leaf.grad is not None, task_id in self._births.leaves)
+            task_id: LeafState(
+                layout_of(leaf), leaf.grad is not None, task_id in self._births.leaves, reduced.get(task_id, "no")
+            )
             for task_id, leaf in leaves.items()
         }
         grads = {task_id: leaf.grad for task_id, leaf in leaves.items()}
@@ -237,7 +241,7 @@ class _DryRun:
         before = self._sparse_grads.get(task_id)
         if before is not None and self._counts(gradient.device):
             return Footprint((0,), (sum_of(before, gradient.layout).nbytes,), (), (gradient.layout,), ((0, -1),))
-        if leaf.has_grad or suits(gradient.layout, leaf.layout):
+        if leaf.keeps_none or suits(gradient.layout, leaf.layout):
             return None
         scratch = self._scratch(gradient, copy_for(gradient.layout, leaf.layout))
         return Footprint((0, ~0), (scratch,), (), (gradient.layout,)) if scratch else None

@@ -128,7 +128,7 @@ class Compiled:
             if task.is_leaf:
                 leaf = footprints.leaves.get(task.id)
                 layout = assumed_layout(task.inputs[0]) if leaf is None else leaf.layout
-                has_grad = leaf is not None and leaf.has_grad
+                has_grad = leaf is not None and leaf.keeps_none
                 number = HAS_GRAD if has_grad else self.layouts.number(layout)
                 self.leaf_layouts[task.id] = AS_IT_COMES if graph.is_tape else number
         self.input_layouts = {

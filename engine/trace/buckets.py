@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from weakref import WeakSet
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_internals.ranks import reducer_buckets, reductions_are_delayed, unprepared_reducers
+from ...inspector.torch_internals.ranks import reducer_buckets, reductions_are_delayed, unprepared_reducers, wrappers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +51,6 @@ class Reduction:
     started_by: int | None
 
 
-_known: WeakSet[DistributedDataParallel] = WeakSet()
-
-
 def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
     """The buckets into which the leaves of a graph fall, if asked between the forward and its backward.
 
@@ -67,7 +61,7 @@ def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
         return ()
     tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     rows = []
-    for wrapper in _wrappers_of(tasks.keys()):
+    for wrapper in wrappers_of(tasks.keys()):
         if not wrapper.require_backward_grad_sync:  # no_sync()
             continue
         delayed = reductions_are_delayed(wrapper)
@@ -81,19 +75,6 @@ def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
             rows.append(row)
     rows.sort(key=lambda row: min(task for bucket in row for task in bucket.tasks))
     return tuple(replace(bucket, wrapper=number) for number, row in enumerate(rows) for bucket in row)
-
-
-def _wrappers_of(leaves: Set[int]) -> list[DistributedDataParallel]:
-    """The DDP modules that may hold these leaves, given by their `id`.
-
-    Looked for among the objects which Python's garbage collector tracks (0.1 s for 300,000 of them), unless those that
-    are known hold all the leaves.
-    """
-    if not leaves <= {id(each) for wrapper in _known for each in wrapper.parameters()}:
-        tracked = gc.get_objects()
-        kinds = {kind for kind in set(map(type, tracked)) if issubclass(kind, DistributedDataParallel)}
-        _known.update(each for each in tracked if type(each) in kinds)
-    return list(_known)
 
 
 def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reduction, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +187,34 @@ def test_gradients_reach_a_leaf_of_the_forward_as_ever() -> None:
     th.simulate(th.graph(loss))
     loss.backward()
     assert torch.equal(again.grad, expected)
+
+
+@pytest.fixture
+def alone_in_a_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("view", [True, False])
+def test_buckets_of_ddp_are_older_and_may_be_the_grads(view: bool, to_none: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+    x = torch.randn(8, 64)
+
+    def make_loss() -> Tensor:
+        wrapped.zero_grad(set_to_none=to_none)
+        return wrapped(x).square().mean()  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        make_loss().backward()
+    expected = profiled(make_loss, heap_order).peak
+    loss = make_loss()
+    found = th.simulate(th.graph(loss))
+    loss.backward()
+    assert (found.peak_bytes, found.direction) == (expected, None)
+    run = th.profile(make_loss)
+    assert run.peak_bytes == expected
+    assert "the buckets of DistributedDataParallel (65 KiB)" in str(run.peak())
