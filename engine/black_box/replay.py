@@ -31,6 +31,7 @@ from .loaded_model import as_recorded, differences, home_of, modules_of, put_buf
 from .models import named
 from .read import RecordedStep, read_step, shown
 from .surroundings import autocast_as, autocast_now, autocast_words, flags_as
+from .tensors import why_not_kept
 
 MakeModel = Callable[[], Any]
 LossOf = Callable[[Any, Any], Tensor]
@@ -148,6 +149,7 @@ class StepReplay(ShownAsFindings):
         gradients: by parameter, of its shape; those that got none are not there.
         error: what it raised, if it did.
         same_loss, same_gradients: whether they are bit for bit the recorded ones; None: none were recorded.
+        unrecorded: by parameter why its gradient is not recorded: a sparse one.
     """
 
     folder: Path
@@ -158,6 +160,7 @@ class StepReplay(ShownAsFindings):
     error: BaseException | None
     same_loss: bool | None
     same_gradients: bool | None
+    unrecorded: dict[str, str]
     _differing: tuple[str, ...]
     _player: _Player = field(repr=False)
 
@@ -244,14 +247,24 @@ class StepReplay(ShownAsFindings):
         if self.same_loss is None:
             said += ", was not recorded"
         elif self.same_loss and self.same_gradients:
-            return f"{said}, and all {counted(len(self.gradients), 'gradient')} are bit for bit the recorded ones."
+            return f"{said}, and {self._compared} bit for bit the recorded ones{self._left_out}."
         else:
             said += ", is bit for bit the recorded one" if self.same_loss else ", is not the recorded one"
         if self.same_gradients is None:
             return f"{said}; gradients were not recorded."
         if self.same_gradients:
-            return f"{said}; all {counted(len(self.gradients), 'gradient')} are."
-        return f"{said}; {counted(len(self._differing), 'gradient')} differ: {joined(list(self._differing))}."
+            return f"{said}; {self._compared}{self._left_out}."
+        differing = f"{counted(len(self._differing), 'gradient')} differ: {joined(list(self._differing))}"
+        return f"{said}; {differing}{self._left_out}."
+
+    @property
+    def _compared(self) -> str:
+        return f"all {counted(len(self.gradients) - len(self.unrecorded), 'gradient')} are"
+
+    @property
+    def _left_out(self) -> str:
+        names = joined([f"{name} ({why})" for name, why in self.unrecorded.items()])
+        return f"; not recorded {'is' if len(self.unrecorded) == 1 else 'are'} {names}" if names else ""
 
     def __repr__(self) -> str:
         return str(self)
@@ -320,11 +333,14 @@ def _run(player: _Player, told: Sequence[str]) -> StepReplay:
     recorded = {
         name.removeprefix("gradient/"): each for name, each in player.tensors.items() if name.startswith("gradient/")
     }
+    unrecorded = {name: why for name, each in own.items() if name not in recorded and (why := why_not_kept(each))}
     differing = tuple(
         name
         for name in {**recorded, **own}
+        if name not in unrecorded
         if name not in own or name not in recorded or not _same(own[name], recorded[name])
     )
+    compares = bool(recorded or differing or not unrecorded)
     kept = {
         number: player.tensors[f"{number}/loss"] for number in range(len(losses)) if f"{number}/loss" in player.tensors
     }
@@ -336,7 +352,8 @@ def _run(player: _Player, told: Sequence[str]) -> StepReplay:
         {name: each.clone() for name, each in own.items()},
         error,
         all(_same(losses[number], each) for number, each in kept.items()) if kept else None,
-        not differing if step.gradients is not None and not step.before else None,
+        not differing if compares and step.gradients is not None and not step.before else None,
+        unrecorded,
         differing,
         player,
     )

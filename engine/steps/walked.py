@@ -11,7 +11,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.tensors import SPARSE, address_below, is_fake, parts_of, storage_of, stored_parts
+from ...inspector.torch_internals.tensors import (
+    SPARSE,
+    address_below,
+    is_fake,
+    parts_of,
+    storage_of,
+    stored_parts,
+    without_bytes,
+)
 from ..measuring.memory_watch import look
 from ..memory.measured_device import measurable
 from .phases import BUFFERS, PARAMETERS
@@ -37,12 +45,17 @@ class Holders:
         self.nbytes: dict[Place, int] = {}
 
     def add_module(self, module: nn.Module) -> None:
-        """Raises NotImplementedError if memory is not measured where parameters of it are."""
+        """Raises NotImplementedError if memory is not measured where parameters of it are, or there is none."""
         if module in self._modules:
             return
         known: set[torch.device] = set()
         with unobserved():
             for name, each in module.named_parameters():
+                if is_fake(each):
+                    raise NotImplementedError(
+                        f"{name} of {type(module).__name__} is {without_bytes(each)}: there is no memory to measure. "
+                        "th.fits(...) predicts a step without it"
+                    )
                 if each.device not in known:
                     try:
                         known.add(measurable(each.device))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -483,6 +484,23 @@ def test_models_on_other_devices_are_refused_before_anything_runs() -> None:
     made = nn.Linear(3, 3, device="meta")
     with pytest.raises(NotImplementedError, match="weight of Linear is on meta"), th.record_steps():
         made(torch.ones(2, 3, device="meta"))
+
+
+def test_models_of_fake_tensors_are_refused_by_name() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made, x = nn.Linear(3, 3), torch.ones(2, 3)
+    optimizer = torch.optim.SGD(made.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        made(x).sum().backward()
+        optimizer.step()
+
+    said = "weight of Linear is a fake tensor"
+    with pytest.raises(NotImplementedError, match=said):
+        th.profile_step(step)
+    with pytest.raises(NotImplementedError, match=said), th.record_steps():
+        step()
 
 
 def test_steps_of_other_threads_are_not_taken_for_ours() -> None:

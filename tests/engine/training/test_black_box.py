@@ -543,6 +543,35 @@ def test_the_graph_that_led_to_what_a_model_is_given_is_not_held(tmp_path: Path)
         gc.enable()
 
 
+def table_and_head() -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Embedding(40, 4, sparse=True), nn.Linear(4, 1)])
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_sparse_gradient_that_is_not_recorded_is_said_and_does_not_count_as_different(
+    factor: float, tmp_path: Path
+) -> None:
+    ids = torch.arange(12).reshape(4, 3)
+
+    def loss(net: nn.ModuleList, scale: float = 1.0) -> Tensor:
+        return net[1](net[0](ids).mean(1)).square().mean() * scale
+
+    net = table_and_head()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with th.training(net, optimizer, black_box=tmp_path, synchronize=True):
+        for step in range(3):
+            optimizer.zero_grad()
+            (loss(net) + (math.inf if step == 1 else 0)).backward()
+            optimizer.step()
+    (folder,) = steps_in(tmp_path)
+    again = th.replay(tmp_path / folder, table_and_head, lambda made, batch: loss(made, factor) + math.inf)
+    assert again.unrecorded.keys() == {"0.weight"} and "sparse_coo" in again.unrecorded["0.weight"]
+    assert again.same_gradients is (factor == 1)
+    verdict = again.sentences[-1]
+    assert "0.weight (sparse_coo" in verdict and ("1.weight" in verdict) is (factor != 1)
+
+
 def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
     train(tmp_path, loader(3, 1))
     with pytest.raises(ValueError, match=r"make_model\(\) has no scale, first.weight"):
