@@ -21,7 +21,7 @@ from ...inspector.torch_internals.module_calls import watching_modules
 from ..finding.find_nan import NanReport, find_nan
 from ..programs.backward import backward
 from ..programs.make_loss import loss_of as one_number
-from ..programs.make_loss import same_random_numbers
+from ..programs.make_loss import refuse_in_transform, same_random_numbers
 from ..trace.run import Run
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined
@@ -291,6 +291,7 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
         ValueError: the folder is no such folder or is not as it was written; or the model is another one.
         OSError: it can't be read.
     """
+    refuse_in_transform("th.replay")
     expect_callable(make_model, 0, "make_model", "a function that makes the model")
     expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
     step = read_step(folder)

@@ -211,7 +211,7 @@ def advise(
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element, or `rounds` is below 1.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.advise")
     if not isinstance(model, nn.Module | None):
         raise TypeError(f"model must be the module which the code shall call so, not {a_kind(model)}")
     if progress is not None:

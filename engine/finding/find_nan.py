@@ -130,7 +130,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
         TypeError: `make_loss` can't be called, or returns no tensor.
         ValueError: the loss has more than one element.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.find_nan")
     expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)

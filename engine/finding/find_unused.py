@@ -236,7 +236,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.find_unused")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the module whose parameters are meant, not {a_kind(model)}")
     gathered = _gathered(model)

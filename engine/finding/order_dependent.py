@@ -73,7 +73,7 @@ def order_dependent(
         ValueError: the loss has more than one element, or no memory; the forwards build different graphs; there is no
             policy, or an unknown one.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.order_dependent")
     expect_model(model)
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")

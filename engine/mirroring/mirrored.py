@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...inspector.arguments import expect_callable, expect_model
+from ..programs.make_loss import refuse_in_transform
 from .mirror import MirrorReport, mirror
 from .plan_mirror import plan_mirror
 from .planned_mirror import PlannedMirror
@@ -88,6 +89,7 @@ class mirrored:
         if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         if self.plan is None:
+            refuse_in_transform("th.mirrored")
             self.plan = self._plans(lambda: _loss_in(_called(function, args, kwargs)))
         self._newest = mirror(self.plan)
         with self._newest:

@@ -100,7 +100,7 @@ def plan_mirror(
         RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what
             forward and backward raise.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.plan_mirror")
     expect_model(model)
     asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")

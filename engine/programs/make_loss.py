@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from ...inspector.arguments import a_kind, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
+from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.random_states import accelerators_awake, same_random_states
 from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
@@ -29,14 +30,32 @@ MakeLoss = Callable[[], Tensor]
 T = TypeVar("T")
 
 
-def expect_make_loss(make_loss: object) -> None:
+def expect_make_loss(make_loss: object, verb: str) -> None:
     """Refuses a loss that is there already, a model, and functions that want arguments.
+
+    Args:
+        verb: who runs it, `th.find_nan`.
 
     Raises:
         TypeError: it can't be called as `make_loss()`.
+        RuntimeError: as `refuse_in_transform`.
     """
+    refuse_in_transform(verb)
     wanted = "a function that runs the forward and returns the loss, such as `lambda: model(x).sum()`"
     expect_callable(make_loss, 0, "make_loss", wanted)
+
+
+def refuse_in_transform(verb: str) -> None:
+    """Refuses to run a backward inside a transform of torch.func.
+
+    Raises:
+        RuntimeError: this is inside one.
+    """
+    if functorch_is_active():
+        raise RuntimeError(
+            f"{verb}() was called inside a transform of torch.func (grad, vmap, jvp, ...), where no backward of "
+            "PyTorch's can run; call it outside of the transform, which the function that it runs may use"
+        )
 
 
 def loss_of(made: object) -> Tensor:

@@ -91,7 +91,7 @@ def profile(
         RuntimeError: make_loss has run the backward itself; a torch profiler is at work, or a history of CUDA memory is
             being recorded; and what forward and backward raise.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.profile")
     expect_model(model)
     expect_flags(retain_graph, create_graph)
     check_choices(engine, trace)

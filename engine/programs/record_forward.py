@@ -55,7 +55,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
 
     Known limitations: what other threads compute is not seen, and counts as there before.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.record_forward")
     expect_model(model)
     return record_carrying(CarriedState(make_loss, "th.record_forward"), repetitions, model)
 

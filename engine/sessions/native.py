@@ -22,6 +22,7 @@ from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.frames import called_by_engine, running_function
 from ...inspector.torch_internals.hooks import leaf_hooks, own, post_accumulate_hooks
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import FREED, first_freed
 from ...inspector.torch_internals.sequence_numbers import Pin, pins_open, settle_queue
@@ -135,7 +136,9 @@ def run_native(
     def timed() -> int:
         with watch or nullcontext():
             if watch is not None and measurement is not None:
-                watch.memory = measurement.begin(graph, call.outputs, call.given, call.keep_graph, call.create_graph)
+                given = graph, call.outputs, call.given, call.keep_graph, call.create_graph
+                with unobserved():
+                    watch.memory = measurement.begin(*given)
                 if watch.recorder is not None:
                     watch.recorder.apart = watch.memory.apart
             started_ns = time.perf_counter_ns()

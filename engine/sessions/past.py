@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...inspector.graph.graph import Graph
+from ...inspector.torch_internals.modes import without_torch_function
 from ...inspector.torch_internals.random_states import random_states
 from ..tasks.history import Edited, History, Ran, Waited, drawn_since
 from ..tasks.input_buffer import InputBuffer
@@ -55,20 +56,22 @@ class Past:
         self.branches.go_on(len(self._order), task_id, history.edits)
         entry = Ran(task_id, by_hand, runner.callbacks_left, Waited(buffer.waiting()))
         got = self._graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
-        history.begin(entry, runner.leaf(task_id) if got else None)
-        runner.begin(entry)
-        entry.random = random_states(self._graph.devices)
+        with without_torch_function():
+            history.begin(entry, runner.leaf(task_id) if got else None)
+            runner.begin(entry)
+            entry.random = random_states(self._graph.devices)
         return entry
 
     def end_task(self, entry: Ran) -> None:
         """It has run, and its gradients are in the buffers of the next ones."""
         assert entry.random is not None
-        if not drawn_since(entry.random):
-            entry.random = None
-        for grad in entry.grads:
-            grad.leave()
-        self._runner.end(entry)
-        self.history.end(entry)
+        with without_torch_function():
+            if not drawn_since(entry.random):
+                entry.random = None
+            for grad in entry.grads:
+                grad.leave()
+            self._runner.end(entry)
+            self.history.end(entry)
         self._runner.spend(self._graph.tasks[entry.task])
         why = self._runner.why_not_back(entry)
         if why is not None:

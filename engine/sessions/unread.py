@@ -44,7 +44,7 @@ from ..queue.pending import Pending
 from ..queue.policy import Choice, Policy, following
 from ..queue.stages import has_stages
 from ..tasks.backward_call import BackwardCall
-from ..tasks.roots import root_gradients
+from ..tasks.roots import check_root_gradients, root_gradients
 from ..trace.run import Run
 from ..trace.spoiled_graph import backward_begins
 from .agreement import in_group
@@ -77,7 +77,7 @@ def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> R
 
 def _in_own_order(call: BackwardCall) -> Run:
     roots = root_edges(call.outputs)
-    root_gradients(call.outputs, call.grad_tensors)
+    check_root_gradients(call.outputs, call.grad_tensors)
     freed = _spent_or_freed(_first_of(roots))
     since = backward_begins()
     try:

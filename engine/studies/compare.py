@@ -92,7 +92,7 @@ def compare(
             engine refuses, or with a queue per device.
         PolicyError: in a process group, where the other ranks don't run a policy's order, too.
     """
-    expect_make_loss(make_loss)
+    expect_make_loss(make_loss, "th.compare")
     expect_model(model)
     beside = None if step is None else _beside(step)
     expect_choice(queues, ("one", "per device"), "queues")

@@ -14,9 +14,9 @@ from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.tapes.hips_tape import HipsTape, not_native
 from ...inspector.torch_internals.compiled import compiled_autograd_is_on
 from ...inspector.torch_internals.engine import torch_backward
-from ...inspector.torch_internals.modes import functorch_is_active
 from .backward_inputs import Inputs, inputs_tuple, needed_tasks
-from .roots import as_gradients, as_outputs, expect_flags, given_gradients, root_gradients
+from .refusals import refuse_transforms
+from .roots import as_gradients, as_outputs, check_root_gradients, expect_flags, given_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,18 @@ class BackwardCall:
         """The graph that would run.
 
         Raises:
-            RuntimeError: compiled autograd is on; or as PyTorch says it, a given gradient has another shape, or is
-                missing where the output is no scalar. What can't be told before is not looked at.
+            RuntimeError: compiled autograd is on; this is inside a transform of torch.func; or as PyTorch says it, a
+                given gradient has another shape, or is missing where the output is no scalar. What can't be told before
+                is not looked at.
             NotImplementedError: it is one of a tape.
         """
         if compiled_autograd_is_on():
             raise RuntimeError(
                 "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
             )
-        if functorch_is_active():
-            self.run()  # raises
+        refuse_transforms()
         graph = graph_of(self.outputs)
-        root_gradients(self.outputs, self.grad_tensors)
+        check_root_gradients(self.outputs, self.grad_tensors)
         return graph
 
     def needed(self, graph: Graph) -> frozenset[int] | None:

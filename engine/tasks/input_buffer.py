@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
+from ...inspector.torch_internals.modes import without_torch_function
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ..memory.accumulation import Accumulate
@@ -94,15 +95,16 @@ class InputBuffer:
         if waiting is None:
             gradients[number] = gradient
             return True
-        if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
-            gradients[number] = _plus(waiting, gradient)
+        with without_torch_function():  # as in C++
+            if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
+                gradients[number] = _plus(waiting, gradient)
+                return False
+            del waiting
+            if _disposable(gradients, number):
+                gradients[number].add_(gradient)  # type: ignore[union-attr]
+            else:
+                gradients[number] = gradients[number] + gradient  # type: ignore[operator]
             return False
-        del waiting
-        if _disposable(gradients, number):
-            gradients[number].add_(gradient)  # type: ignore[union-attr]
-        else:
-            gradients[number] = gradients[number] + gradient  # type: ignore[operator]
-        return False
 
     def take(self) -> list[Tensor | None]:
         """What the task gets. The buffer is spent."""
@@ -207,14 +209,15 @@ def _plus(waiting: Tensor, gradient: Tensor) -> Tensor:
 def _total(first: Tensor | None, more: Sequence[Tensor]) -> Tensor:
     """The sum of a list: of the first two a new tensor, to which the others are added in place."""
     assert first is not None
-    found = _plus(first, more[0])
-    for gradient in more[1:]:
-        plain = type(found) is type(gradient) is Tensor and found.layout is torch.strided
-        if plain and not torch.is_grad_enabled() and not found._is_zerotensor():
-            found.add_(gradient)
-        else:
-            found = _plus(found, gradient)
-    return found
+    with without_torch_function():
+        found = _plus(first, more[0])
+        for gradient in more[1:]:
+            plain = type(found) is type(gradient) is Tensor and found.layout is torch.strided
+            if plain and not torch.is_grad_enabled() and not found._is_zerotensor():
+                found.add_(gradient)
+            else:
+                found = _plus(found, gradient)
+        return found
 
 
 def _disposable(gradients: list[Tensor | None], number: int) -> bool:

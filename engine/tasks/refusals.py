@@ -28,13 +28,18 @@ def refuse_tasks(graph: Graph) -> None:
 
 def refuse_surroundings() -> None:
     """Says where no backward can be run."""
+    refuse_transforms()
+    if compiled_autograd_is_on():
+        raise cannot("run under compiled autograd")
+
+
+def refuse_transforms() -> None:
+    """Says as PyTorch does, before anything runs, that a backward can't be run inside a transform of torch.func."""
     if functorch_is_active():
         raise RuntimeError(
             "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
             "functorch.vjp instead or call backward() outside of functorch transforms."
         )
-    if compiled_autograd_is_on():
-        raise cannot("run under compiled autograd")
 
 
 def cannot(what: str) -> NotImplementedError:

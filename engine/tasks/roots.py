@@ -12,6 +12,7 @@ from ...inspector.arguments import expect, expect_outputs, expect_truth
 from ...inspector.graph.graph import Outputs
 from ...inspector.tapes.hips_tape import refuse_parts
 from ...inspector.torch_internals.engine import first_gradients
+from ...inspector.torch_internals.modes import without_torch_function
 
 
 def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
@@ -79,6 +80,16 @@ def root_gradients(
                     "(loss.sum() or loss.mean()), or pass its gradient in grad_tensors"
                 )
         raise
+
+
+def check_root_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> None:
+    """Raises what `root_gradients` would. PyTorch is going to make the ones of scalars: here none are made for them."""
+    with without_torch_function():
+        scalars = [
+            isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point() for each in as_outputs(tensors)
+        ]
+    if grad_tensors is not None or not all(scalars):
+        root_gradients(tensors, grad_tensors)
 
 
 def explain_several_elements(error: BaseException) -> None:

@@ -19,6 +19,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.graph.spent import SpentNodes, is_spent
 from ...inspector.torch_internals.engine import gradient_dtypes
 from ...inspector.torch_internals.hooks import node_hooks
+from ...inspector.torch_internals.modes import unobserved, without_torch_function
 from ...inspector.torch_internals.nodes import call_node, leaf_of
 from ...inspector.torch_internals.saved import (
     FREED,
@@ -108,19 +109,21 @@ class TaskRunner(Runner):
         if measuring is not None:
             if streams is not None:
                 streams.give_up()
-            memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
+            with unobserved():
+                memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
         runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)
         runner.memory = memory
         return runner
 
     def fitted_roots(self) -> list[Tensor | None]:
         gradients = list(self.roots)
-        for position, root in enumerate(self.graph.roots):
-            gradient, takes = gradients[position], self.takes[root.task][root.input]
-            needed = self.needed is None or root.task in self.needed
-            if gradient is not None and needed and not fits(gradient, takes):
-                edge = Edge(root.task, position, root.task, root.input)
-                gradients[position] = fitted(gradient, takes, self.graph, edge)
+        with without_torch_function():
+            for position, root in enumerate(self.graph.roots):
+                gradient, takes = gradients[position], self.takes[root.task][root.input]
+                needed = self.needed is None or root.task in self.needed
+                if gradient is not None and needed and not fits(gradient, takes):
+                    edge = Edge(root.task, position, root.task, root.input)
+                    gradients[position] = fitted(gradient, takes, self.graph, edge)
         return gradients
 
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
@@ -251,12 +254,13 @@ class TaskRunner(Runner):
 
     def fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
         """Makes of these outputs what the next tasks will get."""
-        for edge in self._graph.out_edges[task.id]:
-            gradient = outputs[edge.output]
-            if gradient is not None and (self._needed is None or edge.next_task in self._needed):
-                takes = self.takes[edge.next_task][edge.input]
-                if not fits(gradient, takes):
-                    outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
+        with without_torch_function():  # as in C++
+            for edge in self._graph.out_edges[task.id]:
+                gradient = outputs[edge.output]
+                if gradient is not None and (self._needed is None or edge.next_task in self._needed):
+                    takes = self.takes[edge.next_task][edge.input]
+                    if not fits(gradient, takes):
+                        outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         return outputs
 
     def _run_tensor_hooks(self, task_id: int, node: Node, gradients: list[Tensor | None]) -> None:

@@ -31,7 +31,7 @@ from ..torch_internals.applied_functions import around_function_apply
 from ..torch_internals.compiled import watching_functions
 from ..torch_internals.modes import grad_mode_switch, in_function_forward, without_torch_function
 from ..torch_internals.module_calls import watching_modules
-from ..torch_internals.nodes import leaf_of
+from ..torch_internals.nodes import leaf_if_any
 from ..torch_internals.sequence_numbers import UNNUMBERED, number_of, sequence_nr
 from ..torch_internals.tensors import FollowedStorage, beneath_transforms, storage_of
 from .capture import Observer, capture
@@ -390,8 +390,9 @@ def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]]
         if below is None or below in seen:
             continue
         made = number_of(below)
-        if made == UNNUMBERED:
-            leaves.add(id(leaf_of(below)))
+        leaf = leaf_if_any(below) if made == UNNUMBERED else None
+        if leaf is not None:
+            leaves.add(id(leaf))
         elif made < start:
             edges.add((below, number))
         else:

@@ -18,6 +18,7 @@ from ..graph.kinds import Kind, kind_of
 from ..graph.live_nodes import LiveNodes
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
+from ..torch_internals.modes import without_torch_function
 from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
@@ -105,19 +106,21 @@ def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
     """The (node, input number) pairs at which a backward from `outputs` starts."""
     roots = []
-    for position, output in enumerate(_as_list(outputs)):
-        if isinstance(output, Tensor):
-            if not output.requires_grad:
-                raise RuntimeError(
-                    f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
-                    f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: {why_no_graph(output)}"
+    given = _as_list(outputs)
+    with without_torch_function():
+        for position, output in enumerate(given):
+            if isinstance(output, Tensor):
+                if not output.requires_grad:
+                    raise RuntimeError(
+                        f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
+                        f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: {why_no_graph(output)}"
+                    )
+                output = get_gradient_edge(output)
+            elif not isinstance(output, GradientEdge):
+                raise TypeError(
+                    f"element {position} of tensors is {a_kind(output)}; expected a torch.Tensor or a GradientEdge"
                 )
-            output = get_gradient_edge(output)
-        elif not isinstance(output, GradientEdge):
-            raise TypeError(
-                f"element {position} of tensors is {a_kind(output)}; expected a torch.Tensor or a GradientEdge"
-            )
-        roots.append((output.node, output.output_nr))
+            roots.append((output.node, output.output_nr))
     if not roots:
         raise ValueError("there is no tensor to start from: the sequence is empty")
     return roots

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ...front_door import ending_where_called
 from ..arguments import a_kind
 from ..shown import GraphTheme, drawn, text_of
+from ..torch_internals.modes import without_torch_function
 from ..torch_internals.nodes import leaf_of
 from .kinds import ARGUMENT, Kind, short_name
 from .live_nodes import GONE, LiveNodes
@@ -253,7 +254,8 @@ class Graph:
             if isinstance(self.nodes, LiveNodes):
                 raise RuntimeError(f"graph.saved is not known: {GONE}. Read it while the loss exists")
             return SavedTensors()
-        return saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf})
+        with without_torch_function():
+            return saved_tensors(self.nodes, {task.id: task.parameter for task in self.tasks if task.is_leaf})
 
     @property
     def known_saved(self) -> SavedTensors:

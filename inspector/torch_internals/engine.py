@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compiled import keep_compiler_out
 from .hooks import own
-from .modes import unobserved
+from .modes import unobserved, without_torch_function
 from .nodes import input_metadata
 from .saved import refuse_spent
 
@@ -478,7 +478,8 @@ def first_gradients(
     outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """The gradients with which `torch.autograd.backward` would start: checked, and ones for scalars without one."""
-    return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
+    with without_torch_function():  # in torch's own backward the loss's .backward has left the modes
+        return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
 def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype | None]:

@@ -54,9 +54,15 @@ def leaf_of(node: Node) -> Tensor:
     return leaf
 
 
-def have_grad(leaves: Iterable[Node]) -> tuple[bool, ...]:
-    """Of each of these AccumulateGrad whether its leaf has a .grad."""
-    return tuple([node.variable.grad is not None for node in leaves])  # type: ignore[attr-defined]
+def leaf_if_any(node: Node) -> Tensor | None:
+    """The same of a node without a sequence number: an AccumulateGrad, or one that only raises that a derivative is not
+    implemented, which has no leaf."""
+    return getattr(node, "variable", None)
+
+
+def have_grad(unnumbered: Iterable[Node]) -> tuple[bool, ...]:
+    """Of each of these nodes without a sequence number whether it has a leaf with a .grad."""
+    return tuple([(leaf := leaf_if_any(node)) is not None and leaf.grad is not None for node in unnumbered])
 
 
 def function_of(node: BackwardCFunction) -> type[Function]:
