@@ -165,6 +165,9 @@ class UnusedReport(ShownAsFindings):
         if self.parameters and self.graph is None:
             yield "The loss has no graph at all: a backward from it raises."
         elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
+            if len(unreached) == self.count:
+                yield "All of them are outside of the graph: a backward from this loss trains nothing of the model."
+                return
             which = "the one" if len(unreached) == 1 else f"the {len(unreached):,}"
             if self.is_sharded:
                 yield (
@@ -456,6 +459,8 @@ def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
     if origin.undefined:
         what = "the backward of " if task.kind is Kind.FUNCTION else ""
         return f"{what}{where} returns None for it"
+    if origin.empty is not None:
+        return f"{where} gives a gradient of shape {origin.empty}, which is empty: what was used there has no elements"
     return f"{where} makes zeros of a gradient that is not zero{f': {origin.reason}' if origin.reason else ''}"
 
 

@@ -36,6 +36,7 @@ class ZeroOrigin:
         undefined: whether there is no gradient at all.
         gradients: how many come to it; none: it is the loss's, with whose own gradient the backward starts.
         reason: why a task gives zeros, if its kind and what its node saved tell.
+        empty: the shape of what the task gives, if that has no elements.
     """
 
     task: int
@@ -43,6 +44,7 @@ class ZeroOrigin:
     undefined: bool
     gradients: int
     reason: str | None = None
+    empty: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ class _Watch:
         self._taken: dict[int, list[State]] = {}
         self._given: dict[int, list[State]] = {}
         self._passes: dict[tuple[int, int], tuple[Callable[[], int], Callable[[], int]]] = {}
+        self._empty: dict[tuple[int, int], tuple[int, ...]] = {}
         self._origins: dict[int, tuple[ZeroOrigin, ...]] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -172,6 +175,9 @@ class _Watch:
     ) -> None:
         self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
         self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        for output, each in enumerate(given):
+            if each is not None and not each.is_nested and not each.numel():
+                self._empty[task_id, output] = tuple(each.shape)
         gradient, *others = taken or (None,)
         if gradient is None or any(each is not None for each in others):
             return
@@ -224,7 +230,8 @@ class _Watch:
             if self._takes(edge.task):
                 undefined = self._gives(edge.task, edge.output) is None
                 reason = None if undefined else self._reason(edge.task, edge.output)
-                here[ZeroOrigin(edge.task, "task", undefined, len(self._taken[edge.task]), reason)] = None
+                empty = self._empty.get((edge.task, edge.output))
+                here[ZeroOrigin(edge.task, "task", undefined, len(self._taken[edge.task]), reason, empty)] = None
             else:
                 found = self._origins[edge.task]
                 above[id(found)] = found

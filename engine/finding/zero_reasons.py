@@ -99,6 +99,10 @@ def _unset(slot: str) -> Callable[[_Kept], Tensor | bool]:
     return lambda kept: kept[slot] == 0
 
 
+def _equal(slot: str, number: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] == kept[number]
+
+
 def _elements(what: str, more: str = "") -> tuple[str, str]:
     return f"every element {what}{more}", f"every element that a gradient comes to {what}"
 
@@ -138,6 +142,9 @@ _REASONS = {
         }.items()
         for output, slot in factors.items()
     },
+    ("Embedding", 0): ZeroReason("every index was the padding_idx", None, _equal("indices", "padding_idx")),
+    ("NllLoss", 0): ZeroReason("every target was the ignore_index", None, _equal("target", "ignore_index")),
+    ("NllLoss2D", 0): ZeroReason("every target was the ignore_index", None, _equal("target", "ignore_index")),
     **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
     **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
 }

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph, Task, told_apart
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.modes import unobserved
@@ -87,10 +88,23 @@ class Watching:
         for each in self._watchpoints:
             if each.conditions.missing:
                 missing = [task for task in order if each.watches(task) and self._got_nothing(task)]
-                if missing:
+                is_whole = each.tasks is None and len(order) == len(self._graph.tasks)
+                outside = self._outside() if is_whole else []
+                if missing or outside:
                     each.hit(*missing)
-                    return self._say_missing(each, missing)
+                    return self._say_missing(each, missing, outside)
         return None
+
+    def _outside(self) -> list[str]:
+        """The parameters of modules that captures saw which require a gradient and are not in the graph."""
+        operations = (task.operation for task in self._graph.tasks)
+        facts = dict.fromkeys(each.facts for each in operations if isinstance(each, Operation))
+        inside = set(map(id, self._graph.leaves.values()))
+        wanted = (
+            (each, tensor) for each in facts for tensor in each.model_tensors() if isinstance(tensor, nn.Parameter)
+        )
+        names = (each.leaf_name(tensor) for each, tensor in wanted if tensor.requires_grad and id(tensor) not in inside)
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     def unread(self, order: Sequence[int]) -> Stop | None:
         """Once all tasks have run: which gradients a watchpoint could not read, of which it cannot tell anything."""
@@ -307,16 +321,18 @@ class Watching:
             return not self._got[task_id]
         return bool(graph.nodes) and leaf_of(graph.nodes[task_id]).grad is None
 
-    def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int]) -> Stop:
+    def _say_missing(self, watchpoint: Watchpoint, missing: Sequence[int], outside: Sequence[str]) -> Stop:
         graph = self._graph.in_order(self._order)
         names = [graph.tasks[task_id].parameter or graph.describe(task_id) for task_id in missing]
-        count = f"{len(missing)} leaf" if len(missing) == 1 else f"{len(missing)} leaves"
+        leaves = len(missing) + len(outside)
+        count = f"{leaves} leaf" if leaves == 1 else f"{leaves} leaves"
         lines = []
         for task_id, name in zip(missing, names, strict=True):
             givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} gave no gradient")
-        text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join(names)}"
-        return Stop("watchpoint", watchpoint.number, missing[0], text, tuple(lines))
+        lines += [f"{name} is not in the graph: th.find_unused(make_loss, model) says why" for name in outside]
+        text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join([*names, *outside])}"
+        return Stop("watchpoint", watchpoint.number, missing[0] if missing else None, text, tuple(lines))
 
 
 def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None:

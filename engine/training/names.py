@@ -7,6 +7,30 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
+
+class _Kept:
+    """A module that is referred to weakly. A container may be written in the very call, and die with it: then another
+    one with the same parts, those that are alive, stands for it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = ref(module)
+        children = module.named_children() if isinstance(module, _CONTAINERS) else ()
+        self._parts = [(name, _Kept(child)) for name, child in children]
+
+    def __call__(self) -> nn.Module | None:
+        module = self._module()
+        parts = (
+            [] if module is not None else [(name, part) for name, each in self._parts if (part := each()) is not None]
+        )
+        if not parts:
+            return module
+        module = nn.Module()
+        for name, part in parts:
+            module.add_module(name, part)
+        return module
+
 
 class WatchedModels:
     """The models of a loop, those given or those seen; they live no longer for being known here.
@@ -15,7 +39,7 @@ class WatchedModels:
     """
 
     def __init__(self) -> None:
-        self._models: list[tuple[str, ref[nn.Module]]] = []
+        self._models: list[tuple[str, _Kept]] = []
 
     def add(self, module: nn.Module) -> None:
         """One more, unless it is a part of one that is there. Those that are parts of it stand there no more."""
@@ -27,7 +51,7 @@ class WatchedModels:
         title = type(module).__name__
         taken = {name for name, _ in self._models}
         number = next(i for i in range(1, len(taken) + 2) if _numbered(title, i) not in taken)
-        self._models.append((_numbered(title, number), ref(module)))
+        self._models.append((_numbered(title, number), _Kept(module)))
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
         """The models that are alive, with what each is called among several."""

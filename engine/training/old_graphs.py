@@ -205,11 +205,10 @@ class _Size:
         while waiting:
             node = waiting.pop()
             step = tokens.step_of(node)
-            if step is None:
-                continue
-            steps.add(step)
-            if is_old(step):
-                self._count(node, tokens)
+            if step is not None:  # else another thread may have made it, and nodes of the loop be below
+                steps.add(step)
+                if is_old(step):
+                    self._count(node, tokens)
             for child, _ in node.next_functions:
                 if child is not None and child not in self.nodes:
                     self.nodes.add(child)

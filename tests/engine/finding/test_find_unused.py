@@ -953,3 +953,33 @@ def test_of_another_model_the_first_sentence_asks_whether_it_is_the_right_one() 
         "No parameter of this model takes part in the loss, none of its 2: is it the right model, the one that "
         "make_loss calls?",
     )
+
+
+@pytest.mark.parametrize("how", ["mask", "narrow", "index"])
+def test_zeros_of_a_tensor_without_elements_are_told_as_such(how: str) -> None:
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    none = torch.zeros(4, dtype=torch.bool)
+    pick = {"mask": lambda h: h[none], "narrow": lambda h: h[:0], "index": lambda h: h[torch.arange(0)]}[how]
+    report = th.find_unused(lambda: pick(model(x)).sum(), model)
+    assert report.names == ("weight", "bias")
+    for each in report:
+        assert "(0, 2)" in each.story and "empty" in each.story and "that is not zero" not in each.story
+
+
+def test_padding_and_ignored_targets_are_told_as_such() -> None:
+    words = nn.Embedding(5, 3, padding_idx=0)
+    report = th.find_unused(lambda: words(torch.zeros(4, dtype=torch.long)).sum(), words)
+    assert "padding_idx" in report["weight"].story
+    head = nn.Linear(3, 5)
+
+    def make_loss() -> Tensor:
+        ignored = torch.full((4,), -100)
+        return nn.functional.cross_entropy(head(torch.ones(4, 3)), ignored, reduction="sum")
+
+    assert "ignore_index" in th.find_unused(make_loss, head)["weight"].story
+
+
+def test_where_all_parameters_are_outside_of_the_graph_nothing_of_ddp_is_advised() -> None:
+    model, other = nn.Linear(2, 2), torch.ones(1, requires_grad=True)
+    report = th.find_unused(lambda: (model(torch.ones(1, 2)).detach() * other).sum(), model)
+    assert len(report) == 2 and not any("DistributedDataParallel" in each for each in report.sentences)

@@ -1037,3 +1037,23 @@ def test_where_no_capture_saw_the_forward_the_first_stop_says_once_what_would_na
     assert others and not any("th.capture" in each for each in others)
     seen = captured(lambda: (leaf.exp() * 2).sum())
     assert not any("th.capture" in each for each in stops_of(seen))
+
+
+@pytest.mark.parametrize("engine", ["direct", "native"])
+def test_a_parameter_outside_of_the_graph_is_missing_under_a_capture_of_the_model(engine: str) -> None:
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    model = Half()
+    with th.capture(model):
+        loss = model(torch.ones(2, 3)).sum()
+    with th.debug(loss, engine=engine) as session:  # type: ignore[arg-type]
+        session.watch("missing")
+        session.run()
+        assert session.stopped is not None and "unused.weight" in str(session.stopped)
+        assert "used.bias" not in str(session.stopped).replace("unused", "")

@@ -109,3 +109,27 @@ def test_tensors_without_a_graph_that_a_loop_keeps_are_in_it_and_named(
 def test_what_a_loop_keeps_and_does_not_add_to_is_not_found(keep: Callable[[list[object], Tensor], object]) -> None:
     training, _ = kept_in_a_loop(keep)
     assert training.findings == []
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        lambda parts: nn.ModuleDict(parts),
+        lambda parts: nn.ModuleDict({"all": nn.ModuleDict(parts)}),
+        lambda parts: nn.ModuleList(parts.values()),
+    ],
+    ids=["dict", "dict in a dict", "list"],
+)
+def test_a_container_that_only_the_call_holds_names_its_parts(
+    together: Callable[[dict[str, nn.Module]], nn.Module],
+) -> None:
+    parts: dict[str, nn.Module] = {"encoder": nn.Linear(4, 8), "head": nn.Linear(8, 1)}
+    names = [name for name, _ in together(parts).named_parameters()]
+    optimizer = torch.optim.SGD([each for part in parts.values() for each in part.parameters()], lr=0.1)
+    with th.training(together(parts), optimizer) as training:
+        for _ in range(3):
+            parts["head"](parts["encoder"](torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [name for name, _ in training.watched.parameters()] == names
+    assert training.memory.values[0, HELD.index("parameters")] == 4 * (4 * 8 + 8 + 8 + 1)

@@ -563,3 +563,18 @@ def test_a_view_of_a_parameter_that_a_step_has_spoiled_does_not_end_the_search()
     with pytest.raises(RuntimeError, match="modified inplace"):
         _ = view.grad_fn
     assert [each.kind for each in training.findings] == ["leak"] and not training.notes
+
+
+def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    futures = []
+    with ThreadPoolExecutor(1) as pool, th.training(model, optimizer) as training:
+        for _ in range(8):
+            out = model(torch.ones(2, 4))
+            futures.append(pool.submit(lambda given: (given * 2).sum(), out))
+            futures[-1].result()
+            out.sum().backward()
+            optimizer.step()
+    (leak,) = [each for each in training.findings if each.kind == "leak"]
+    assert leak.tensor is not None and leak.tensor.endswith("futures[0]._result")
