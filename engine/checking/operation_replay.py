@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import Thread
+from threading import Event, Thread, local
 from typing import Any, TypeVar
 
 import torch
@@ -172,6 +172,8 @@ class OperationReplay:
 
     def draw_from(self, number: int) -> None:
         """Random numbers come from here on, until the next run."""
+        if _asked.to_stop.is_set():
+            raise _StoppedError
         for device in (torch.device("cpu"), *self._devices):
             seed(device, number)
 
@@ -185,28 +187,65 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
     """Does the work in a thread of its own, and gives back what it gave or raised.
 
     Such a thread has none of the caller's modes, autocast, `saved_tensors_hooks`, transforms or graph task under way,
-    and counts sequence numbers of its own. Random numbers are as before, afterwards.
+    and counts sequence numbers of its own. Random numbers are as before, afterwards. Where the caller is interrupted,
+    the thread stops before the next replay, and is waited for: it must not put generators back under what comes next.
     """
+    begun, to_stop, ended = Event(), Event(), Event()
     done: list[T] = []
     raised: list[BaseException] = []
     default = torch.get_default_device()
     factories = nullcontext() if default.type == "cpu" else default
 
     def main() -> None:
+        begun.set()
+        _asked.to_stop = to_stop
         try:
+            if to_stop.is_set():
+                return
             with same_random_states(devices), factories:
                 done.append(work())
         except BaseException as error:
             raised.append(error)
+        finally:
+            ended.set()
 
     for device in devices:
         torch.accelerator.synchronize(device)
     thread = Thread(target=main, name="tapehead check", daemon=True)
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+        ended.wait()
+    except BaseException:
+        to_stop.set()
+        if begun.is_set():  # else it finds that it is to stop
+            _wait(ended)
+        raise
     for error in raised:
         raise error
     return done[0]
+
+
+def _wait(ended: Event) -> None:
+    """Waits, however often that is interrupted. Not by `Thread.join`: an interrupted one calls the thread ended."""
+    try:
+        ended.wait()
+    except BaseException:
+        _wait(ended)
+        raise
+
+
+class _StoppedError(BaseException):
+    """The caller was interrupted. Code of the user's that catches every Exception goes on with it."""
+
+
+class _Asked(local):
+    """Whether this thread is to stop."""
+
+    def __init__(self) -> None:
+        self.to_stop = Event()
+
+
+_asked = _Asked()
 
 
 def _has_derivative(tensor: Tensor) -> bool:

@@ -57,9 +57,9 @@ class Installation:
         self._on_run = on_run
         global _end_redirect
         with _lock:
-            _installed.append(self)
-            if _end_redirect is None:
+            if _end_redirect is None:  # it may raise, and then nothing is in force
                 _end_redirect = redirect_backward(_run_installed)
+            _installed.append(self)
 
     @property
     def policy(self) -> str:

@@ -26,7 +26,7 @@ def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
 
 
 def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
-    """The inputs as a tuple, checked as `torch.autograd.backward` does, and told to retain their gradients.
+    """The inputs as a tuple, checked as `torch.autograd.backward` does, which then has them retain their gradients.
 
     Raises:
         RuntimeError: there is none, one is no tensor, or doesn't require grad.
@@ -45,9 +45,14 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
                 " accumulated into it: call .requires_grad_() on it before the forward"
             )
             raise error
+    return found
+
+
+def retain_gradients(inputs: Iterable[Tensor | GradientEdge]) -> None:
+    """The inputs of a backward that is going to run keep their gradients."""
+    for each in inputs:
         if isinstance(each, Tensor):
             each.retain_grad()
-    return found
 
 
 def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:

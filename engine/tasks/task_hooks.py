@@ -117,7 +117,8 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(None)
+        if sys.getprofile() is note:  # else a hook has set one of the user's
+            sys.setprofile(None)
 
 
 class Hook(NamedTuple):

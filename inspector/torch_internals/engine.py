@@ -67,8 +67,8 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         _redirected = False
         layer.leave()
 
-    _redirected = True
     layer = _Layer(run_redirected)
+    _redirected = True
     return end
 
 

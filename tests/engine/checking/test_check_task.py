@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import gc
+import signal
+import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -712,3 +714,29 @@ def test_an_operation_of_many_tasks_is_compared_once(monkeypatch: pytest.MonkeyP
             assert session.check().ok is not False
             session.step()
     assert len(set(compared)) == len(compared) < len(session.graph)
+
+
+class Signals(Function):
+    """The first time that its forward runs in another thread, it interrupts the main one."""
+
+    ran: ClassVar[list[int]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if threading.current_thread() is not threading.main_thread() and not Signals.ran:
+            Signals.ran.append(1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return x * torch.rand(3, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_an_interrupted_check_has_ended_and_draws_no_more() -> None:
+    graph = captured(lambda: Signals.apply(torch.ones(3, requires_grad=True)))
+    before = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        check_task(graph, 0)
+    assert Signals.ran and not [each for each in threading.enumerate() if "check" in each.name]
+    assert torch.equal(torch.get_rng_state(), before)

@@ -519,3 +519,19 @@ def test_a_loss_of_several_elements_is_told_what_to_do() -> None:
         loss.backward()
     (note,) = caught.value.__notes__
     assert "loss.sum() or loss.mean()" in note
+
+
+def test_a_policy_that_could_not_be_put_in_force_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tapehead.engine.programs.install.redirect_backward", fails)
+        with pytest.raises(KeyboardInterrupt):
+            th.install("bfs")
+    runs: list[th.Run] = []
+    with th.policy("dfs", on_run=runs.append):
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+    assert [run.policy for run in runs] == ["dfs"]
+    torch.ones(2, requires_grad=True).exp().sum().backward()
+    assert len(runs) == 1

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -75,3 +79,46 @@ def test_functions_with_arguments_that_are_no_tensors() -> None:
     x = torch.ones(2, requires_grad=True)
     th.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
     assert torch.equal(x.grad, torch.tensor([3.0, 0.0]))
+
+
+def not_scalar(h: Tensor) -> Tensor:
+    return h * 3
+
+
+def freed(h: Tensor) -> Tensor:
+    loss = (h * h).sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("make", [not_scalar, freed, lambda h: not_scalar(h).relu()])
+@pytest.mark.parametrize("engine", ["direct", "native"])
+def test_a_backward_that_is_refused_leaves_its_inputs_as_they_were(make: Any, engine: Any) -> None:
+    retained = []
+    for backward in (torch.autograd.backward, partial(th.backward, engine=engine)):
+        h = torch.ones(3, requires_grad=True) * 2
+        loss = make(h)
+        with pytest.raises(RuntimeError):
+            backward(loss, inputs=[h])
+        retained.append(h.retains_grad)
+    assert retained[0] == retained[1] == (make is freed)  # which PyTorch's engine refuses when it has begun
+
+
+def test_an_input_that_requires_no_grad_leaves_the_others_as_they_were() -> None:
+    h, x = torch.ones(3, requires_grad=True) * 2, torch.ones(3)
+    with pytest.raises(RuntimeError, match="requires_grad=False"):
+        th.backward((h * 3).sum(), inputs=[h, x], engine="direct")
+    assert not h.retains_grad
+
+
+def test_a_profiler_that_a_hook_sets_stays() -> None:
+    h = torch.ones(3, requires_grad=True) * 2
+    profiler = Mock()
+    h.register_hook(lambda gradient: sys.setprofile(profiler))
+    try:
+        with th.debug((h * h).sum()) as session:
+            session.run()
+        found = sys.getprofile()
+    finally:
+        sys.setprofile(None)
+    assert found is profiler
