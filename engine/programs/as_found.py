@@ -74,10 +74,13 @@ class AsFound:
         make_loss: runs the forward.
         verb: who runs it, `th.compare`.
         refuses: what the program carries on and can't be put back is an error, once it is seen; else a warning.
+        also: functions that run besides.
     """
 
-    def __init__(self, make_loss: Callable[[], Any], verb: str, refuses: bool = False) -> None:
-        self._given = make_loss, verb, refuses
+    def __init__(
+        self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
+    ) -> None:
+        self._given = make_loss, verb, refuses, also
         self.carried: CarriedState
         self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
         self._known: dict[int, ref[Tensor]] = {}  # by id()
@@ -236,6 +239,24 @@ def _put_grad(kept: tuple[ref[Tensor], Tensor | None]) -> None:
     tensor, grad = kept[0](), kept[1]
     if tensor is not None and tensor.grad is not grad:
         tensor.grad = grad
+
+
+@contextmanager
+def same_versions() -> Iterator[None]:
+    """Around what changes no bytes of tensors that are there: none of them counts as modified by it."""
+    kinds = subclasses(Tensor)
+    with without_torch_function():
+        before = [(ref(each), version_of(each)) for each in gc.get_objects() if type(each) in kinds]
+    try:
+        yield
+    finally:
+        for_all(before, _put_version)
+
+
+def _put_version(kept: tuple[ref[Tensor], int]) -> None:
+    tensor, version = kept[0](), kept[1]
+    if tensor is not None and version_of(tensor) != version:
+        set_version(tensor, version)
 
 
 class _Written(SeenOperations):  # type: ignore[no-untyped-call]

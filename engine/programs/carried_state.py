@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isclose, isnan, sqrt
 from types import FunctionType
 from typing import Any
@@ -29,15 +29,15 @@ from ..tasks.hook_watch import subclasses
 from ..tasks.iterators import IteratorProgress
 from ..tasks.kept_places import ByKey, OfLeaf, Place
 from ..words.warn import warn
-from .make_loss import MakeLoss, for_all
+from .make_loss import for_all
 
 _MOST = 20_000  # objects to which code leads: looking at them again takes some 20 ms
 _MOST_OF_OPTIMIZERS = 1_000_000  # whose state has some four for each parameter
 _KEPT_ELSEWHERE = "_parameters", "_buffers"  # of a module: see `AsFound`
 
 _MOVED_ON = (
-    "{what}. {verb} runs make_loss by itself, and can't put this back: the program goes on from where those runs left "
-    "it. Take what changes out of make_loss, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
+    "{what}. {verb} runs the program by itself, and can't put this back: it goes on from where those runs left it. "
+    "Take what changes out of the function, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
 )
 
 
@@ -60,9 +60,12 @@ class CarriedState:
         make_loss: runs the forward.
         verb: who runs it.
         refuses: what is told is an error; else a warning, as what the verb finds holds all the same.
+        also: functions that run besides.
     """
 
-    def __init__(self, make_loss: MakeLoss, verb: str, refuses: bool = False) -> None:
+    def __init__(
+        self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
+    ) -> None:
         self._make_loss = make_loss
         self._verb = verb
         self._refuses = refuses
@@ -77,7 +80,7 @@ class CarriedState:
         self._left_alone: set[int] = set()  # by id() dicts that stay as the runs leave them
         optimizers, kept = self._of_process()
         self._note(optimizers, _MOST_OF_OPTIMIZERS)
-        self._note([*_beneath(make_loss), *kept], _MOST)
+        self._note([*_beneath(make_loss), *also, *kept], _MOST)
 
     def make_loss(self) -> Any:
         """Runs the forward; of the first two runs that find the same it is noted whether they give the same loss."""
@@ -228,7 +231,7 @@ def _is_left_alone(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule | DistributedDataParallel) or is_fully_sharded(module)
 
 
-def _beneath(make_loss: MakeLoss) -> list[Any]:
+def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
     """What to look at: in place of a function of ours the user's that it calls."""
     if not isinstance(make_loss, FunctionType) or not make_loss.__module__.startswith("tapehead"):
         return [make_loss]

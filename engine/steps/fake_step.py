@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,15 +28,16 @@ from ...inspector.graph.marks import operation_of
 from ...inspector.graph.source import innermost_user_line
 from ...inspector.torch_internals.engine import current_node
 from ...inspector.torch_internals.fakes import NEEDS_NUMBERS, not_for_fakes
+from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.operators import Operator, leaves_of
 from ...inspector.torch_internals.ranks import is_flattened, is_fully_sharded
-from ...inspector.torch_internals.tensors import View, computes_itself, has_view, is_fake, storage_of
+from ...inspector.torch_internals.tensors import View, computes_itself, has_view, is_fake, storage_of, without_bytes
 from ..prediction.fake_kernels import FakeKernels
 from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
-from ..programs.make_loss import same_random_numbers
+from ..programs.as_found import AsFound, same_versions
 from ..words.estimates import Estimate
-from ..words.phrases import joined, operation_title
+from ..words.phrases import counted, joined, operation_title
 from ..words.sizes import size_text
 from .phases import (
     ACTIVATIONS,
@@ -246,7 +248,7 @@ def fake_step(
     """
     fakes = FakeTraining(learned, recipe.size)
     counter = FlopCounterMode(display=False) if count else None
-    with same_random_numbers(), fakes, counter or nullcontext(), watching_modules(refuse_wrapper):
+    with as_found(recipe), fakes, counter or nullcontext(), watching_modules(refuse_wrapper):
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())
@@ -261,10 +263,18 @@ def fake_step(
     raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
 
 
+@contextmanager
+def as_found(recipe: Recipe) -> Iterator[None]:
+    """What the recipe's functions lead to may be there already: it stays as it is, and without fakes in it."""
+    world = AsFound(recipe.loss_of, "th.fits", also=(recipe.make_model, recipe.make_batch, recipe.make_optimizer))
+    with world, world.run(), same_versions():
+        yield
+
+
 def _place_of(recipe: Recipe, change: Change | None) -> str:
     """Where in the forward is what the backward ended in: two steps are run again, under a capture."""
     fakes = FakeTraining((), recipe.size)
-    with same_random_numbers(), fakes, suppress(*NEEDS_NUMBERS), capture():
+    with as_found(recipe), fakes, suppress(*NEEDS_NUMBERS), capture():
         _Trained(recipe, fakes, change).steps(1)
     operation = None if fakes.failed_in is None else operation_of(fakes.failed_in)
     if fakes.failed_in is None or not isinstance(operation, Operation):
@@ -296,6 +306,7 @@ class _Trained:
             raise TypeError(f"make_optimizer(...) returned {a_kind(optimizer)}; expected a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise NotImplementedError("LBFGS runs forward and backward itself, as often as it likes: not predicted")
+        _expect_own(optimizer, parameters)
         if change is not None:
             change(model, optimizer)
         self._recipe, self._fakes, self._model, self._optimizer = recipe, fakes, model, optimizer
@@ -335,6 +346,7 @@ class _Trained:
             self._kinds.update((each, ACTIVATIONS) for each in fakes.alive() if each >= first)
             self._enter(BACKWARD)
             self._loss.backward()  # type: ignore[no-untyped-call]
+            _expect_gradients(self._model)
         self._name(GRADIENTS, (each.grad for each in self._model.parameters()))
         self._enter(OPTIMIZER)
         self._optimizer.step()
@@ -358,7 +370,9 @@ def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
     made = recipe.make_model
     _refuse_wrappers(made)
     with fakes.making(), _refusing_ddp():
-        model = stand_in(made) if isinstance(made, nn.Module) else made()
+        model = made if isinstance(made, nn.Module) else made()
+        if isinstance(model, nn.Module) and (model is made or _is_there(model)):
+            model = stand_in(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
     _refuse_wrappers(model)
@@ -411,6 +425,11 @@ def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") 
         )
 
 
+def _is_there(model: nn.Module) -> bool:
+    """Whether something of it was made before, with bytes."""
+    return any(not (is_lazy(each) or without_bytes(each)) for each in chain(model.parameters(), model.buffers()))
+
+
 def stand_in(model: nn.Module) -> nn.Module:
     """A copy of a model on fake tensors, which are open; the model is left alone, and nothing of it allocated again.
 
@@ -450,6 +469,27 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
     if isinstance(tensor, Parameter):
         return Parameter(made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _expect_own(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    own = set(map(id, parameters))
+    others = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in own]
+    if others:
+        raise ValueError(
+            f"make_optimizer(parameters) returned an optimizer of {counted(len(others), 'parameter')} that it was not "
+            "given; it has to use its argument, the parameters of a model on fake tensors: "
+            "lambda parameters: torch.optim.Adam(parameters, 1e-3)"
+        )
+
+
+def _expect_gradients(model: nn.Module) -> None:
+    """Refuses a loss of another model. A hook may have taken what came."""
+    parameters = list(model.parameters())
+    if not any(each.grad is not None or leaf_hooks(each) or post_accumulate_hooks(each) for each in parameters):
+        raise ValueError(
+            "loss_of(model, batch) returned a loss in which no parameter of `model` is; it has to use its argument, a "
+            "model on fake tensors: lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
 
 
 def _expect_loss(loss: object) -> None:

@@ -229,10 +229,11 @@ def fits(
     state in the first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is
     found by running each distinct one once, alone, on real tensors of its shapes on the CPU, of up to 1 GiB (64 MiB for
     products, convolutions and attention): that much real memory, and the time of these kernels, it does take. Those
-    that are too large are told from two smaller batches. Afterwards generators of random numbers are as they were.
+    that are too large are told from two smaller batches. Afterwards all is as it was: generators of random numbers, and what
+    the functions lead to (see `AsFound`).
 
     Args:
-        make_model: makes the model, or is one, which is copied onto fakes and left alone.
+        make_model: makes the model, or is one, or returns one that is there: that is copied onto fakes and left alone.
         make_batch: `make_batch(size)`, or `make_batch()`; where the size has a default, that is the size asked for.
         make_optimizer: makes the optimizer of a list of parameters, `lambda p: torch.optim.Adam(p, 1e-3)`.
         memory: the bytes that there are, as a number or as "24GB" (10⁹) or "24GiB" (2³⁰).

@@ -13,9 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...inspector.torch_internals.optimizer_steps import is_fused
 from ..mirroring.plan_mirror import plan_mirror
-from ..programs.make_loss import same_random_numbers
 from ..words.sizes import percent_text, share_text, size_text
-from .fake_step import FakeStep, FakeTraining, Workspaces, fake_step, model_on_fakes
+from .fake_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step, model_on_fakes
 from .phases import OPTIMIZER
 from .recipe import Recipe
 
@@ -141,11 +140,14 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
     fakes = FakeTraining()
-    with same_random_numbers(), fakes:
-        model, batch = model_on_fakes(recipe, fakes), recipe.batch()
-    with same_random_numbers(), fakes.mode:
+    with as_found(recipe):
+        with fakes:
+            model, batch = model_on_fakes(recipe, fakes), recipe.batch()
         try:
-            plan = plan_mirror(lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model)
+            with fakes.mode:
+                plan = plan_mirror(
+                    lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model
+                )
         except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
             return
     saved = plan.plain_peak_bytes - plan.peak_bytes

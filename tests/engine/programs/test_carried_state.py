@@ -262,7 +262,7 @@ def test_a_loss_that_goes_on_for_reasons_unseen_is_told(verb: str, tmp_path: Any
         counter.write_text(str(number + 1))
         return model(X).square().mean() * number
 
-    said = rf"make_loss\(\) returned .*and when it was run again .*th.{verb} runs make_loss by itself"
+    said = rf"make_loss\(\) returned .*and when it was run again .*th.{verb} runs the program by itself"
     with pytest.raises(RuntimeError, match=said) if verb == "plan_mirror" else pytest.warns(UserWarning, match=said):
         VERBS[verb](make_loss, model)
 
