@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from ..words.sizes import size_text
 from .footprint import Footprints
 
+OLDER_THAN_RECORDING = (
+    "Not counted is what is older than the recording and is neither a parameter, a buffer, a gradient nor optimizer "
+    "state of the loop: a batch, an average of the weights (EMA), DistributedDataParallel's buckets. So a step takes "
+    "at least what is said."
+)
+"""What the memory of recorded steps leaves out: an allocator tells nothing of blocks that were there before."""
+
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:

@@ -16,7 +16,7 @@ from ...inspector.torch_internals.engine import surround_backward
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.optimizer_steps import watching_optimizers
 from .phases import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, GRADIENTS, OPTIMIZER, STATE
-from .walked import Holders, Walked
+from .walked import Holders, Place, Walked
 
 RunBackward = Callable[[], tuple[Tensor, ...]]
 BackwardGiven = tuple[Any, ...]
@@ -32,12 +32,14 @@ class PhaseStart:
         mark: the number of the allocator's mark there.
         walked: what the loop held then, as far as it was looked at.
         optimizer: whose step begins here or has ended.
+        ended: where storages were that have gone since the phase before began.
     """
 
     phase: str
     mark: int
     walked: Walked
     optimizer: str = ""
+    ended: Sequence[Place] = ()
 
 
 @dataclass(slots=True)
@@ -132,19 +134,21 @@ class LoopWatch:
         """All is over."""
         if not self._over:
             self._over = True
-            self.moments.append(PhaseStart("", self._listener.mark(), self._holders_now(GRADIENTS, STATE)))
+            self._enter("", GRADIENTS, STATE)
 
     @property
     def phase(self) -> str:
         return self.moments[-1].phase
 
     def _enter(self, phase: str, *walk: str, optimizer: str = "") -> None:
-        walked = self._holders_now(*walk)
-        self.moments.append(PhaseStart(phase, self._listener.mark(), walked, optimizer))
-
-    def _holders_now(self, *walk: str) -> Walked:
+        ended = self._holders.ended()  # before others may be at the same places
         of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
-        return {name: of[name]() for name in walk}
+        walked = {name: of[name]() for name in walk}
+        if phase == FORWARD:  # parameters may have been moved since, as by `.data = ...`
+            walked.update(self._holders.parameters())
+        elif phase == BACKWARD:
+            walked.update(self._holders.new_parameters())
+        self.moments.append(PhaseStart(phase, self._listener.mark(), walked, optimizer, ended))
 
     @property
     def _deaf(self) -> bool:
@@ -177,7 +181,6 @@ class LoopWatch:
             return run()
         self._backwards += 1
         self._enter(BACKWARD)
-        self.moments[-1].walked.update(self._holders.new_parameters())
         try:
             return self._listener.backward(run, given)
         finally:

@@ -23,6 +23,7 @@ from ...inspector.torch_internals.allocators import one_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
+from ..memory.not_counted import OLDER_THAN_RECORDING
 from ..programs.make_loss import refuse_in_transform
 from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..words.phrases import nth
@@ -208,7 +209,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     `steps[1].timelines`. Meanwhile backwards on accelerators run in the thread that calls them.
 
     Known limitations: of the thread that opened it alone, and of the backwards that it starts. What was there before
-    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted. Of accelerators it is
+    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted, as each step says. Of
+    what was there before the end is noticed as the next phase begins. Of accelerators it is
     blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
     """
 
@@ -336,7 +338,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     def sentences(self) -> list[str]:
         if not self._steps and self._opened is None:
             return ["Nothing was recorded: no optimizer.step() was seen."]
-        return [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
+        found = [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
+        return [*found, OLDER_THAN_RECORDING] if self._steps else found
 
 
 def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None) -> TrainingStep:

@@ -14,6 +14,7 @@ import torch
 from ...inspector.graph.collector import collector_paused
 from ...inspector.shown import GraphTheme, drawn, saved
 from ..memory.measured_device import chosen_device
+from ..memory.not_counted import OLDER_THAN_RECORDING
 from ..trace.run import Run
 from ..words.phrases import joined, nth
 from ..words.sizes import share_text, size_text
@@ -176,7 +177,7 @@ class TrainingStep(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.peak().answer, *self._elsewhere(), *self._apart()]
+        return [*self.peak().answer, *self._elsewhere(), *self._apart(), OLDER_THAN_RECORDING]
 
     def _elsewhere(self) -> Iterator[str]:
         """The peaks of other devices, as far as they are one percent of this one's."""

@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import (
     SPARSE,
+    FollowedStorage,
     address_below,
     is_fake,
+    local_of,
     parts_of,
     storage_of,
     stored_parts,
@@ -43,6 +45,7 @@ class Holders:
         self._optimizers: list[ref[Optimizer]] = []
         self._have_new = False
         self.nbytes: dict[Place, int] = {}
+        self._followed: dict[Place, FollowedStorage] = {}
 
     def add_module(self, module: nn.Module) -> None:
         """Raises NotImplementedError if memory is not measured where parameters of it are, or there is none."""
@@ -79,6 +82,14 @@ class Holders:
     @property
     def optimizers(self) -> list[Optimizer]:
         return [each for seen in self._optimizers if (each := seen()) is not None]
+
+    def ended(self) -> list[Place]:
+        """Where storages were that have gone since this was asked last. An allocator does not tell of the end of those
+        that are older than its recording; a `.grad` that is set to None may be a view of a buffer that stays."""
+        gone = [place for place, followed in self._followed.items() if not followed.alive]
+        for place in gone:
+            del self._followed[place]
+        return gone
 
     def gradients(self) -> list[Place]:
         """Where each parameter's .grad is."""
@@ -120,10 +131,15 @@ class Holders:
                 address = _address(part)
                 if address:
                     place = part.device, address
-                    if place not in self.nbytes:
-                        storage = storage_of(part)
-                        self.nbytes[place] = part.nbytes if storage is None else storage.nbytes
+                    if place not in self._followed:
+                        self._follow(place, part)
                     yield place
+
+    def _follow(self, place: Place, part: Tensor) -> None:
+        storage = storage_of(part)
+        self.nbytes.setdefault(place, part.nbytes if storage is None else storage.nbytes)
+        if storage is not None:
+            self._followed[place] = FollowedStorage(local_of(part))
 
 
 _COMMON = Tensor, Parameter

@@ -16,9 +16,6 @@ from .phases import ACTIVATIONS, BACKWARD, BATCH, BETWEEN, BUFFERS, FORWARD, GRA
 from .step_timeline import Phase, StepTimeline
 from .walked import Place, Walked
 
-_COME_AND_GO = (GRADIENTS, STATE)
-"""Of what was there before the recording no end is seen; these have ended when they are walked no more."""
-
 
 @dataclass(slots=True)
 class BlockSeen:
@@ -109,7 +106,7 @@ class Window:
         return [
             number
             for number, block in enumerate(self.blocks)
-            if block.born < row and (block.died is None or block.died >= row)
+            if block.born < row and not self._ended_before(number, row)
         ]
 
     def events_before(self, events: Sequence[tuple[int, int, bool]], mark: int) -> int:
@@ -121,17 +118,21 @@ class Window:
         return list(self._events(self.row(start), self.row(end)))
 
     def _events(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Ends that no row tells come first."""
+        """Ends that no row tells come after the row before."""
         ended: dict[int, list[int]] = {}
         for number, block in enumerate(self.blocks):
-            if block.died is not None and first <= block.died < last and self._unseen_end(number, block.died):
-                ended.setdefault(block.died, []).append(number)
+            if block.died is not None and first < block.died <= last and self._unseen_end(number, block.died):
+                ended.setdefault(block.died - 1, []).append(number)
         for row in range(first, last):
-            for number in ended.get(row, ()):
-                yield row, number, False
             number = self.block_of[row]
             if number >= 0:
                 yield row, number, self.blocks[number].born == row
+            for number in ended.get(row, ()):
+                yield row, number, False
+
+    def _ended_before(self, number: int, row: int) -> bool:
+        died = self.blocks[number].died
+        return died is not None and (died < row or (died == row and self._unseen_end(number, died)))
 
     def _unseen_end(self, number: int, row: int) -> bool:
         return row >= len(self.block_of) or self.block_of[row] != number
@@ -143,7 +144,7 @@ class _Naming:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._live: dict[int, int] = {}
-        self._stood: dict[int, str] = {}  # by address of what was there before, its category
+        self._older: set[int] = set()  # addresses of what is older than the recording
         self._ours = [False] * (len(window.recording.rows) + 1)
         for first, last in window.apart:
             marks = window.recording.marks
@@ -165,7 +166,7 @@ class _Naming:
                 our_blocks.add(row.address)
             elif row.nbytes > 0:
                 our_blocks.discard(row.address)
-                self._end_of_what_stood(row.address, number)
+                self._end_older(row.address, number)
                 block = self._live[row.address] = len(window.blocks)
                 window.blocks.append(BlockSeen(row.nbytes, row.address, number, phase))
             elif row.address in our_blocks:
@@ -173,7 +174,7 @@ class _Naming:
             elif row.address in self._live:
                 block = self._live.pop(row.address)
                 window.blocks[block].died = number
-                self._stood.pop(row.address, None)
+                self._older.discard(row.address)
             window.block_of.append(block)
         while following is not None:
             self._moment(following[1], len(window.recording.rows))
@@ -187,12 +188,10 @@ class _Naming:
 
     def _moment(self, moment: PhaseStart, row: int) -> str:
         blocks = self._window.blocks
-        for kind in _COME_AND_GO:
-            if kind in moment.walked:
-                addresses = self._here(moment.walked[kind])
-                self._let_go(kind, addresses, row)
-                self._name(kind, addresses)
-        for kind in (PARAMETERS, BUFFERS):
+        for address in self._here(moment.ended):
+            if address in self._older:
+                self._end_older(address, row)
+        for kind in (GRADIENTS, STATE, PARAMETERS, BUFFERS):
             self._name(kind, self._here(moment.walked.get(kind, ())))
         if moment.phase == BACKWARD:
             for number in self._live.values():
@@ -211,19 +210,13 @@ class _Naming:
             if number is None:  # it was there before, or is none of the allocator's
                 number = self._live[address] = len(window.blocks)
                 window.blocks.append(BlockSeen(window.nbytes[window.device, address], address, -1, ""))
-                self._stood[address] = kind
+                self._older.add(address)
             if window.blocks[number].kind != STATE or kind == STATE:
                 window.blocks[number].kind = kind
 
-    def _let_go(self, kind: str, addresses: Sequence[int], row: int) -> None:
-        """What was there before, and is not any more."""
-        known = set(addresses)
-        for address in [each for each, of in self._stood.items() if of == kind and each not in known]:
-            self._end_of_what_stood(address, row)
-
-    def _end_of_what_stood(self, address: int, row: int) -> None:
-        """It has ended, though no row says so: it is walked no more, or a new block is where it was."""
+    def _end_older(self, address: int, row: int) -> None:
+        """It has ended, though no row says so: its storage has gone, or a new block is where it was."""
+        self._older.discard(address)
         number = self._live.pop(address, None)
         if number is not None:
             self._window.blocks[number].died = row
-            self._stood.pop(address, None)

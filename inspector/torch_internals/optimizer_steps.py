@@ -49,7 +49,7 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(register_optimizer_step_post_hook(steps.after).remove)
-        stack.callback(_watch_scalers(observer, steps.of_scaler))
+        stack.callback(_watch_scalers(observer, steps))
         yield
 
 
@@ -67,15 +67,21 @@ class _Call(NamedTuple):
 
 
 class _Steps(threading.local):
-    """The calls that are under way in a thread, one inside of the other."""
+    """The calls that are under way in a thread, one inside of the other.
+
+    Attributes:
+        of_scaler: what has stepped in the gradient scaler's step that is under way; None: there is none. Else a list
+            would keep every optimizer of the loop alive.
+    """
 
     def __init__(self, observer: StepObserver) -> None:
         self._observer = observer
         self._calls: list[_Call] = []
-        self.of_scaler: list[Optimizer] = []
+        self.of_scaler: list[Optimizer] | None = None
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.of_scaler.append(optimizer)
+        if self.of_scaler is not None:
+            self.of_scaler.append(optimizer)
         frame = sys._getframe(1)
         self._calls = _under_way(self._calls, frame)
         if any(each.optimizer is optimizer for each in self._calls):
@@ -224,25 +230,27 @@ def _around_closure(
     return (args, kwargs | {"closure": told}) if "closure" in kwargs else ((args[0], told, *args[2:]), kwargs)
 
 
-def _watch_scalers(observer: StepObserver, stepped: list[Optimizer]) -> Callable[[], None]:
+def _watch_scalers(observer: StepObserver, steps: _Steps) -> Callable[[], None]:
     """Has steps told of that scalers leave out. Returns what ends that."""
     original = getattr(GradScaler, _DOOR)
     ended = False
 
     @wraps(original)
     def maybe_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        stepped.clear()
-        result = original(scaler, optimizer, *args, **kwargs)
+        stepped: list[Optimizer] = []
+        steps.of_scaler = stepped
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            steps.of_scaler = None
         if not ended and not _is_among(optimizer, stepped):
             for each in stepping_for(optimizer)[:1]:
                 observer.step_skipped(each)
-        stepped.clear()
         return result
 
     def end() -> None:
         nonlocal ended
         ended = True
-        stepped.clear()
         if getattr(GradScaler, _DOOR) is maybe_step:
             setattr(GradScaler, _DOOR, original)
 

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr size_t SLOTS = 1u << 20;
-constexpr size_t CALLERS = 256;
+constexpr size_t CALLERS = 64;
 
 struct Block {
   uintptr_t address;  // 0: never used; the lowest bit is set: freed
@@ -29,7 +29,6 @@ struct Count {
 };
 
 Block blocks[SLOTS];
-Caller callers[CALLERS];
 Count torchs, others;
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -39,13 +38,14 @@ size_t slot_of(uintptr_t address) {
 
 // torch's allocator is in libc10; oneDNN, which has its own, in libtorch_cpu.
 bool is_torch(const void* caller) {
-  Caller& known = callers[((uintptr_t)caller >> 2) % CALLERS];
-  if (known.address != caller) {
+  static thread_local Caller known[CALLERS];
+  Caller& found = known[((uintptr_t)caller >> 2) % CALLERS];
+  if (found.address != caller) {
     Dl_info where;
-    known.is_torch = dladdr(caller, &where) && where.dli_fname && strstr(where.dli_fname, "libc10");
-    known.address = caller;
+    found.is_torch = dladdr(caller, &where) && where.dli_fname && strstr(where.dli_fname, "libc10");
+    found.address = caller;
   }
-  return known.is_torch;
+  return found.is_torch;
 }
 
 void add(Count& count, long nbytes) {
@@ -62,11 +62,11 @@ int posix_memalign(void** result, size_t alignment, size_t nbytes) noexcept {
   const void* caller = __builtin_return_address(0);
   int failed = real(result, alignment, nbytes);
   if (failed || alignment < 64) return failed;
+  bool torch = is_torch(caller);  // not under the lock: the loader has one of its own, under which it frees
   pthread_mutex_lock(&lock);
   uintptr_t address = (uintptr_t)*result;
   size_t slot = slot_of(address);
   while (blocks[slot].address && !(blocks[slot].address & 1)) slot = (slot + 1) & (SLOTS - 1);
-  bool torch = is_torch(caller);
   blocks[slot] = {address, nbytes, torch};
   add(torch ? torchs : others, (long)nbytes);
   pthread_mutex_unlock(&lock);

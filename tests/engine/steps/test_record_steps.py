@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -590,3 +591,72 @@ def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_n
     with th.record_steps() as steps:
         nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
     assert str(steps) == "Nothing was recorded: no optimizer.step() was seen."
+
+
+def flat_gradients(model: nn.Module) -> Iterator[Any]:
+    """As in Megatron: .grad is a view of one buffer while the optimizer steps, and None otherwise."""
+    parameters = [*model.parameters()]
+    flat, optimizer = torch.zeros(sum(each.numel() for each in parameters)), SGD(parameters, 0.1)
+    while True:
+        loss_of(model).backward()
+        for parameter, view in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
+            parameter.grad = view.view_as(parameter).add_(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield {"gradients": [flat]}
+
+
+def moved_parameters(model: nn.Module) -> Iterator[Any]:
+    """As in sharpness-aware minimisation: .data is another block after each step."""
+    optimizer = SGD(model.parameters(), 0.1)
+    while True:
+        loss_of(model).backward()
+        before = [each.detach().clone() for each in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        for parameter, other in zip(model.parameters(), before, strict=True):
+            parameter.data = other
+        before.clear()
+        yield {"parameters": [*model.parameters()]}
+
+
+def replaced_state(model: nn.Module) -> Iterator[Any]:
+    optimizer = Adam(model.parameters())
+    while True:
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        yield {"optimizer state": [value for state in optimizer.state.values() for value in state.values()]}
+
+
+@pytest.mark.parametrize("loop", [flat_gradients, moved_parameters, replaced_state])
+def test_what_is_older_than_the_recording_counts_as_long_as_its_storage_lives(
+    loop: Callable[[nn.Module], Iterator[dict[str, list[Tensor]]]],
+) -> None:
+    steps_of_loop = loop(model())
+    for _ in range(2):
+        next(steps_of_loop)
+    with th.record_steps(4) as steps:
+        for _ in range(5):
+            held = next(steps_of_loop)
+    for kind, tensors in held.items():
+        bytes_held = sum(each.nbytes for each in tensors)
+        for step in steps:
+            for event in 0, len(step.timeline.events):
+                assert step.timeline.parts_at(event)[kind] == bytes_held
+    assert len({step.peak_bytes for step in steps}) == 1
+    assert all("Not counted is what is older than the recording" in str(step) for step in steps)
+
+
+def test_a_recording_keeps_no_optimizer_alive() -> None:
+    seen = []
+    with th.record_steps(4):
+        for _ in range(3):
+            net = model()
+            optimizer = SGD(net.parameters(), 0.1)
+            seen.append(ref(optimizer))
+            loss_of(net).backward()
+            optimizer.step()
+            del optimizer
+            assert [each() for each in seen] == [None] * len(seen)
