@@ -69,16 +69,20 @@ class MemoryDifference:
     def only(self) -> tuple[tuple[PeakGroup, ...], tuple[PeakGroup, ...]]:
         """For each run what is alive at its peak alone, by category, module and source line, the largest first.
 
-        A storage is alive at both peaks if both have one of its size that the same task made, or that the same tasks
-        save, or else that an operation of this name made in a module of this path, for the same purpose.
+        A storage is alive at both peaks if both have one of its size for the same purpose: the .grad of the same leaf,
+        or one that the same task made, or that the same tasks save; or else, where a task is in one run alone, one that
+        a task or an operation of this name made in a module of this path.
         """
         known = dict(zip(self.pairs, self.pairs, strict=True)), {other: mine for mine, other in self.pairs.items()}
         alive = _alive(self.timelines[0], known[0]), _alive(self.timelines[1], known[1])
-        mine, other = alive
-        both = Counter(key for key, _, _ in mine) & Counter(key for key, _, _ in other)
+        for name in (_as_paired, _as_named):
+            mine, other = ([name(each) for each in found] for found in alive)
+            both = Counter(mine) & Counter(other)
+            both.pop(None, None)
+            alive = _without(alive[0], mine, both), _without(alive[1], other, both)
         first, second = (
-            groups_of(timeline, list(_without(each, both)))
-            for timeline, each in zip(self.timelines, alive, strict=True)
+            groups_of(timeline, [(each.storage, each.category) for each in found])
+            for timeline, found in zip(self.timelines, alive, strict=True)
         )
         return tuple(sorted(first, key=_size)), tuple(sorted(second, key=_size))
 
@@ -116,40 +120,67 @@ class MemoryDifference:
                 yield f"Alive at the peak of {name}{on} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
 
 
-_Alive = tuple[Hashable, Storage, Category]
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """A storage at the peak of one run.
+
+    Attributes:
+        paired: what it is to tasks that both runs have, by their ids in the first; None: one of them is in one run
+            alone.
+        named: what made it, by names.
+    """
+
+    storage: Storage
+    category: Category
+    paired: Hashable | None
+    named: Hashable
+
+
+def _as_paired(each: _Alive) -> Hashable | None:
+    return None if each.paired is None else (each.storage.nbytes, each.category, each.paired)
+
+
+def _as_named(each: _Alive) -> Hashable:
+    return each.storage.nbytes, each.category, each.named
 
 
 def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
-    """What is alive at the peak, with what tells in both runs which storage it is. `known`: by task the first run's."""
+    """What is alive at the peak. `known`: by task the first run's."""
     found: list[_Alive] = []
     for number in timeline.alive():
         storage = timeline.storage(number)
         if storage.nbytes:
             category = timeline.category_at(number, timeline.peak_event, timeline.peak_place)
-            found.append(((storage.nbytes, category, _maker(timeline, storage, known)), storage, category))
+            paired, named = _keys(timeline, storage, known)
+            found.append(_Alive(storage, category, paired, named))
     return found
 
 
-def _maker(timeline: Timeline, storage: Storage, known: Mapping[int, int]) -> Hashable:
-    maker = storage.made_by
+def _keys(timeline: Timeline, storage: Storage, known: Mapping[int, int]) -> tuple[Hashable | None, Hashable]:
+    maker, graph = storage.made_by, timeline.graph
+    leaf = timeline.grads.get(storage.number)
+    if leaf is not None:
+        return (("leaf", known[leaf]) if leaf in known else None), ("leaf", graph.tasks[leaf].parameter or leaf)
     if maker.task is not None:
-        return "task", _known_as(maker.task, known)
+        task = graph.tasks[maker.task]
+        paired = ("task", known[maker.task]) if maker.task in known else None
+        return paired, ("task", task.name, task.parameter or graph.module(task))
+    named = "forward", maker.operation and maker.operation.name, maker.module
     if saved := timeline.saved.get(storage.number):
-        return "saved", frozenset((_known_as(task, known), slot) for task, slot in saved)
-    return "forward", maker.operation and maker.operation.name, maker.module
+        are_paired = all(task in known for task, _ in saved)
+        return (frozenset((known[task], slot) for task, slot in saved) if are_paired else None), named
+    return named, named
 
 
-def _known_as(task: int, known: Mapping[int, int]) -> Hashable:
-    return known.get(task, ("of this run alone", task))
-
-
-def _without(alive: list[_Alive], both: Counter[Hashable]) -> Iterator[tuple[Storage, Category]]:
-    left = both.copy()
-    for key, storage, category in alive:
+def _without(alive: list[_Alive], keys: list[Hashable | None], both: Counter[Hashable | None]) -> list[_Alive]:
+    """Those that the other run does not have."""
+    left, found = both.copy(), []
+    for each, key in zip(alive, keys, strict=True):
         if left[key]:
             left[key] -= 1
         else:
-            yield storage, category
+            found.append(each)
+    return found
 
 
 def _size(group: PeakGroup) -> int:

@@ -22,6 +22,7 @@ from tapehead.__main__ import main
 from tapehead.engine.finding.aligned_tasks import aligned
 from tapehead.engine.finding.gradient_difference import apart
 from tapehead.engine.finding.longest_common import longest_common
+from tapehead.engine.memory.timeline import Category
 from tapehead.engine.sessions.stepper import Stepper
 from tapehead.engine.trace.statistics import statistics
 from tapehead.engine.trace.trace import RecordedGradient
@@ -530,3 +531,40 @@ def test_the_command_line_says_where_two_files_part(
     assert "none.json" in capsys.readouterr().err
     assert main(["diff", str(before), str(after), "--tolerance", "0"]) == 2
     assert capsys.readouterr().err.startswith("tapehead: the tolerance is a relative difference")
+
+
+def test_the_gradients_of_parameters_that_both_have_are_alive_at_both_peaks() -> None:
+    blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
+    model, x = nn.Sequential(*blocks), torch.randn(8, 64)
+    sizes = {each.nbytes for each in model.parameters() if each.dim() > 1}
+
+    def in_bfloat16() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().mean()
+
+    runs = []
+    for make_loss in (lambda: model(x).square().mean(), in_bfloat16):
+        model.zero_grad()
+        runs.append(th.profile(make_loss, model=model))
+    assert [each.timeline is not None for each in runs] == [True, True]
+    memory = th.diff(*runs).memory
+    assert memory is not None
+    for groups in memory.only:
+        alone = [each for group in groups for each in group.storages if group.category is Category.GRADIENT]
+        assert not any(each.nbytes in sizes for each in alone)
+
+
+def test_a_weight_that_is_tied_in_one_run_alone_has_one_gradient_more_in_the_other() -> None:
+    def run(is_tied: bool) -> th.Run:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 64, bias=False))
+        if is_tied:
+            model[2].weight = model[0].weight
+        kept.append(model)
+        return th.profile(lambda: model(torch.ones(2, 64)).square().mean(), model=model)
+
+    kept: list[nn.Module] = []
+    memory = th.diff(run(True), run(False)).memory
+    assert memory is not None
+    untied = [each for group in memory.only[1] for each in group.storages if each.nbytes == 64 * 64 * 4]
+    assert len(untied) == 1  # the second weight's: the first one's is alive in both
