@@ -428,7 +428,7 @@ class Timeline:
     @cached_property
     def places(self) -> dict[int, int]:
         """By task its place in the order."""
-        return self.readers.places
+        return self._consumers.places
 
     @cached_property
     def category_levels(self) -> dict[Category, array[int]]:
@@ -492,9 +492,9 @@ class Timeline:
         for task, slot in self.saved.get(number, ()):
             lasts = lasts_with_graph(slot) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
-        for task, slot in self.readers.lists.get(number, ()):
+        for task, slot in self._consumers.lists.get(number, ()):
             yield Keeper("list", task, slot)
-        for place in self.readers.buffers.get(number, ()):
+        for place in self._consumers.buffers.get(number, ()):
             yield Keeper("buffer", self.order[place])
         for task in self.consumers(number):
             yield Keeper("consumed", task)
@@ -508,9 +508,8 @@ class Timeline:
 
     def consumers(self, number: int) -> list[int]:
         """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
-        return self.readers.of(number, self.place_of(self.births[number]))
+        return self._consumers.of(number, self.place_of(self.births[number]))
 
     @cached_property
-    def readers(self) -> Consumers:
-        """Which tasks have read a gradient's storage, and which have waited with it."""
+    def _consumers(self) -> Consumers:
         return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)

@@ -32,7 +32,7 @@ def with_names(timeline: Timeline) -> Timeline:
         consumed = [timeline.places[task] for task in timeline.consumers(number)]
         if event < timeline.starts[0] or number in timeline.held or not (consumed or number in lists):
             continue
-        alone = timeline.readers.waited(number, timeline.place_of(timeline.births[number]))
+        alone = timeline._consumers.waited(number, timeline.place_of(timeline.births[number]))
         listed = lists.get(number, [])
         until = timeline.places.get(timeline.grads.get(number, -1), len(timeline.order))
         category = Category.BUFFER

@@ -34,11 +34,17 @@ def simulate(
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
 ) -> Timeline:
-    """Predicts the memory of a backward. Nothing is executed.
+    """Predicts the memory of a backward, which does not run.
+
+    Without footprints, `dry_run` asks each node once on fake tensors, and runs each distinct operator whose workspace
+    is not known once, alone, on real tensors of its shapes on the CPU. The first prediction for new shapes takes the
+    time of these kernels, which may be more than that of the backward, and meanwhile real memory: at most 2 GiB of
+    arguments and results, and half of what is free, for one operator at a time. Later ones take none.
 
     The engine's rules are followed to the reference: what is summed in place and what into a new block, which gradient
     becomes a .grad without a copy, what views hold on to, when saved tensors go. Where tasks allocate what their
-    footprints say, the result is the engine's, event by event; `Timeline.estimates` says what may differ.
+    footprints say, the result is the engine's, event by event; `Timeline.estimates` says what may differ, and
+    `Timeline.direction` whether the true peak is "at least" or "at most" the predicted one, or "unknown".
 
     Args:
         graph: the graph.

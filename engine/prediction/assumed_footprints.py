@@ -27,6 +27,19 @@ def assumed_layout(meta: TensorMeta, part: tuple[int, ...] | None = None) -> Ten
     return contiguous(meta.shape or (), meta.dtype.itemsize)
 
 
+def assumed_gradient(graph: Graph, task_id: int, number: int, part: tuple[int, ...] | None = None) -> TensorLayout:
+    """What a task is taken to get in an input: of a transposed weight the gradient comes transposed (mm_mat2_backward),
+    so that it is the weight's .grad without a copy."""
+    task = graph.tasks[task_id]
+    layout = assumed_layout(task.inputs[number], part)
+    if task.name == _TRANSPOSES and len(layout.shape) == 2 and part is None:
+        return replace(layout, strides=(1, layout.shape[0]))
+    return layout
+
+
+_TRANSPOSES = "TBackward0"
+
+
 def assumed_footprint(graph: Graph, task_id: int, parts: Parts = MappingProxyType({})) -> Footprint:
     """What a task is taken to do where it can't be asked: each gradient that it gives is a new block.
 
@@ -37,7 +50,7 @@ def assumed_footprint(graph: Graph, task_id: int, parts: Parts = MappingProxyTyp
     name, taken = graph.tasks[task_id].name, parts.get((task_id, 0))
     for edge in graph.out_edges[task_id]:
         part = parts.get((edge.next_task, edge.input))
-        layout = assumed_layout(graph.tasks[edge.next_task].inputs[edge.input], part)
+        layout = assumed_gradient(graph, edge.next_task, edge.input, part)
         outputs.extend([None] * (edge.output - len(outputs)))
         if name in _VIEWS and taken is not None:
             outputs.append(TaskOutput("view", 0, layout, keeps_base=True))

@@ -45,7 +45,7 @@ from ..tasks.tensor_hooks import TensorHooks
 from ..words.estimates import Estimate
 from ..words.told_line import telling
 from .answers import Answer, Gradient
-from .assumed_footprints import assumed_footprint, assumed_layout, of_shapes
+from .assumed_footprints import assumed_footprint, assumed_gradient, assumed_layout, of_shapes
 from .dry_run_limits import (
     DTENSORS,
     HIDDEN,
@@ -325,7 +325,11 @@ class _DryRun:
         footprint = assumed_footprint(self._graph, task.id, self._parts)
         gradients: list[Gradient | None] = [None] * len(footprint.outputs)
         for edge in self._graph.out_edges[task.id]:
-            gradients[edge.output] = self._assumed(edge.next_task, edge.input)
+            given = self._assumed(edge.next_task, edge.input)
+            part = self._parts.get((edge.next_task, edge.input))
+            gradients[edge.output] = given._replace(
+                layout=assumed_gradient(self._graph, edge.next_task, edge.input, part)
+            )
         return Answer(footprint, tuple(gradients))
 
     def _refused(self, task: Task, node: Node) -> str | None:

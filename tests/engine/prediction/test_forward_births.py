@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.queue.chosen_order import heap_order
@@ -218,3 +221,30 @@ def test_buckets_of_ddp_are_older_and_may_be_the_grads(view: bool, to_none: bool
     run = th.profile(make_loss)
     assert run.peak_bytes == expected
     assert "the buckets of DistributedDataParallel (65 KiB)" in str(run.peak())
+
+
+@pytest.mark.parametrize("rows", [8, 256])
+@pytest.mark.parametrize("around_all", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_prediction_under_checkpoints_is_a_lower_bound(reentrant: bool, around_all: bool, rows: int) -> None:
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(3)))
+    x = torch.randn(rows, 32, requires_grad=reentrant)
+
+    def make_loss() -> Tensor:
+        layers.zero_grad()
+        x.grad = None
+        h = x
+        for layer in [layers] if around_all else layers:
+            h = checkpoint(layer, h, use_reentrant=reentrant)  # type: ignore[assignment]
+        return h.square().mean()
+
+    make_loss().backward()
+    layers.zero_grad()
+    x.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        loss = make_loss()
+        loss.backward()
+    events = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
+    level = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
+    found = th.simulate(th.graph(make_loss()))
+    assert found.direction == "at least" and found.peak_bytes <= max(level)

@@ -175,6 +175,27 @@ def test_each_kernel_runs_once_in_a_process_for_each_number_of_threads(monkeypat
     assert next(runs) == 2 * first
 
 
+def test_what_a_dry_run_allocates_for_real_is_bounded_by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    real_run = kernel_runs._run
+
+    def noting(operator: Any, args: Any, kwargs: Any, fill: int, tiny: bool) -> Any:
+        tensors = [] if tiny else kernel_runs._tensors_in((args, kwargs))
+        ran.append(sum(each.untyped_storage().nbytes() for each in tensors))
+        return real_run(operator, args, kwargs, fill, tiny)
+
+    monkeypatch.setattr(kernel_runs, "_found", {})
+    monkeypatch.setattr(kernel_runs, "_run", noting)
+    monkeypatch.setattr(kernel_runs, "MOST_BYTES", 100_000)
+    loss = unet()()
+    dry_run(th.graph(loss))
+    assert ran and max(ran) <= 100_000
+    count = len(ran)
+    dry_run(th.graph(loss))
+    assert len(ran) == count, "each distinct one once"
+    assert kernel_runs.MOST_BYTES == 100_000 and "at most 2 GiB" in (th.simulate.__doc__ or "")
+
+
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "_free_bytes"])
 def test_what_would_not_fit_is_not_run_and_the_prediction_says_so(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = 100_000 if limit == "MOST_BYTES" else lambda: 200_000
