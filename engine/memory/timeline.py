@@ -417,13 +417,8 @@ class Timeline:
         """
         found: dict[int, list[tuple[int, int, Category]]] = {}
         for event, number, category in self.changes:
-            found.setdefault(number, []).append((event, self._place_of_change(event, number, category), category))
+            found.setdefault(number, []).append((event, _place_of_change(self, event, number, category), category))
         return found
-
-    def _place_of_change(self, event: int, number: int, category: Category) -> int:
-        if category is Category.GRADIENT and (place := self.places.get(self.grads.get(number, -1))) is not None:
-            return place
-        return bisect_left(self.starts, event) - 1
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -437,7 +432,7 @@ class Timeline:
         They add up to `task_peaks`. Categories that never have bytes are left out.
         """
         changes = [
-            (event, self._place_of_change(event, number, category), number, category)
+            (event, _place_of_change(self, event, number, category), number, category)
             for event, number, category in self.changes
         ]
         walk = CategoryWalk(self.events, self.nbytes, self.born_as, self.before, changes)
@@ -513,3 +508,11 @@ class Timeline:
     @cached_property
     def _consumers(self) -> Consumers:
         return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)
+
+
+def _place_of_change(timeline: Timeline, event: int, number: int, category: Category) -> int:
+    """The place of the task in which a storage's category changed."""
+    leaf = timeline.grads.get(number, -1)
+    if category is Category.GRADIENT and (place := timeline.places.get(leaf)) is not None:
+        return place
+    return bisect_left(timeline.starts, event) - 1

@@ -229,8 +229,8 @@ def fits(
     state in the first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is
     found by running each distinct one once, alone, on real tensors of its shapes on the CPU, of up to 1 GiB (64 MiB for
     products, convolutions and attention): that much real memory, and the time of these kernels, it does take. Those
-    that are too large are told from two smaller batches. Afterwards all is as it was: generators of random numbers, and what
-    the functions lead to (see `AsFound`).
+    that are too large are told from two smaller batches. Afterwards all is as it was: generators of random numbers, and
+    what the functions lead to (see `AsFound`).
 
     Args:
         make_model: makes the model, or is one, or returns one that is there: that is copied onto fakes and left alone.
