@@ -13,8 +13,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
+from torch import Tensor
 
 from ...inspector.arguments import expect, expect_callable, expect_number
+from ...inspector.capturing.walk import graph
 from ...inspector.graph.words import dtype_name
 from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..hips.levels import hips_levels, hips_time
@@ -27,6 +29,7 @@ from ..programs.backward import backward
 from ..programs.make_loss import MakeLoss, own_gradients, real_loss_of
 from ..programs.profile import profile
 from ..programs.timing import Spread, time_backward, turns
+from ..tasks.refusals import refuse_tasks
 from ..words.machine import Machine, this_machine
 from ..words.sizes import percent_text, size_text
 from ..words.tables import ShownAsTable, row_called
@@ -234,6 +237,7 @@ def accumulation_study(
     Raises:
         TypeError: an argument is of another type.
         ValueError: no such workload, size or knob; it has no gradient by hand; `repetitions` is below 1.
+        NotImplementedError: the direct engine can't run a function of yours: it has nested gradients, say.
     """
     expect(name, str | Workload, "name", 'a workload, such as th.workload("rnn"), or its name')
     expect(dtype, torch.dtype, "dtype", "a torch.dtype")
@@ -248,13 +252,28 @@ def accumulation_study(
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
             world = stack.enter_context(AsFound(found.make_loss, "th.accumulation_study"))
-            dtype = real_loss_of(world.watch()).dtype
+            loss = real_loss_of(world.watch())
+            _refuse_native_alone(loss)
+            dtype = loss.dtype
+            del loss
             ways, used = list(_own_ways(world)), None
         else:
             used = {**(found.small if size == "small" else found.full), **knobs}
             ways = list(_ways(found, {"size": size, "dtype": dtype, **knobs}))
         rows = tuple(_measured(ways, _name_of(found, dtype), repetitions, tell))
     return AccumulationStudy(found, None if used is None else size, used or {}, dtype, rows, this_machine())
+
+
+def _refuse_native_alone(loss: Tensor) -> None:
+    """Raises NotImplementedError for a program that the direct engine can't run."""
+    try:
+        refuse_tasks(graph(loss))
+    except NotImplementedError as error:
+        reason = str(error).partition(";")[0]
+        raise NotImplementedError(
+            f"th.accumulation_study compares how the direct engine sums gradients, and {reason}; th.compare(make_loss) "
+            "runs in PyTorch's own engine"
+        ) from None
 
 
 def _measured(

@@ -28,11 +28,13 @@ from ..torch_internals.tensors import (
     FollowedStorage,
     StorageBytes,
     View,
+    bytes_below,
     content_of,
     detached,
     has_view,
     is_fake,
     is_wrapped,
+    parts_of,
     storage_of,
     strided_parts,
     without_bytes,
@@ -172,6 +174,9 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                     self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
                     self._sparse[id(tensor)] = weakref.ref(tensor)
                 elif found.address not in self._known:
+                    if found.address in self._inside(given):
+                        self._add(tensor, None, WHOLE)
+                        continue
                     made = self._add(tensor, number, output)
                     makes.append((made.number, output))
         finally:
@@ -215,14 +220,27 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 whole = tensor.untyped_storage()
                 self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
 
+    def _inside(self, tensors: Sequence[Tensor]) -> set[int]:
+        """The storages of the parts of sparse and wrapped tensors, which an operation may show (`values`)."""
+        return {
+            part.untyped_storage()._cdata
+            for tensor in tensors
+            if is_wrapped(tensor) or not has_view(tensor)
+            for part in strided_parts(tensor)
+        }
+
     def _note_content(self, tensor: Tensor) -> None:
-        """Of a tensor that is about to be written and has no storage of its own: keeps what it holds, if it was there
-        before."""
+        """Of a tensor that is about to be written and is more than a view of a storage: keeps what it holds, if it was
+        there before."""
         made = self._sparse.get(id(tensor))
-        is_made = made is not None and made() is tensor
-        if not is_made and id(tensor) not in self._contents and not without_bytes(tensor) and not is_wrapped(tensor):
-            with unobserved():
-                self._contents[id(tensor)] = content_of(tensor)
+        if (made is not None and made() is tensor) or without_bytes(tensor):
+            return
+        with unobserved():
+            for part in parts_of(tensor):
+                if (whole := bytes_below(part)) is None:
+                    self._contents.setdefault(id(part), content_of(part))
+                elif all(each.data_ptr() != whole.data_ptr() for each, _ in self._before):
+                    self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
 
     def _pack(self, tensor: Tensor) -> _Packed:
         storage = self._storage(tensor)

@@ -117,7 +117,10 @@ def content_of(tensor: Tensor) -> Callable[[], None]:
     def put_back() -> None:
         for part, copy in copies:
             part.copy_(copy)
-        tensor.data = before.detach() if is_sparse else before.clone()
+        if is_sparse:
+            tensor.data = before.detach()
+        else:  # other tensors may be on the same bytes
+            tensor.copy_(before)
         set_version(tensor, version)
 
     return put_back

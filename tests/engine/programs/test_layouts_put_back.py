@@ -63,3 +63,41 @@ def test_sparse_buffers_and_gradients_are_as_before(verb: str, layout: str) -> N
     for name, tensor in kept.items():
         assert list(map(torch.equal, content(tensor), before[name])) == [True] * len(before[name]), name
     assert {name: tensor._version for name, tensor in kept.items()} == versions
+
+
+MADE: dict[str, Callable[[], Tensor]] = {
+    **{name: lambda make=make: make(2 * torch.eye(4)) for name, make in BUFFERS.items()},
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(1, 4)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(1, 4)], layout=torch.jagged),
+}
+WAYS: dict[str, Callable[[Tensor], object]] = {
+    "itself": lambda buffer: buffer.mul_(0.9),
+    "data": lambda buffer: buffer.data.mul_(0.9),
+    "detach": lambda buffer: buffer.detach().mul_(0.9),
+    "values": lambda buffer: (buffer._values() if buffer.layout is torch.sparse_coo else buffer.values()).mul_(0.9),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", MADE)
+@pytest.mark.parametrize("verb", ["record_forward", "plan_mirror", "find_nan"])
+def test_what_is_written_through_an_alias_is_as_before(verb: str, layout: str, way: str) -> None:
+    if (layout, way) == ("mkldnn", "values"):
+        pytest.skip("it has no values of its own")
+    buffer, linear, x = MADE[layout](), nn.Linear(4, 4), torch.ones(3, 4)
+
+    def total() -> Tensor:
+        if layout == "nested":
+            return torch.nested.to_padded_tensor(buffer, 0.0).sum()
+        return (buffer.values() if layout == "jagged" else buffer.to_dense()).sum()
+
+    def make_loss() -> Tensor:
+        with torch.no_grad():
+            WAYS[way](buffer)
+        return linear(x).sum() + total()
+
+    before = total()
+    VERBS[verb](make_loss)
+    assert torch.equal(total(), before)

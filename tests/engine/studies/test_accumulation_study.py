@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor, nn
 
 import tapehead as th
 from tapehead.engine.measuring.step_levels import allocated_levels
@@ -25,6 +26,7 @@ from tapehead.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
+from tapehead.engine.workloads.own_program import own_program
 from tapehead.engine.workloads.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"
@@ -195,3 +197,16 @@ def test_what_cannot_be_counted_or_found_is_a_sentence(studies: dict[str, Accumu
         studies["rnn"]["zzz"]
     with pytest.raises(ValueError, match="there is no study to save"):
         save_studies([], "page.html")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_program_with_nested_gradients_is_refused_with_what_runs_it() -> None:
+    linear, parts = nn.Linear(4, 3), [torch.ones(2, 4), torch.ones(3, 4)]
+
+    def make_loss() -> Tensor:
+        nested = torch.nested.nested_tensor(parts, layout=torch.strided)
+        return torch.nested.to_padded_tensor(linear(nested), 0.0).square().sum()
+
+    with pytest.raises(NotImplementedError, match=r"th\.accumulation_study .*nested.*th\.compare\(make_loss\)"):
+        accumulation_study(own_program(make_loss, "own"))
+    assert linear.weight.grad is None
