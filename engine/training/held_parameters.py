@@ -11,12 +11,20 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive, parameters_of
+from ...inspector.torch_internals.tensors import local_of
 from ..words.phrases import joined
 from .finding import Finding
 from .part import LoopPart
 from .record import Training
 
+_ELEMENTS = 2**16  # of a parameter that are compared; at least one row
 _FIRST, _SURE = 1, 2  # the steps at which parameters are suspected, and at which it is said
+
+
+def _first_of(parameter: Tensor) -> Tensor:
+    """Its first elements: they tell whether it was updated, and take next to nothing to be kept."""
+    values = local_of(parameter.detach())
+    return values if values.dim() == 0 else values[: max(1, _ELEMENTS * len(values) // max(values.numel(), 1))]
 
 
 class HeldParameters(LoopPart):
@@ -45,7 +53,7 @@ class HeldParameters(LoopPart):
         self._optimizers.add(optimizer)
         self._got.update(id(each) for each in parameters_of(optimizer) if each.grad is not None)
         if self._step == _FIRST:
-            self._suspects = [(name, each.detach().clone()) for name, each in self._unheld(self._optimizers)]
+            self._suspects = [(name, _first_of(each).clone()) for name, each in self._unheld(self._optimizers)]
         elif self._step == _SURE:
             self._tell_of_idle(optimizer)
             if self._suspects:
@@ -64,7 +72,7 @@ class HeldParameters(LoopPart):
         found = [
             name
             for name, each in self._unheld(optimizers_alive())
-            if name in before and torch.equal(before[name], each)
+            if name in before and torch.equal(before[name], _first_of(each))
         ]
         if found and self._training is not None:
             plural = len(found) > 1

@@ -223,7 +223,8 @@ class NormJudge:
         if not at.numel() or int(at[0]) == 0:
             return ""
         place = int(at[0])
-        now, before = found[place], found[max(0, place - _EVERY) : place].median(0).values
+        earlier = found[max(0, place - _EVERY) : place]  # of a large model a row has some of the modules
+        now, before = found[place], torch.where(earlier > 0, earlier, math.nan).nanmedian(0).values
         there = (now > 0) & (before > 0)
         if not bool(there.any()):
             return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _OFTEN = 100  # steps after which parameters that came later are looked for
 _TOGETHER = 8  # steps that are read at once
+_MOST_COPIED_BYTES = 2**26  # of parameters before an update, unless a single module has more
 _JUMP = 2.0  # a learning rate that much above the last step's is worth a look at the update
 
 
@@ -81,6 +82,7 @@ class NormWatch(LoopPart):
         self._rates: dict[int, float] = {}
         self._before: tuple[list[Tensor], list[Tensor], list[int]] | None = None
         self._is_ordered = False
+        self._next_column: dict[int, int] = {}  # by an optimizer's place the first whose update is still to come
         self._told_unread = False
         self._end_scales: Callable[[], None] | None = None
 
@@ -137,9 +139,32 @@ class NormWatch(LoopPart):
         self._take_gradients(optimizer, parameters)
         self._step.optimizers.append(_OptimizerStep(place, rate, self._taken_losses()))
         if self._step.number % self._training.every == 0 or jumped:
-            floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
-            before = [each.detach().clone() for each in floating]
-            self._before = (floating, before, self._columns.of(floating)) if floating else None
+            self._next_column.setdefault(place, 0)
+        if place in self._next_column:
+            self._before = self._copied(place, parameters)
+
+    def _copied(self, place: int, parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]] | None:
+        """Copies of the modules that are next, and not too much at once: what is left comes in the steps after this."""
+        floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
+        columns = self._columns.of(floating)
+        nbytes: Counter[int] = Counter()
+        for each, column in zip(floating, columns, strict=True):
+            nbytes[column] += local_of(each).nbytes
+        first = self._next_column.pop(place)
+        left = sorted(column for column in nbytes if column >= first)
+        chosen: set[int] = set()
+        copied = 0
+        for column in left:
+            copied += nbytes[column]
+            if chosen and copied > _MOST_COPIED_BYTES:
+                self._next_column[place] = column
+                break
+            chosen.add(column)
+        found = [(each, column) for each, column in zip(floating, columns, strict=True) if column in chosen]
+        if not found:
+            return None
+        copies = [each.detach().clone() for each, _ in found]
+        return [each for each, _ in found], copies, [column for _, column in found]
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._before is None:

@@ -89,6 +89,11 @@ def training(
     accumulation, closures (LBFGS) and steps that a gradient scaler leaves out; or by `training.step()`. The loop is
     that of the thread that opens the block.
 
+    Memory: at every `every`-th step parameters are copied while their optimizer steps, at most 64 MiB at once, or one
+    module if that has more. A larger model's updates are looked at module by module, in this step and those after it.
+    Where a graph waits for its backward while an optimizer steps whose writes count no versions (`fused=True`), the
+    parameters with gradients are copied. The black box has a limit of its own.
+
     Args:
         model: the model, or a list of them; None: those that are called.
         optimizer: the optimizer, or a list of them; None: those that step. A wrapper (Accelerate's, Lightning's, one of

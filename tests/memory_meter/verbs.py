@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.words.estimates import estimate_sentence
 
 from .meter import Meter
 from .programs import PROGRAMS, Builder, Program
@@ -115,7 +116,7 @@ def of_profile(build: Builder) -> Iterator[Figure]:
     held = held_by_backward(build)
     with warmed_up(build) as program:
         run = th.profile(program.make_loss, retain_graph=program.retain_graph)
-        yield Figure(run.peak_bytes, held, "; ".join(run.timeline.estimates))
+        yield Figure(run.peak_bytes, held, estimate_sentence(run.timeline.estimates))
 
 
 def of_measured_backward(build: Builder) -> Iterator[Figure]:
@@ -123,7 +124,7 @@ def of_measured_backward(build: Builder) -> Iterator[Figure]:
     held = held_by_backward(build)
     with warmed_up(build) as program:
         run = th.backward(program.make_loss(), memory=True, retain_graph=program.retain_graph)
-        yield Figure(run.peak_bytes, held, "; ".join(run.timeline.estimates))
+        yield Figure(run.peak_bytes, held, estimate_sentence(run.timeline.estimates))
 
 
 def of_simulate(build: Builder) -> Iterator[Figure]:
@@ -133,7 +134,7 @@ def of_simulate(build: Builder) -> Iterator[Figure]:
             with forward:
                 loss = program.make_loss()
             found = th.simulate(th.graph(loss), retain_graph=program.retain_graph)
-            yield Figure(found.peak_bytes, held, "; ".join(found.estimates))
+            yield Figure(found.peak_bytes, held, estimate_sentence(found.estimates))
 
 
 def of_plan(build: Builder) -> Iterator[Figure]:
@@ -151,9 +152,9 @@ def of_compare(build: Builder) -> Iterator[Figure]:
         for row in th.compare(program.make_loss, [*held], repetitions=1).rows:
             yield Figure(row.peak_bytes, held[row.policy])
             if row.predicted is not None:
-                yield Figure(row.predicted.peak_bytes, held[row.policy], "; ".join(row.predicted.estimates))
+                yield Figure(row.predicted.peak_bytes, held[row.policy], estimate_sentence(row.predicted.estimates))
             if row.dry_run_bytes is not None:
-                yield Figure(row.dry_run_bytes, held[row.policy], "; ".join(row.dry_run_estimates))
+                yield Figure(row.dry_run_bytes, held[row.policy], estimate_sentence(row.dry_run_estimates))
 
 
 def of_record_steps(build: Builder) -> Iterator[Figure]:
@@ -180,7 +181,7 @@ def of_profile_step(build: Builder) -> Iterator[Figure]:
 
 
 def flag_of(step: th.TrainingStep) -> str:
-    return " ".join(each for each in step.sentences if "not counted" in each.lower())
+    return " ".join(each for each in step.sentences if "Not counted" in each)
 
 
 def of_fits(build: Builder) -> Iterator[Figure]:
@@ -191,7 +192,7 @@ def of_fits(build: Builder) -> Iterator[Figure]:
         return
     make_model, make_batch, make_optimizer, loss_of = arguments
     fit = th.fits(make_model, make_batch, make_optimizer, "1GiB", loss_of)
-    yield Figure(fit.peak_bytes, held_by_steps(build)[1], "; ".join(fit.estimates))
+    yield Figure(fit.peak_bytes, held_by_steps(build)[1], estimate_sentence(fit.estimates))
 
 
 VERBS: dict[str, Callable[[Builder], Iterator[Figure]]] = {
@@ -206,8 +207,9 @@ VERBS: dict[str, Callable[[Builder], Iterator[Figure]]] = {
 }
 
 _DIRECTIONS = (
-    (re.compile(r"at least|lower bound|not counted", re.IGNORECASE), lambda figure: figure.said <= figure.held),
-    (re.compile(r"at most|upper bound", re.IGNORECASE), lambda figure: figure.said >= figure.held),
+    (re.compile(r"may be higher\.|at least what is said"), lambda figure: figure.said <= figure.held),
+    (re.compile(r"may be lower\."), lambda figure: figure.said >= figure.held),
+    (re.compile(r"may be higher or lower\."), lambda figure: True),
 )
 
 

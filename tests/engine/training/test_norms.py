@@ -92,6 +92,56 @@ def test_weights_and_updates_are_those_of_every_tenth_step() -> None:
     close(norms.ratios[1], [u / w for u, w in zip(updates, weights, strict=True)])
 
 
+def test_updates_of_a_large_model_are_looked_at_a_few_modules_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapehead.engine.training.norm_watch._MOST_COPIED_BYTES", 200)
+    model = perceptron()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    names = ["3", "2", "0"]
+    wanted = []
+    with th.training(model, optimizer, every=5) as training:
+        for step in range(8):
+            optimizer.zero_grad()
+            x, y = batch(step)
+            functional.mse_loss(model(x), y).backward()
+            before = copy.deepcopy(model)
+            optimizer.step()
+            with torch.no_grad():
+                for old, new in zip(before.parameters(), model.parameters(), strict=True):
+                    old.copy_(new - old)
+            wanted.append(wanted_of(before, names, "data"))
+    norms = training.norms
+    assert norms.sampled_steps[:, 0].tolist() == [0, 1, 5, 6]
+    for row, (step, modules) in enumerate([(0, ["0"]), (1, ["3", "2"]), (5, ["0"]), (6, ["3", "2"])]):
+        places = [names.index(each) for each in modules]
+        close(norms.updates[row][places], [wanted[step][each] for each in places])
+        assert sum(norms.updates[row] >= 0) == sum(norms.weights[row] >= 0) == len(modules)
+
+
+def test_copies_of_parameters_take_a_bounded_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapehead.engine.training.norm_watch._MOST_COPIED_BYTES", 2**16)
+    model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(1, 128)
+
+    def highest() -> int:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        level = peak = 0
+        for event in sorted(found.profiler.kineto_results.events(), key=lambda each: each.start_ns()):
+            if event.name() == "[memory]":
+                level += event.nbytes()
+                peak = max(peak, level)
+        return peak
+
+    alone = highest()
+    optimizer.zero_grad()
+    with th.training(model, optimizer, every=1):
+        assert highest() <= alone + 2**16 + 2**14  # of the parameters one in six, and the norms themselves
+
+
 def test_gradients_of_a_scaled_loss_are_told_without_the_scale() -> None:
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
