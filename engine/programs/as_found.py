@@ -49,6 +49,7 @@ from .make_loss import (
     loss_of,
     own_gradients,
     refuse_whole_step,
+    same_flags,
     same_random_numbers,
     sharding_as_before,
 )
@@ -60,10 +61,10 @@ class AsFound:
     Put back are: .grad of all leaves there are, and of tensors that retain it, the same objects with the same bits,
     also of those that are reached only by a backward inside the backward (reentrant checkpoints, custom Functions);
     the bits of all tensors that were there before and are written, buffers and parameters among them, also by setting
-    `.data`; which tensors are a module's parameters and buffers; what FSDP2 has gathered and summed; and the generators
-    of random numbers, torch's, Python's, NumPy's, and those that operations were given; and what the program keeps in
-    Python: attributes of modules, the state of optimizers, what closures lead to, which tensors require grad (see
-    `CarriedState`, which also says what could not be put back).
+    `.data`; which tensors are a module's parameters and buffers; what FSDP2 has gathered and summed; the generators of
+    random numbers, torch's, Python's, NumPy's, and those that operations were given; flags of torch (`FLAGS`); and what
+    the program keeps in Python: attributes of modules, the state of optimizers, what closures lead to, which tensors
+    require grad (see `CarriedState`, which also says what could not be put back).
 
     A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
 
@@ -97,6 +98,7 @@ class AsFound:
             stack.enter_context(sharding_as_before())
             stack.callback(self._restore)
             stack.enter_context(same_random_numbers())
+            stack.enter_context(same_flags())
             self._note_leaves()
             stack.enter_context(watching_modules(self._note_module))
             self._opened = stack.pop_all()
@@ -161,7 +163,7 @@ class AsFound:
         """All is put back after the outermost: in between a backward needs what its forward has written."""
         self._depth += 1
         try:
-            with same_random_numbers():
+            with same_random_numbers(), same_flags():
                 yield
         finally:
             self._depth -= 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import contextmanager, nullcontext
 from numbers import Number
 from threading import get_ident
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from ...inspector.arguments import a_kind, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
+from ...inspector.torch_internals.flags import FLAGS
 from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.random_states import accelerators_awake, same_random_states
@@ -205,6 +206,22 @@ def same_random_numbers() -> Iterator[None]:
         random.setstate(before)
         if numpy is not None and numpys is not None:
             numpy.random.set_state(numpys)
+
+
+@contextmanager
+def same_flags() -> Iterator[None]:
+    """Flags that a program may set as it runs (`FLAGS`) are afterwards what they were before."""
+    before = [(write, read, read()) for read, write in FLAGS]
+    try:
+        yield
+    finally:
+        for_all(before, _put_flag)
+
+
+def _put_flag(kept: tuple[Callable[[Any], object], Callable[[], Any], Any]) -> None:
+    write, read, before = kept
+    if read() != before:
+        write(before)
 
 
 @contextmanager

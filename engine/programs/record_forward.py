@@ -28,6 +28,7 @@ from .make_loss import (
     nothing_sharded,
     real_loss_of,
     refuse_whole_step,
+    same_flags,
     same_random_numbers,
 )
 
@@ -71,7 +72,7 @@ def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | 
         names = capture(model)
         recorder = ForwardRecorder(names)
         try:
-            with same_random_numbers(), names, recorder:
+            with same_random_numbers(), same_flags(), names, recorder:
                 since = sequence_nr()
                 loss = real_loss_of(carried.make_loss())
             refuse_whole_step(loss, since)
@@ -136,7 +137,7 @@ def _find_the_same(carried: CarriedState, recorder: ForwardRecorder) -> None:
 def _operation_times(carried: CarriedState, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
     """How long each operation takes in one more forward; None if it runs others."""
     _find_the_same(carried, recorder)
-    with same_random_numbers(), _Stopwatch(recorder.accelerated) as watch:
+    with same_random_numbers(), same_flags(), _Stopwatch(recorder.accelerated) as watch:
         carried.make_loss()
     return watch.seconds if watch.operators == operators else None
 
@@ -144,7 +145,7 @@ def _operation_times(carried: CarriedState, recorder: ForwardRecorder, operators
 def _forward_seconds(carried: CarriedState, recorder: ForwardRecorder) -> float:
     """How long one more forward takes."""
     _find_the_same(carried, recorder)
-    with same_random_numbers():
+    with same_random_numbers(), same_flags():
         if recorder.accelerated:
             torch.accelerator.synchronize()
         clock = clock_of(recorder.accelerated)

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -299,3 +300,35 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it(monkeypatch: pytest.
         th.find_unused(make_loss, first)
     assert first.calls == 0 and all(each.grad is None for each in first.parameters())
     assert all(each.grad is gradient for each, gradient in zip(second.parameters(), gradients, strict=True))
+
+
+def flags() -> list[object]:
+    """Those that a program may set."""
+    backends = torch.backends
+    return [
+        (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        (torch.get_float32_matmul_precision(), torch.get_default_dtype(), torch.get_num_threads()),
+        (backends.cudnn.benchmark, backends.mkldnn.enabled, backends.cuda.flash_sdp_enabled()),
+    ]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("verb", VERBS)
+def test_flags_that_the_forward_sets_are_as_they_were(verb: str, raises: bool) -> None:
+    model, before = mlp(), flags()
+
+    def make_loss() -> Tensor:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("high")
+        torch.set_anomaly_enabled(True, check_nan=False)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.enable_flash_sdp(False)
+        if raises:
+            torch.set_grad_enabled(False)
+            raise KeyError("mine")
+        return model(X).square().mean()
+
+    with pytest.raises(KeyError, match="mine") if raises else nullcontext():
+        VERBS[verb](make_loss, model)
+    assert flags() == before
