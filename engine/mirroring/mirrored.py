@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from ...inspector.arguments import expect_callable, expect_model
-from ..programs.make_loss import refuse_in_transform
+from ..programs.as_found import AsFound
+from ..programs.make_loss import MakeLoss, refuse_in_transform
+from ..trace.buckets import nothing_reduced
 from .mirror import MirrorReport, mirror
 from .plan_mirror import plan_mirror
 from .planned_mirror import PlannedMirror
@@ -90,10 +92,23 @@ class mirrored:
             return function(*args, **kwargs)
         if self.plan is None:
             refuse_in_transform("th.mirrored")
+            _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plans(lambda: _loss_in(_called(function, args, kwargs)))
         self._newest = mirror(self.plan)
         with self._newest:
             return function(*args, **kwargs)
+
+
+def _make_once(make_loss: MakeLoss) -> None:
+    """What the first forward is going to make and keep (a mask) is made before it: later ones run as it does then, and
+    as the plan has it."""
+    world = AsFound(make_loss, "th.mirrored", refuses=True)
+    with world, nothing_reduced():
+        world.watch(backward=False)
+        with world.run():
+            made = world.carried.made_once()
+    for each in made:
+        each.redo()
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from ...inspector.torch_internals.tensors import computes_itself, is_leaf, witho
 from ..tasks.hook_state import Unseen, reach
 from ..tasks.hook_watch import subclasses
 from ..tasks.iterators import IteratorProgress
-from ..tasks.kept_places import ByKey, OfLeaf, Place
+from ..tasks.kept_places import MISSING, ByKey, OfLeaf, Place, Rebound
 from ..words.warn import warn
 from .make_loss import for_all
 
@@ -74,6 +74,7 @@ class CarriedState:
         self._flags: list[tuple[ref[Tensor], bool]] = []  # leaves, and whether they require grad
         self._losses: dict[bool, float] = {}
         self._compared: set[bool] = set()
+        self._has_changed = False
         self._is_put_back = True
         self._moved_on: str | None = None
         self._is_told = False
@@ -90,10 +91,29 @@ class CarriedState:
             self._compare(made)  # allocates nothing: memory may be measured
         return made
 
+    def made_once(self) -> list[Rebound]:
+        """What the forward makes at its first call and keeps, such as a mask: tensors without a graph where there was
+        nothing, which another run leaves as they are. Runs it twice, where it changes anything; its caller puts back
+        what that has changed."""
+        if not self._has_changed:
+            return []
+        self._make_loss()
+        made = [(place, change) for place, before in self._places if (change := place.change(before)) is not None]
+        kept = [place.read() for place, _ in made]
+        self._make_loss()
+        found = []
+        for (place, change), before in zip(made, kept, strict=True):
+            again = place.change(before)
+            moved = [each[0] for each in again.changed] if isinstance(again, Rebound) else []
+            if isinstance(change, Rebound) and before.keys() >= set(moved):  # else it grows with each run
+                once = [each for each in change.changed if _is_made(*each[1:]) and each[0] not in moved]
+                found.append(Rebound(change.kept, once, (), ()))
+        return found
+
     def put_back(self) -> None:
         """Puts back what the runs have changed."""
         steps: list[Callable[[], object]] = [
-            lambda: for_all(self._places, _undo),
+            lambda: for_all(self._places, self._undo),
             lambda: for_all(self._flags, _put_flag),
         ]
         with unobserved():
@@ -126,6 +146,13 @@ class CarriedState:
     @property
     def _text(self) -> str:
         return _MOVED_ON.format(what=self._moved_on, verb=self._verb)
+
+    def _undo(self, kept: tuple[Place, Any]) -> None:
+        place, before = kept
+        change = place.change(before)
+        if change is not None:
+            self._has_changed = True
+            change.undo()
 
     def _note(self, code: Iterable[Any], most: int) -> None:
         for found, name, owner in reach(code, most, goes_on=True):
@@ -215,11 +242,9 @@ def _put_flag(kept: tuple[ref[Tensor], bool]) -> None:
         tensor.requires_grad_(requires_grad)
 
 
-def _undo(kept: tuple[Place, Any]) -> None:
-    place, before = kept
-    change = place.change(before)
-    if change is not None:
-        change.undo()
+def _is_made(before: object, after: object) -> bool:
+    there_was = before is not None and before is not MISSING
+    return isinstance(after, Tensor) and not after.requires_grad and not there_was
 
 
 def _is_left_alone(module: nn.Module) -> bool:

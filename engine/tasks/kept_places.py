@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-_MISSING = object()
+MISSING = object()
 
 
 class PlaceChange(Protocol):
@@ -43,20 +43,20 @@ class ByKey:
     def read(self) -> dict[Any, Any]:
         if self.names is None:
             return dict(self.kept)
-        return {name: self.kept.get(name, _MISSING) for name in self.names}
+        return {name: self.kept.get(name, MISSING) for name in self.names}
 
     def change(self, before: dict[Any, Any]) -> PlaceChange | None:
         after = self.read()
         if len(before) == len(after) and all(map(is_, (*before, *before.values()), (*after, *after.values()))):
             return None
         keys = [*before, *(key for key in after if key not in before)]
-        changed = [(key, before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys]
+        changed = [(key, before.get(key, MISSING), after.get(key, MISSING)) for key in keys]
         changed = [each for each in changed if each[1] is not each[2]]
-        return _Rebound(self.kept, changed, tuple(before), tuple(after)) if changed else None
+        return Rebound(self.kept, changed, tuple(before), tuple(after)) if changed else None
 
 
 @dataclass(slots=True)
-class _Rebound:
+class Rebound:
     """Keys with what they had before and after; hooks that are put back stand where they stood."""
 
     kept: MutableMapping[Any, Any]
@@ -73,12 +73,12 @@ class _Rebound:
     def _put(self, changed: list[tuple[Any, Any, Any]], keys: tuple[Any, ...]) -> None:
         kept, again = self.kept, False
         for key, expected, wanted in changed:
-            if kept.get(key, _MISSING) is not expected:
+            if kept.get(key, MISSING) is not expected:
                 continue
-            if wanted is _MISSING:
+            if wanted is MISSING:
                 del kept[key]
             else:
-                again |= expected is _MISSING
+                again |= expected is MISSING
                 kept[key] = wanted
         if again:
             for key in [*(key for key in keys if key in kept), *(key for key in list(kept) if key not in keys)]:
@@ -190,14 +190,14 @@ class ClosureCell:
         try:
             return self.cell.cell_contents
         except ValueError:
-            return _MISSING
+            return MISSING
 
     def change(self, before: Any) -> PlaceChange | None:
         after = self.read()
         return None if after is before else _Whole(self, before, after)
 
     def write(self, value: Any) -> None:
-        if value is _MISSING:
+        if value is MISSING:
             del self.cell.cell_contents
         else:
             self.cell.cell_contents = value

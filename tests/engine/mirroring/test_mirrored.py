@@ -118,3 +118,31 @@ def test_bad_arguments_are_refused_at_once() -> None:
         th.mirrored(0.5, model={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="function is a Tensor; expected what runs the forward"):
         th.mirrored(0.5)(torch.ones(()))  # type: ignore[arg-type]
+
+
+class Masked(nn.Module):
+    """Makes a mask at its first call, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.mask: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.mask is None:
+            self.mask = torch.ones(64, 64).tril()
+        for layer in self.layers:
+            x = (layer(x) @ self.mask).tanh().exp().sin()
+        return x.square().mean()
+
+
+def test_what_the_first_forward_makes_and_keeps_is_in_no_step_of_the_plan() -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(256, 64)
+    forward = th.mirrored(budget=0.7, seconds=0.3)
+    for step in range(1, 4):
+        forward(lambda: model(x)).backward()
+        assert model.calls == step
+        assert forward.report is not None and forward.report.dropped > 0 and not forward.report.notes
