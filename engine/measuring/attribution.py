@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 
 from ...inspector.graph.facts import Operation
@@ -68,7 +69,7 @@ class Measured:
     of_model: Collection[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lives:
     """The storages of a measurement, numbered in order of birth, and the tasks' turns.
 
@@ -98,7 +99,7 @@ class Lives:
             return len(self.turns)
         return bisect_right(self.turns, row - self.first, key=lambda turn: turn.begin) - 1
 
-    @property
+    @cached_property
     def start(self) -> int:
         """The row with which the first task begins."""
         return self.first + min((turn.begin for turn in self.turns), default=0)

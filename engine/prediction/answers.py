@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..memory.footprint import Footprint, TensorLayout
+from ..memory.layouts import layout_of
 
 
 class Gradient(NamedTuple):
@@ -15,6 +17,12 @@ class Gradient(NamedTuple):
     layout: TensorLayout
     dtype: torch.dtype
     device: torch.device
+    conjugated: bool = False
+    negated: bool = False
+
+    @staticmethod
+    def of(tensor: Tensor) -> Gradient:
+        return Gradient(layout_of(tensor), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
 
 class Answer(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 
 import torch
@@ -32,7 +32,7 @@ from ...inspector.torch_internals.saved import (
     saved_variables,
     saves_subclass,
 )
-from ...inspector.torch_internals.tensors import storage_of, stored_values
+from ...inspector.torch_internals.tensors import lazily, storage_of, stored_values
 from ..memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
 from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
@@ -144,7 +144,7 @@ class _DryRun:
         self._operations = FakeKernels(device)
         self._takes = all_taken(graph)
         self._answers: dict[object, Answer] = {}
-        self._limits: dict[str, list[int]] = {}
+        self._limits: dict[str, dict[int, None]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does
         self._hooks = TensorHooks(graph.nodes)
         self._births = forward_births(graph)
@@ -201,11 +201,11 @@ class _DryRun:
                     kernel_sentence(graph, why, operators, [*tasks])
                     for why, (operators, tasks) in self._unknown.items()
                 ),
-                *(limit_sentence(graph, what, task_ids) for what, task_ids in self._limits.items()),
+                *(limit_sentence(graph, what, [*task_ids]) for what, task_ids in self._limits.items()),
                 *self._more_limits,
             ),
             unsure=tuple(
-                limit_sentence(graph, what, task_ids)
+                limit_sentence(graph, what, [*task_ids])
                 for what, task_ids in self._limits.items()
                 if what not in SAME_IN_EVERY_ORDER
             ),
@@ -274,13 +274,20 @@ class _DryRun:
     def _of_nodes_alone(self, tensor: Tensor) -> bool:
         """Whether the tensor, and with it what it retains, goes with the last node that saves it."""
         storage = storage_of(tensor)
-        numbers = [number for number, address in self._left.addresses.items() if storage and storage.address == address]
-        return any(saved.storage in numbers and not saved.held for saved in self._saved)
+        return storage is not None and storage.address in self._held_by_nodes
+
+    @cached_property
+    def _held_by_nodes(self) -> set[int]:
+        """The addresses of saved storages that nobody else holds."""
+        addresses = self._left.addresses
+        saved = (each.storage for each in self._saved if each.storage is not None and not each.held)
+        return {addresses[number] for number in saved if number in addresses}
 
     def _add(self, waiting: list[list[Gradient | None]], task_id: int, number: int, gradient: Gradient) -> None:
         other = waiting[task_id][number]
         if other is not None:
-            gradient = gradient._replace(layout=sum_of(other.layout, gradient.layout))
+            layout = sum_of(other.layout, gradient.layout)
+            gradient = gradient._replace(layout=layout, conjugated=False, negated=False)
         waiting[task_id][number] = gradient
 
     def _answer(self, task: Task, inputs: list[Gradient | None]) -> Answer:
@@ -372,7 +379,13 @@ class _DryRun:
         operations.start()
         operations.in_place = not task.name.startswith(OUT_OF_PLACE)
         given: list[Tensor | None] = [
-            None if each is None else operations.tensor(each.layout.shape, each.layout.strides, each.dtype, each.device)
+            None
+            if each is None
+            else lazily(
+                operations.tensor(each.layout.shape, each.layout.strides, each.dtype, each.device),
+                each.conjugated,
+                each.negated,
+            )
             for each in inputs
         ]
         outputs = list(call_node(node, given))
@@ -394,7 +407,7 @@ class _DryRun:
                 origins,
                 tuple(None if each is None else each.layout for each in inputs),
             ),
-            tuple(None if each is None else Gradient(layout_of(each), each.dtype, each.device) for each in outputs),
+            tuple(None if each is None else Gradient.of(each) for each in outputs),
             tuple(operations.unknown),
         )
 
@@ -469,10 +482,8 @@ class _DryRun:
         return device == self._device
 
 
-def _note_limit(limits: dict[str, list[int]], what: str, task_id: int) -> None:
-    tasks = limits.setdefault(what, [])
-    if task_id not in tasks:
-        tasks.append(task_id)
+def _note_limit(limits: dict[str, dict[int, None]], what: str, task_id: int) -> None:
+    limits.setdefault(what, {})[task_id] = None
 
 
 def _is_scalar(meta: TensorMeta) -> bool:

@@ -80,7 +80,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         self, operator: Operator, args: Any, kwargs: Any, results: Sequence[Tensor]
     ) -> KernelRun | str | None:
         """What is known of the operator's kernel, as `kernel_run` says it."""
-        return kernel_run(operator, args, kwargs, results)
+        return kernel_run(operator, args, kwargs, results, in_backward=True)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = _IN_PLACE.get(operator)

@@ -20,7 +20,13 @@ from ...inspector.torch_internals.allocators import (
     stop_allocation_events,
 )
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.operators import Operator, is_pointwise, leaves_of, schema_name
+from ...inspector.torch_internals.operators import (
+    Operator,
+    is_pointwise,
+    leaves_of,
+    schema_name,
+    with_tensors_for_numbers,
+)
 from ...inspector.torch_internals.tensors import SPARSE, View, on_storage, storage_of
 
 MOST_BYTES = 2**31
@@ -148,6 +154,7 @@ def kernel_run(
     kwargs: dict[str, Any],
     results: Sequence[Tensor],
     most_bytes: int | None = None,
+    in_backward: bool = False,
 ) -> KernelRun | str | None:
     """What the operator's kernel does with tensors like these; None: nothing besides; or why that is not known.
 
@@ -159,6 +166,7 @@ def kernel_run(
         args, kwargs: what it is called with; the tensors may be fake.
         results: the fake tensors that it returns.
         most_bytes: of arguments and results; more are too large. None: `MOST_BYTES`.
+        in_backward: a formula of PyTorch's calls it, where the forward has made tensors of the numbers.
     """
     name = name_of(operator)
     if operator.is_view or operator.namespace == "prim" or name in PASSIVE:
@@ -179,7 +187,7 @@ def kernel_run(
         each.layout is not torch.strided for each in tensors
     ):
         return NOT_LISTED
-    key = operator, _key((args, kwargs), tiny), _settings()
+    key = operator, _key((args, kwargs), tiny), in_backward, _settings()
     found = _found.get(key)
     if found is None:
         if not tiny and not fits_alone(tensors, most_bytes):
@@ -191,7 +199,7 @@ def kernel_run(
                 return WATCHED
             while len(_found) >= _MOST_FOUND:
                 del _found[next(iter(_found))]
-            found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny)
+            found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny, in_backward)
         finally:
             one_recording.release()
     return None if tiny and found == KernelRun(0, ()) else found
@@ -203,9 +211,13 @@ def name_of(operator: Operator) -> str:
     return schema_name(operator).partition("::")[2]
 
 
-def _run(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool) -> KernelRun | str:
+def _run(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool, in_backward: bool
+) -> KernelRun | str:
     with unobserved():
         args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, fill, tiny), (args, kwargs))
+        if in_backward:
+            args = with_tensors_for_numbers(operator, args)
         start_allocation_events()
         try:
             result = operator(*args, **kwargs)

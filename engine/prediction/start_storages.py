@@ -92,7 +92,8 @@ class ForwardStorages:
         known = {*of_leaves, *self.addresses.values()}
         for made_by, storage in [*self._on_ctx(known), *self._in_variables(known)]:
             shown.add(made_by)
-            yield storage
+            if storage is not None:
+                yield storage
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
@@ -156,14 +157,19 @@ class ForwardStorages:
                 made = self._maker(made_by, {task.id})
                 yield made_by, StartStorage(storage.nbytes, (), True, made)
 
-    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage]]:
-        """The forward's results which somebody holds and no node keeps, with the task that made each."""
+    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None]]:
+        """The forward's results which somebody holds and no node keeps, with the task that made each; None for those
+        on the bytes of an earlier one, as a subclass's view of a plain result."""
+        found: set[int] = set()
         for task_id in self._hooks.tasks:
             for tensor in self._hooks.alive(task_id):
                 storage = storage_of(tensor)
+                if storage is not None and storage.address in found:
+                    yield task_id, None
                 if storage is None or storage.address in known or not self._counts(tensor.device):
                     continue
                 known.add(storage.address)
+                found.add(storage.address)
                 if storage.nbytes:
                     yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
 

@@ -418,6 +418,21 @@ def takes_tensor_first(operator: Operator) -> bool:
     return bool(operator._schema.arguments[0].type.kind() == "TensorType")
 
 
+def with_tensors_for_numbers(operator: Operator, args: Sequence[Any]) -> list[Any]:
+    """The arguments with tensors where the operator takes some: of a number that was made a tensor a mode sees the
+    number (`x * 2` saves its 2 as a tensor, which the backward multiplies with)."""
+    kinds = [argument.type.kind() for argument in operator._schema.arguments]
+    return [
+        torch.tensor(value, dtype=_OF_NUMBER[type(value)], device="cpu")
+        if kind == "TensorType" and type(value) in _OF_NUMBER
+        else value
+        for value, kind in zip(args, kinds, strict=False)
+    ]
+
+
+_OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
 @cache
 def schema_writes(operator: Operator) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Which arguments an operator writes into, as its schema says: by position and by name."""

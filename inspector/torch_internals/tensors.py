@@ -383,11 +383,14 @@ def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
     """A tensor on these bytes."""
     dtype, offset, shape, strides, conjugated, negated = view
     tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+    return lazily(tensor, conjugated, negated)
+
+
+def lazily(tensor: Tensor, conjugated: bool, negated: bool) -> Tensor:
+    """A view of a tensor that is conjugated, or negated, when it is read."""
     if conjugated:
         tensor = torch._conj(tensor)
-    if negated:
-        tensor = torch._neg_view(tensor)
-    return tensor
+    return torch._neg_view(tensor) if negated else tensor
 
 
 def has_view(tensor: Tensor) -> bool:

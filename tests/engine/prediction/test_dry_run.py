@@ -603,3 +603,34 @@ def test_what_torch_can_not_do_without_values_is_an_estimate_and_no_red_lines(
     assert not caplog.records
     log = logging.getLogger("torch._subclasses.fake_tensor")
     assert not log.filters
+
+
+class Subclass(Tensor):
+    """One without operations of its own."""
+
+
+def of_complex(weight: Tensor) -> Tensor:
+    return torch.view_as_complex(weight.view(2, 2))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda weight: weight.to(torch.float8_e4m3fn).float() * 2,
+        lambda weight: weight.to(torch.bfloat16).float() / 3,
+        lambda weight: weight * 2.5,
+        lambda weight: torch.vdot(weight.to(torch.complex64), weight.to(torch.complex64).conj()).real,
+        lambda weight: of_complex(weight).conj().imag * of_complex(weight).real,
+        lambda weight: torch._neg_view(weight) * weight,
+        lambda weight: weight.new_ones(300, 4).as_subclass(Subclass) * weight,
+        lambda weight: linear(torch.ones(3, 4), weight.view(1, 4).as_subclass(Subclass)),
+    ],
+    ids=["float8", "bfloat16", "number", "vdot", "conj", "neg", "subclass", "subclass of a parameter"],
+)
+def test_small_temporaries_and_lazy_gradients_are_counted_to_the_byte(forward: Any) -> None:
+    weight = nn.Parameter(torch.randn(4))
+    loss = forward(weight).sum()
+    graph = th.graph(loss)
+    predicted = simulate(graph, "heap", footprints=dry_run(graph))
+    assert not predicted.estimates
+    assert predicted.peak_bytes == th.backward(loss, memory=True).peak_bytes
