@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Self
 from weakref import ref
 
 from ...inspector.tapes.hips_nodes import owner_of
+from ...inspector.threads import Caller
+from ...inspector.torch_internals.allocators import WAITS_S
 from ..memory.timeline import Category
 from ..prediction.tape_footprints import PYTHONS_BYTES, one_measurement
 
@@ -92,20 +94,25 @@ class Tracing:
     """
 
     def __enter__(self) -> Self:
-        if not one_measurement.acquire(blocking=False):
-            raise RuntimeError("the memory of a tape is being measured already, in this thread or in another one")
-        self._ours = not tracemalloc.is_tracing()
-        if self._ours:
-            try:
+        self._caller = Caller("a measured backward of a tape", stays=True)
+        try:
+            if (other := one_measurement.wait_for(self._caller, WAITS_S)) is not None:
+                raise RuntimeError(
+                    f"the memory of a tape is being measured already, in this thread or in another one, by {other.verb}"
+                )
+            self._ours = not tracemalloc.is_tracing()
+            if self._ours:
                 tracemalloc.start()
-            except BaseException:
-                one_measurement.release()
-                raise
+        except BaseException:
+            self._caller.ended = True
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._ours:
-            tracemalloc.stop()
-        one_measurement.release()
+        try:
+            if self._ours:
+                tracemalloc.stop()
+        finally:
+            self._caller.ended = True

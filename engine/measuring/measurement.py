@@ -15,7 +15,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.allocators import one_recording
+from ...inspector.torch_internals.allocators import begin_recording
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import bucketed
@@ -64,17 +64,14 @@ class Measurement:
         self._threads = False
 
     def __enter__(self) -> Measurement:
-        if not one_recording.acquire(blocking=False):
-            raise RuntimeError(
-                "memory is being measured already, in this thread or in another one: torch can do so once at a time"
-            )
+        self._caller = begin_recording("a measured backward (th.profile, memory=True)")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with ExitStack() as each:
-            each.callback(one_recording.release)
+            each.callback(setattr, self._caller, "ended", True)
             if self._recorder is not None:
                 each.callback(self._recorder.close)
             self._recorder = None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ...inspector.threads import Caller
 from ...inspector.torch_internals.allocators import (
+    WAITS_S,
     one_recording,
     profiler_is_on,
     start_allocation_events,
@@ -139,6 +142,7 @@ STORES_UNKNOWN = "how much sparse tensors store is not known without their numbe
 TOO_LARGE = "too large to be run alone"
 ELSEWHERE = "not run alone, as kernels are on the CPU only"
 WATCHED = "not run alone while a profiler is at work"
+MEASURED = "not run alone while another thread measured memory"
 REFUSED = "run alone, to no use"
 """Why it is not known what an operator takes for itself."""
 
@@ -192,17 +196,33 @@ def kernel_run(
     if found is None:
         if not tiny and not fits_alone(tensors, most_bytes):
             return TOO_LARGE
-        if not one_recording.acquire(blocking=False):
-            return WATCHED
+        caller = Caller("a prediction that runs a kernel alone", is_brief=True)
         try:
-            if profiler_is_on():
-                return WATCHED
+            if (why := _in_the_way(caller)) is not None:
+                return why
             while len(_found) >= _MOST_FOUND:
                 del _found[next(iter(_found))]
             found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny, in_backward)
         finally:
-            one_recording.release()
+            caller.ended = True
     return None if tiny and found == KernelRun(0, ()) else found
+
+
+def _in_the_way(caller: Caller) -> str | None:
+    """Takes torch's profiler for this caller, or says who has it. Of another thread's measurement the end is waited
+    for, so long and once; one of the same thread would wait for itself."""
+    global _in_vain
+    other = one_recording.wait_for(caller, 0 if one_recording.holder is _in_vain() else WAITS_S)
+    if other is None:
+        return WATCHED if profiler_is_on() else None
+    if other.thread == caller.thread:
+        return WATCHED
+    _in_vain = ref(other)
+    return f"{MEASURED} ({other.verb}, for which {WAITS_S:.0f} s were waited)"
+
+
+_in_vain: Callable[[], Caller | None] = lambda: None  # noqa: E731
+"""For whom one has waited to the end of one's patience."""
 
 
 @cache

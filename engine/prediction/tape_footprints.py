@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ from ...inspector.graph.graph import TensorMeta
 from ...inspector.tapes.forward_arrays import ForwardArray, forward_arrays, kept_by
 from ...inspector.tapes.hips_nodes import RecordedNode, arrays_in, is_sparse, metas_of, owner_of, places
 from ...inspector.tapes.hips_tape import HipsTape
+from ...inspector.threads import Caller, ExclusiveUse
+from ...inspector.torch_internals.allocators import WAITS_S
 from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput, TensorLayout
 from ..memory.layouts import is_dense
 from ..memory.timeline import Maker
@@ -25,8 +26,8 @@ from .dry_run_limits import DEFINED, OF_A_TAPE, limit_sentence
 PYTHONS_BYTES = 16 << 10
 """What a task takes besides arrays up to here may be Python's own objects, which tracemalloc counts, too."""
 
-one_measurement = Lock()
-"""Held while tracemalloc is at work, which is the whole process's: who ended it would end another's measurement."""
+one_measurement = ExclusiveUse()
+"""Had while tracemalloc is at work, which is the whole process's: who ended it would end another's measurement."""
 
 
 def tape_footprints(tape: HipsTape) -> Footprints:
@@ -132,14 +133,15 @@ def _layout(array: Any) -> TensorLayout:
 @contextmanager
 def _tracing() -> Iterator[bool]:
     """Whether tracemalloc tells what is taken here: not where somebody else is measuring with it."""
-    free = one_measurement.acquire(blocking=False)
-    traces = free and not tracemalloc.is_tracing()
-    if traces:
-        tracemalloc.start()
+    caller = Caller("a prediction for a tape", stays=True, is_brief=True)
+    traces = False
     try:
+        free = one_measurement.wait_for(caller, WAITS_S) is None
+        traces = free and not tracemalloc.is_tracing()
+        if traces:
+            tracemalloc.start()
         yield traces
     finally:
         if traces:
             tracemalloc.stop()
-        if free:
-            one_measurement.release()
+        caller.ended = True

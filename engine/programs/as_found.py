@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from torch.nn.utils import stateless
 from ...inspector.capturing.operators import may_write, written_by
 from ...inspector.graph.marks import tensors_of
 from ...inspector.tapes.hips_tape import HipsTape
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.engine import torch_backward
 from ...inspector.torch_internals.modes import unobserved, without_torch_function
@@ -174,8 +174,8 @@ class AsFound:
 
     def _note_leaves(self) -> None:
         kinds = subclasses(Tensor)
-        with without_torch_function():
-            for each in gc.get_objects():
+        with without_torch_function(), all_objects() as objects:
+            for each in objects:
                 if type(each) in kinds:
                     self._note_leaf(each)
                     if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one

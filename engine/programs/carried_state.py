@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isclose, isnan, sqrt
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...inspector.graph.source import Source
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.compiled import runs_uncompiled
 from ...inspector.torch_internals.modes import unobserved, without_torch_function
 from ...inspector.torch_internals.ranks import is_fully_sharded
@@ -172,8 +172,10 @@ class CarriedState:
         holders = set().union(*map(subclasses, (Optimizer, LRScheduler, GradScaler)))
         modules, tensors = subclasses(nn.Module), subclasses(Tensor)
         known = holders | modules | tensors
-        with without_torch_function():
-            for each in [each for each in gc.get_objects() if type(each) in known]:
+        with without_torch_function(), all_objects() as objects:
+            for each in objects:
+                if type(each) not in known:
+                    continue
                 if type(each) in holders:
                     optimizers.append(vars(each))
                 elif type(each) in modules:

@@ -32,8 +32,7 @@ from .lanes import LanesBackward
 from .native import Plan
 from .native_backward import NativeBackward
 from .one_way import OneWay
-from .session_base import one_at_a_time
-from .turn import SessionTurn
+from .session_base import SessionTurn, one_at_a_time
 from .worker import NEVER, Worker
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...front_door import ending_where_called
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.threads import Caller, ExclusiveUse
 from ..memory.footprint import Footprints
 from ..orders.planning import bound
 from ..orders.problem import Problem
@@ -23,7 +24,6 @@ from ..stops.stopped import Stop
 from ..stops.stops import Stops
 from ..trace.run import Run
 from ..words.asked_in_vain import asked_in_vain
-from .turn import Caller, SessionTurn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,6 +82,27 @@ class Backward(Protocol):
     def order(self) -> list[int]: ...
 
     def described(self, task_id: int) -> str: ...
+
+
+class SessionTurn(ExclusiveUse):
+    """Whose turn a session has: the one verb of it that is under way.
+
+    Attributes:
+        unfinished: the verb that has begun to change the session, and did not end, neither as it should nor by an error
+            of its own; a list of one text, empty where there is none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unfinished: list[str] = []
+
+    @property
+    def interrupted(self) -> str | None:
+        """The verb that an interrupt has ended half-way; None where none is."""
+        unfinished = self.unfinished
+        if not unfinished or self.holder is not None or self.unfinished is not unfinished:
+            return None
+        return f"interrupted in {unfinished[0]}"
 
 
 class SessionBase(ABC):

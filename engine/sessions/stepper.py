@@ -36,9 +36,8 @@ from ..trace.trace import Trace
 from .direct_backward import DirectBackward
 from .going_back import GoesBack
 from .rewinding import Rewinder
-from .session_base import one_at_a_time
+from .session_base import SessionTurn, one_at_a_time
 from .standing_still import why_still
-from .turn import SessionTurn
 
 
 @verbs_end_where_called

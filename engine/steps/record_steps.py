@@ -19,7 +19,7 @@ from ...inspector.capturing.opened import Opened
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.shown import drawn, saved
-from ...inspector.torch_internals.allocators import one_recording
+from ...inspector.torch_internals.allocators import begin_recording
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
@@ -70,14 +70,13 @@ class LoopRecording:
 
     def start(self, stack: ExitStack) -> None:
         """Begins to record; what is put in place is taken away by the stack."""
-        if not one_recording.acquire(blocking=False):
-            raise RuntimeError(
-                "memory is being measured already, in this thread or in another one: torch can do so once at a time, "
-                "so whole steps can't be recorded inside of another measurement"
-            )
+        caller = begin_recording(
+            "a recording of steps (th.record_steps, th.profile_step)",
+            ", so whole steps can't be recorded inside of another measurement",
+        )
         self._open = ExitStack()
         stack.callback(self.complete)
-        self._open.callback(one_recording.release)
+        self._open.callback(setattr, caller, "ended", True)
         self._recorder.start()
         self._open.callback(self._stop_recorder)
         self._open.enter_context(self.watch.watching())

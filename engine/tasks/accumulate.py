@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
@@ -51,45 +50,51 @@ def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
         usual = leaf.requires_grad and leaf.layout is torch.strided and leaf.is_contiguous()
         usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
         if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
-            with _filling:
-                if leaf.grad is None:
-                    try:
-                        leaf.grad = gradient.detach()
-                        return
-                    except RuntimeError:  # it does not fit after all
-                        pass
+            try:
+                if _is_empty(leaf) and _fill(leaf, gradient.detach()):
+                    return
+            except RuntimeError:  # it does not fit after all
+                pass
     del gradient
     accumulate(node, gradients)
 
 
-_filling = threading.Lock()
-"""Held while .grad is found empty and filled: torch lets other threads run meanwhile. The node has its own lock."""
+def _is_empty(leaf: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return leaf.grad is None
+
+
+def _fill(leaf: Tensor, gradient: Tensor) -> bool:
+    """Makes a gradient the leaf's .grad. False: another thread, or what made the gradient, has been faster.
+
+    No lock is held: nothing of the user's is called between the look and the assignment, as in C++ none is, and nothing
+    at which Python lets other threads run.
+    """
+    with torch._C.DisableTorchFunction():
+        if leaf.grad is not None:
+            return False
+        leaf.grad = gradient
+        return True
 
 
 def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
     """Makes the first gradient, or a copy of it, the leaf's .grad. False: it is not the first, or of another kind."""
-    with _filling:
-        return leaf.grad is None and _fill(gradients, leaf)
-
-
-def _fill(gradients: list[Tensor | None], leaf: Tensor) -> bool:
     gradient = gradients[0]
     assert gradient is not None
+    if not _is_empty(leaf):
+        return False
     if gradient.layout is torch.strided:
         if not _plain(gradient, leaf):
             return False
         if _suits(gradient, leaf) and owned_alone(gradients, 0, others=1):
-            leaf.grad = gradient.detach()
-        else:
-            layout = copy_for(layout_of(gradient), layout_of(leaf))
-            copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
-            leaf.grad = copy.copy_(gradient)
-        return True
+            return _fill(leaf, gradient.detach())
+        layout = copy_for(layout_of(gradient), layout_of(leaf))
+        copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
+        return _fill(leaf, copy.copy_(gradient))
     if gradient.layout not in _SPARSE:
         return False
     alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
-    leaf.grad = gradient.detach() if alone else gradient.clone()
-    return True
+    return _fill(leaf, gradient.detach() if alone else gradient.clone())
 
 
 def _is_compact(gradient: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.engine import is_own
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.modes import without_torch_function
@@ -110,12 +111,12 @@ def look_through() -> tuple[list[Tensor], list[Registry]]:
     wanted = {*kinds, OrderedDict}
     tensors: list[Tensor] = []
     hooks: list[Registry] = []
-    objects = gc.get_objects()
-    for found in compress(objects, map(wanted.__contains__, map(type, objects))):  # of a million some thousands
-        if type(found) in kinds:
-            tensors.append(found)
-        elif _has_hooks(found):
-            hooks.append(found)
+    with all_objects() as objects:
+        for found in compress(objects, map(wanted.__contains__, map(type, objects))):  # of a million some thousands
+            if type(found) in kinds:
+                tensors.append(found)
+            elif _has_hooks(found):
+                hooks.append(found)
     return tensors, hooks
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from itertools import compress
 from weakref import ref
@@ -10,6 +9,7 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import without_torch_function
 from .hook_watch import HookWatch, node_of, subclasses
@@ -28,8 +28,7 @@ class TensorHooks:
         task_of: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(nodes)}
         self._tensors: dict[int, list[ref[Tensor]]] = {}
         kinds = subclasses(Tensor)
-        with without_torch_function():
-            objects = gc.get_objects()
+        with without_torch_function(), all_objects() as objects:
             for found in compress(objects, map(kinds.__contains__, map(type, objects))):  # of a million some thousands
                 if (task_id := task_of.get(node_of(found))) is not None:
                     self._tensors.setdefault(task_id, []).append(ref(found))

@@ -9,15 +9,39 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 
+from ..threads import Caller, ExclusiveUse
 from .modes import unobserved
 
-one_recording = Lock()
-"""Held while an allocator is recorded: torch's profiler crashes where two threads use it."""
+one_recording = ExclusiveUse()
+"""Had while an allocator is recorded: torch's profiler crashes where two threads use it."""
+
+WAITS_S = 10.0
+"""How long a measurement waits for a prediction of another thread, which runs a kernel alone, and that for this."""
+
+
+def begin_recording(verb: str, besides: str = "") -> Caller:
+    """Takes `one_recording` for a measurement, which is over once the caller has `ended`, or is let go.
+
+    Raises:
+        RuntimeError: another measurement is under way.
+    """
+    caller = Caller(verb, stays=True)
+    try:
+        other = one_recording.wait_for(caller, WAITS_S)
+        if other is not None:
+            waited = f", for which it has waited {WAITS_S:.0f} s" if other.is_brief else ""
+            raise RuntimeError(
+                f"memory is being measured already, in this thread or in another one, by {other.verb}{waited}: torch "
+                f"can do so once at a time{besides}"
+            )
+    except BaseException:
+        caller.ended = True
+        raise
+    return caller
 
 
 class AllocationEvents(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..threads import all_objects
 
 _DOOR = "_maybe_opt_step"
 
@@ -207,7 +208,8 @@ def is_fused(optimizer: Optimizer) -> bool:
 def optimizers_alive() -> list[Optimizer]:
     """All that Python's garbage collector sees; without those that stand around another one (Accelerate's), whose
     groups are that one's."""
-    return [each for each in gc.get_objects() if issubclass(type(each), Optimizer) and "param_groups" in vars(each)]
+    with all_objects() as objects:
+        return [each for each in objects if issubclass(type(each), Optimizer) and "param_groups" in vars(each)]
 
 
 def _around_closure(

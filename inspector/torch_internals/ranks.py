@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Set
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..threads import all_objects
 
 
 def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor], int]]:
@@ -38,9 +39,9 @@ def wrappers_of(leaves: Set[int]) -> list[DistributedDataParallel]:
     are known hold all the leaves.
     """
     if not leaves <= {id(each) for wrapper in _known for each in wrapper.parameters()}:
-        tracked = gc.get_objects()
-        kinds = {kind for kind in set(map(type, tracked)) if issubclass(kind, DistributedDataParallel)}
-        _known.update(each for each in tracked if type(each) in kinds)
+        with all_objects() as tracked:
+            kinds = {kind for kind in set(map(type, tracked)) if issubclass(kind, DistributedDataParallel)}
+            _known.update(each for each in tracked if type(each) in kinds)
     return list(_known)
 
 

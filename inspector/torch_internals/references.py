@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..threads import all_objects, undisturbed
 from .modes import unobserved, without_torch_function
 from .saved import saved_slots
 from .tensors import base_of, computes_itself, is_fake, local_of, storage_of
@@ -47,6 +47,10 @@ def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     Args:
         tensors: one for each slot, as `saved_slots` gives them. The caller must have no other reference to any.
     """
+    return undisturbed(lambda: _kept_by_others(tensors))
+
+
+def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     usual, usual_of_storage = _references_of_one()
     with without_torch_function():
         spare, of_storages = _spare_references(tensors)
@@ -72,7 +76,8 @@ def _held_fakes(addresses: set[int], slots: Mapping[int, int]) -> set[int]:
         slots: by `id` how often the caller holds a tensor.
     """
     found: set[int] = set()
-    fakes = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor)]
+    with all_objects() as objects:
+        fakes = [each for each in objects if issubclass(type(each), FakeTensor)]
     while fakes:
         number, storage = id(fakes[-1]), storage_of(fakes[-1])
         if storage is not None and storage.address in addresses:
@@ -129,6 +134,10 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
 @cache
 def _references_of_one() -> tuple[_Counts, _Counts]:
     """The spare references of a tensor which one node keeps and nothing else, and of its storage."""
+    return undisturbed(_count_references_of_one)
+
+
+def _count_references_of_one() -> tuple[_Counts, _Counts]:
     with unobserved(), torch.inference_mode(False), torch.enable_grad():
         result = torch.ones((), requires_grad=True) * torch.ones(())
     assert result.grad_fn is not None

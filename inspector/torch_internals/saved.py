@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from ..threads import all_objects
 from .modes import unobserved
 from .tensors import computes_itself, is_fake
 
@@ -306,7 +306,8 @@ def hidden_functions(nodes: Collection[Node]) -> dict[Node, BackwardCFunction]:
     slices = {node: node.next_functions for node in nodes if type(node).__name__ == "CopySlices"}
     if not slices:
         return {}
-    functions = [each for each in gc.get_objects() if issubclass(type(each), BackwardCFunction)]
+    with all_objects() as objects:
+        functions = [each for each in objects if issubclass(type(each), BackwardCFunction)]
     return {
         node: function
         for node, (base, *others) in slices.items()

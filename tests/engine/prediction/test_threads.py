@@ -1,0 +1,109 @@
+"""Predictions in several threads, and beside a measurement: they wait for each other, and give what they give alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapehead as th
+from tapehead.engine.prediction import dry_run, kernel_runs
+from tapehead.inspector.torch_internals import allocators
+from tapehead.inspector.torch_internals.allocators import begin_recording, one_recording
+
+
+def program(width: int) -> tuple[nn.Module, Tensor]:
+    convolutions = [nn.Conv1d(width, width, 3, padding=1) for _ in range(3)]
+    return nn.Sequential(*convolutions, nn.Softmax(-1), nn.Softmax(-1)), torch.randn(2, width, 28 + width)
+
+
+def predicted(width: int) -> tuple[int, tuple[str, ...]]:
+    model, rows = program(width)
+    timeline = th.simulate(th.graph(model(rows).sum()))
+    return timeline.peak_bytes, timeline.estimates
+
+
+def test_in_several_threads_a_prediction_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {}
+    for width in range(5, 13):
+        model, rows = program(width)
+        alone[width] = th.profile(lambda: model(rows).sum()).peak_bytes
+    monkeypatch.setattr(kernel_runs, "_found", {})
+    with ThreadPoolExecutor(4) as threads:
+        found = dict(zip(alone, threads.map(predicted, alone), strict=True))
+    assert found == {width: (peak_bytes, ()) for width, peak_bytes in alone.items()}
+
+
+def test_a_measurement_waits_for_the_predictions_of_another_thread() -> None:
+    over, begun = Event(), Event()
+
+    def predict() -> None:
+        width = 20
+        while not over.is_set():
+            predicted(width := width + 1)
+            begun.set()
+
+    thread = Thread(target=predict)
+    thread.start()
+    try:
+        begun.wait()
+        model, rows = program(4)
+        peaks = {th.profile(lambda: model(rows).sum()).peak_bytes for _ in range(5)}
+        with th.record_steps():
+            model(rows).sum().backward()
+    finally:
+        over.set()
+        thread.join()
+    assert peaks == {th.profile(lambda: model(rows).sum()).peak_bytes} or len(peaks) == 2  # the first makes .grad
+
+
+def test_a_prediction_beside_a_measurement_waits_once_and_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_runs, "_found", {})
+    monkeypatch.setattr(kernel_runs, "WAITS_S", 0.01)
+    measurement = begin_recording("th.measured")
+    with ThreadPoolExecutor(1) as threads:
+        _, estimates = threads.submit(predicted, 5).result()
+        assert any("th.measured" in each and "another thread measured memory" in each for each in estimates)
+    measurement.ended = True
+    assert not predicted(5)[1]
+
+
+def test_a_measurement_inside_of_another_is_refused_at_once() -> None:
+    def nested() -> Tensor:
+        with pytest.raises(RuntimeError, match="measured already.*th.profile"):
+            th.profile(lambda: (torch.ones(2, requires_grad=True) * 2).sum())
+        return (torch.ones(2, requires_grad=True) * 2).sum()
+
+    th.profile(nested)
+    assert one_recording.holder is None and not allocators.profiler_is_on()
+
+
+def test_a_measurement_that_was_never_closed_is_not_in_the_way_once_it_is_gone() -> None:
+    caller = begin_recording("a measurement that an interrupt has ended")
+    with pytest.raises(RuntimeError, match="measured already"):
+        begin_recording("another one")
+    del caller
+    begin_recording("another one").ended = True
+
+
+def test_what_a_node_without_values_says_is_told_and_a_mistake_of_ours_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    graph = th.graph((x * 2).exp().sum())
+
+    def fails(error: Exception) -> None:
+        def call(*given: object) -> None:
+            raise error
+
+        monkeypatch.setattr(dry_run, "call_node", call)
+
+    fails(RuntimeError("no data, see\nthe rest"))
+    (estimate,) = th.simulate(graph).estimates
+    assert "RuntimeError: no data, see)" in estimate
+    fails(KeyError("our own"))
+    with pytest.raises(KeyError, match="our own"):
+        th.simulate(th.graph((x * 3).exp().sum()))
