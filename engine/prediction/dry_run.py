@@ -58,6 +58,7 @@ from .dry_run_limits import (
     WORKSPACE,
     kernel_sentence,
     limit_sentence,
+    needs_values,
 )
 from .fake_kernels import OUT_OF_PLACE, FakeKernels
 from .hooked_tasks import hooked_tasks
@@ -135,20 +136,6 @@ def _of_tape(graph: Graph) -> Footprints:
 
         return tape_footprints(tape)
     return of_shapes(graph)
-
-
-_LONGEST = 120
-"""How much is told of the text of an error, in letters."""
-
-
-def _needs_values(error: Exception) -> bool:
-    """Whether this is of an operation that can't do without values: raised by torch, in C++ or in Python. What tapehead
-    itself raises in another way is a mistake of its own."""
-    traceback, name = error.__traceback__, ""
-    while traceback is not None:
-        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
-        traceback = traceback.tb_next
-    return isinstance(error, RuntimeError) or name.partition(".")[0] == "torch"
 
 
 class _DryRun:
@@ -327,11 +314,7 @@ class _DryRun:
                 except SystemError:  # torch's fake tensors may raise one where several threads use them at once
                     answer = self._call(task, node, inputs)
             except Exception as error:
-                if not _needs_values(error):
-                    raise
-                text = str(error).partition("\n")[0]
-                more = f": {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}" if text else ""
-                refused = f"nodes that can't run without values ({type(error).__name__}{more})"
+                refused = needs_values(error)
             else:
                 if key is not None:
                     self._answers[key] = answer

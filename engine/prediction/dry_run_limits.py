@@ -87,3 +87,21 @@ def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: 
     """Of which operators it is not known what they take for themselves, and in which tasks."""
     named = joined([*operators])
     return Estimate(limit_sentence(graph, f"the workspace of {named} ({why})", [*task_ids]), "at least")
+
+
+_LONGEST = 120
+"""How much is told of the text of an error, in letters."""
+
+
+def needs_values(error: Exception) -> str:
+    """What has raised this: an operation that can't do without values, torch's, in C++ or in Python. What tapehead
+    itself raises in another way is a mistake of its own, and is raised again."""
+    traceback, name = error.__traceback__, ""
+    while traceback is not None:
+        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        traceback = traceback.tb_next
+    if not isinstance(error, RuntimeError) and name.partition(".")[0] != "torch":
+        raise error
+    text = str(error).partition("\n")[0]
+    more = f": {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}" if text else ""
+    return f"nodes that can't run without values ({type(error).__name__}{more})"

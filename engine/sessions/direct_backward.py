@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,6 +112,7 @@ class DirectBackward:
         self.elapsed_ns = 0
         self.over: str | None = None
         self.stop_asked = False
+        self._bare_records: dict[int, BareRecord] = {}  # by thread
         self._hooks = runner.hook_watch()
 
     if not TYPE_CHECKING:
@@ -285,7 +287,14 @@ class DirectBackward:
 
     def bare_record(self) -> BareRecord | None:
         """What takes down the tasks that run next, while it `is_plain`."""
-        return None if self.recorder is None else self.recorder.bare()
+        if self.recorder is None:
+            return None
+        thread = get_ident()
+        record = self._bare_records.get(thread)
+        if record is None:
+            record = self._bare_records[thread] = self.recorder.bare()
+        record.begin()
+        return record
 
     def stop_here(self, wait: bool) -> Stop | None:
         """What stops a run here; see `SessionBase.stop_here`."""

@@ -156,7 +156,8 @@ class Lanes(Worker):
 
     def join(self, timeout_s: float | None = None) -> None:
         super().join(_ENDS_WITHIN_S if timeout_s is None else timeout_s)
-        if timeout_s is None and self._thread.is_alive() and not self.is_current_thread:
+        runs = self._thread is not None and self._thread.is_alive() and not self.is_current_thread
+        if timeout_s is None and runs:
             running = [task_id for lane in self.lanes.values() if (task_id := lane.running) is not None]
             what = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
             warnings.warn(f"the session is closed, but {what} has not ended for {_ENDS_WITHIN_S:.0f} s", stacklevel=3)

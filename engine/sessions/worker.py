@@ -72,10 +72,11 @@ class Worker(Watch):
         self.abandoned = False
         self.has_to_end = has_to_end(plan.graph)
         self._go: SimpleQueue[None] = SimpleQueue()
-        context = contextvars.copy_context()
-        self._thread = Thread(target=context.run, args=(self._main,), name="tapehead backward", daemon=True)
+        self._context = contextvars.copy_context()
+        self._thread: Thread | None = None  # before it runs it would hold this
 
     def start(self) -> None:
+        self._thread = Thread(target=self._context.run, args=(self._main,), name="tapehead backward", daemon=True)
         self._thread.start()
         self.begun = True
 
@@ -134,7 +135,7 @@ class Worker(Watch):
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the thread. One that was not seen to run, after an interrupt of its start, ends by itself."""
-        if self.begun and not self.is_current_thread:
+        if self.begun and self._thread is not None and not self.is_current_thread:
             self._thread.join(timeout_s)
 
     def let_go(self) -> None:

@@ -7,9 +7,10 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -318,9 +319,18 @@ def _is_torchs(function: FunctionType) -> bool:
     return (function.__module__ or "").partition(".")[0] == "torch"
 
 
-@cache
+_globals: WeakKeyDictionary[CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = WeakKeyDictionary()
+
+
 def _globals_of(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The global names that code, and functions inside of it, read and assign."""
+    found = _globals.get(code)
+    if found is None:
+        found = _globals[code] = _find_globals(code)
+    return found
+
+
+def _find_globals(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     read, assigned = set(), set()
     codes = [code]
     for each in codes:

@@ -86,6 +86,24 @@ def no_hooks(look: bool) -> bool:
     return hooks_registered() == _none_of or (look and not HookWatch(()).registered())
 
 
+_seen = _looked = -1
+"""How many hooks had been registered when `look_is_cheap` was asked last, and when it last said that one may look."""
+
+
+def look_is_cheap() -> bool:
+    """Whether it is known that there are no hooks, or one look may tell so for many backwards: no hook was registered
+    since this was asked last, and it was not looked since then. A program may register one in each step, or keep one.
+    """
+    global _seen, _looked
+    if no_hooks(look=False):
+        return True
+    before, _seen = _seen, hooks_registered()
+    if _seen != before or _seen == _looked:
+        return False
+    _looked = _seen
+    return True
+
+
 def _belong_to_modules(registries: list[Registry]) -> bool:
     held = _held_by_objects(registries)
     return all(id(registry) in held for registry in registries)

@@ -37,7 +37,7 @@ from .backward_inputs import as_inputs, needed_tasks, retain_gradients
 from .bare_tasks import BareLoop, BareTasks
 from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
-from .hook_watch import HookWatch
+from .hook_watch import HookWatch, look_is_cheap
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
 from .node_changes import NodeChanges
 from .refusals import cannot, refuse_surroundings, refuse_tasks
@@ -47,6 +47,7 @@ from .task_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks
 from .task_streams import TaskStreams
 
 _MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
+_SOME_TASKS = 50  # from here on where it has been looked through, or one look is for many backwards
 
 
 class TaskRunner(Runner):
@@ -134,7 +135,8 @@ class TaskRunner(Runner):
         return leaf_of(self.graph.nodes[task_id])
 
     def hook_watch(self) -> HookWatch | None:
-        return self.watch if len(self.graph) >= _MANY_TASKS else None
+        many = len(self.graph) >= _MANY_TASKS
+        return self.watch if many or (len(self.graph) >= _SOME_TASKS and look_is_cheap()) else None
 
     @cached_property
     def watch(self) -> HookWatch:

@@ -48,7 +48,7 @@ class BareRecord:
         edges: by task those to the next ones.
         columns: what is written to.
         thread: the number of this thread among them.
-        base_ns: when the first task started.
+        begun: is told when a task starts, and says when the first one did.
         failed: is told of the task that raises.
     """
 
@@ -57,7 +57,7 @@ class BareRecord:
         edges: Sequence[Sequence[Edge]],
         columns: Columns,
         thread: int,
-        base_ns: int,
+        begun: Callable[[int], int],
         looks: Looks,
         labels: NewLabels,
         failed: Callable[[int], None],
@@ -68,7 +68,7 @@ class BareRecord:
         self._labels, self._full, self.knows_labels = labels
         self._edges = edges
         self._thread = thread
-        self._base_ns = base_ns
+        self._base_ns, self._begun = -1, begun
         self._threads, self._arrived, self._arrivals = columns.thread, columns.arrived, columns.arrivals
         self._order, self._started_ns, self._ended_ns = columns.order, columns.started_ns, columns.ended_ns
 
@@ -87,7 +87,10 @@ class BareRecord:
         self._threads[task_id] = self._thread
         self._arrived[task_id] = len(self._arrivals)
         self._order.append(task_id)
-        self._started_ns[task_id] = perf_counter_ns() - self._base_ns
+        now = perf_counter_ns()
+        if self._base_ns < 0:
+            self._base_ns = self._begun(now)
+        self._started_ns[task_id] = now - self._base_ns
 
     def end(self, task_id: int) -> None:
         self._ended_ns[task_id] = perf_counter_ns() - self._base_ns

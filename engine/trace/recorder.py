@@ -107,8 +107,7 @@ class Recorder:
         self._edits: list[EditRow] = []
         self._edited_at: list[int] = []  # for each: how many tasks had started
         self._table = StatisticsTable()
-        self._bare: dict[int, BareRecord] = {}  # by thread
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a user's label may ask for the trace
 
     def switch(self, policy: Policy | Choice, taken: int | None = None) -> None:
         """From now on this policy picks. `taken` is the task which the engine had taken before and not yet started."""
@@ -151,9 +150,13 @@ class Recorder:
         columns.arrived[task_id] = len(columns.arrivals)
         columns.order.append(task_id)
         now = perf_counter_ns()
+        columns.started_ns[task_id] = now - self._begun(now)
+
+    def _begun(self, now: int) -> int:
+        """When the first task started; this one, if there is none yet."""
         if self._base_ns is None:
             self._base_ns = now
-        columns.started_ns[task_id] = now - self._base_ns
+        return self._base_ns
 
     @property
     def can_be_bare(self) -> bool:
@@ -167,21 +170,14 @@ class Recorder:
 
     def bare(self) -> BareRecord:
         """What takes down tasks of this thread that run without hooks, in place of `arrive`, `start` and `end`; where
-        it `can_be_bare`."""
+        it `can_be_bare`. It refers to this: who runs the tasks keeps it, or the two would hold each other."""
         thread = get_ident()
-        if self._base_ns is None:
-            self._base_ns = perf_counter_ns()
-        if thread not in self._bare:
-            number = self._threads.setdefault(thread, len(self._threads))
-            measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
-            looks = Looks(self._took, self._gave, self.doubtful, measured)
-            labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
-            failed = partial(self._running.__setitem__, thread)
-            self._bare[thread] = BareRecord(
-                self._out_edges, self._columns, number, self._base_ns, looks, labels, failed
-            )
-        self._bare[thread].begin()
-        return self._bare[thread]
+        number = self._threads.setdefault(thread, len(self._threads))
+        measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
+        looks = Looks(self._took, self._gave, self.doubtful, measured)
+        labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
+        failed = partial(self._running.__setitem__, thread)
+        return BareRecord(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
 
     def hook(self, kind: str, name: str) -> None:
         """A hook of the task that runs in this thread."""
@@ -288,14 +284,18 @@ class Recorder:
 
     def _take_labels(self) -> None:
         columns = self._columns
-        new = self._new_labels[:]
+        new, first = self._new_labels[:], len(columns.label)
         follows, tasks, labels = self._reigns[-1].label_of, self._tasks, self._labels
-        for arrival, label in enumerate(new, len(columns.label)):
+        keys: list[_LabelKey] = []
+        for arrival, label in enumerate(new, first):
             task_id = columns.arrivals[arrival]
             key = ("", None) if follows is None else follows(tasks[task_id])
             if label is not None and label != Label(*key).of(task_id, arrival):
                 key = _label_key(label, task_id, arrival)
-            columns.label.append(labels.setdefault(key, len(labels)))
+            keys.append(key)
+        if len(columns.label) > first:  # a user's label has asked for the trace
+            return
+        columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
         del self._new_labels[: len(new)]  # more may have come, of tasks that run bare
 
     def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
