@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import signal
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tapehead.engine.tasks.hook_watch import HookWatch
+from tapehead.inspector.torch_internals.allocators import one_recording, profiler_is_on
 from tapehead.inspector.torch_internals.hooks import hooks_registered
 from tapehead.inspector.torch_internals.sequence_numbers import pins_open
 
@@ -76,5 +79,13 @@ def _modes() -> Iterator[tuple[str, Any]]:
         if name.startswith("_global_") and isinstance(hooks, dict):
             yield name, len(hooks)
     yield "a tracer", sys.gettrace()
+    yield "Python's profiler", sys.getprofile()
+    yield "torch's profiler", profiler_is_on()
+    yield "the measurement under way", getattr(one_recording.holder, "verb", None)
+    yield "tracemalloc", tracemalloc.is_tracing()
+    yield "the collector", gc.isenabled()
+    yield "Function.apply", torch.autograd.Function.apply
+    yield "the import of modules", builtins.__import__
+    yield "multithreading of the engine", torch._C._is_multithreading_enabled()
     yield "the handler of Ctrl-C", signal.getsignal(signal.SIGINT)
     yield "the folder", os.getcwd()

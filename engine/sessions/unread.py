@@ -100,20 +100,24 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
-        with reading, _one_queue():
-            reading.enter_context(collector_paused())  # torch is about to make an object of each node
-            started_ns = time.perf_counter_ns()
-            backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
-            elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
-    except _NotKept:
-        empty_queue()
-    except Exception as error:
-        explain(error, graph_of(call.outputs), start.freed, since)
-        raise
-    finally:
+        try:
+            with reading, _one_queue():
+                reading.enter_context(collector_paused())  # torch is about to make an object of each node
+                started_ns = time.perf_counter_ns()
+                backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
+                elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
+        except _NotKept:
+            empty_queue()
+        except Exception as error:
+            explain(error, graph_of(call.outputs), start.freed, since)
+            raise
+        finally:
+            if start.pin is not None:
+                start.pin.close()
+                settle_queue()
+    finally:  # for an interrupt in the first
         if start.pin is not None:
             start.pin.close()
-            settle_queue()
     if start.pin is not None and start.pin.disturbed:
         warnings.warn(DISTURBED, stacklevel=4)
     kept, nodes = start.kept, start.ordered
