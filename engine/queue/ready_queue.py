@@ -7,8 +7,10 @@ from copy import copy
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Self
+from weakref import WeakValueDictionary
 
 from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.threads import Caller
 from .binary_heap import pop, push
 from .policy import Choice, Key, Policy, QueueState, policy_name
 
@@ -196,16 +198,16 @@ class ChoiceQueue(_Arrivals):
         graph, name = self._graph, policy_name(self._choice)
         ready = [self._tasks[task_id] for task_id in self._offered()]
         question = get_ident(), id(self._choice), id(graph)
-        if question in _asked:
+        if (other := _asked.get(question)) is not None and other.is_under_way:
             raise PolicyError(
                 f"policy {name} asked for what runs next (session.current or session.planned) while it is to choose "
                 "just that; it can look at the ready tasks, and at the state that it got"
             )
-        _asked.add(question)
+        caller = _asked[question] = Caller(f"the policy {name}")
         try:
             chosen = self._choice(ready, self._state)
         finally:
-            _asked.discard(question)
+            caller.ended = True
         if not isinstance(chosen, Task):
             raise PolicyError(
                 f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
@@ -240,7 +242,7 @@ class ChoiceQueue(_Arrivals):
         return found
 
 
-_asked: set[tuple[int, int, int]] = set()
+_asked: WeakValueDictionary[tuple[int, int, int], Caller] = WeakValueDictionary()
 """The questions that are put to users' policies now: in which thread, to which one, of which graph."""
 
 ReadyQueue = KeyedQueue | ChoiceQueue

@@ -113,12 +113,18 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
         if by_engine:
             on_hook("tensor", frame.f_code.co_qualname)
 
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        if sys.getprofile() is note:  # else a hook has set one of the user's
+    def end() -> None:
+        if sys.getprofile() is note:  # else a hook has set another one
             sys.setprofile(None)
+
+    try:
+        try:
+            sys.setprofile(note)
+            yield
+        finally:
+            end()
+    finally:
+        end()  # again: an interrupt may come at any line
 
 
 class Hook(NamedTuple):

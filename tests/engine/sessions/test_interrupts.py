@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -23,6 +23,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "of the user's own policy": {"policy": lambda ready, state: ready[-1]},
     "native": {"engine": "native"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _without_the_collector() -> Iterator[None]:
+    gc.collect()
+    with collector_paused():
+        yield
 
 
 def program() -> tuple[Tensor, Tensor, ref[Any]]:
@@ -88,10 +95,8 @@ def test_after_an_interrupt_at_any_line_a_session_is_over_or_goes_on(
     lines = lines_run(lambda: call(session))
     session.close()
     assert lines > 20
-    gc.collect()
-    with collector_paused():
-        for at in range(1, lines + 1, each):
-            after_an_interrupt(kind, call, at, left_behind)
+    for at in range(1, lines + 1, each):
+        after_an_interrupt(kind, call, at, left_behind)
 
 
 def test_two_interrupts_whose_errors_are_kept_do_not_keep_a_session_under_way() -> None:
