@@ -247,8 +247,8 @@ def _put_grad(kept: tuple[ref[Tensor], Tensor | None]) -> None:
 def same_versions() -> Iterator[None]:
     """Around what changes no bytes of tensors that are there: none of them counts as modified by it."""
     kinds = subclasses(Tensor)
-    with without_torch_function():
-        before = [(ref(each), version_of(each)) for each in gc.get_objects() if type(each) in kinds]
+    with without_torch_function(), all_objects() as objects:
+        before = [(ref(each), version_of(each)) for each in objects if type(each) in kinds]
     try:
         yield
     finally:

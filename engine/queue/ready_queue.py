@@ -181,7 +181,7 @@ class ChoiceQueue(_Arrivals):
     def choose(self) -> int:
         """The task which runs next; the user is asked once for each state of the queue."""
         chosen = self._chosen
-        return chosen[None] if chosen else chosen.setdefault(None, self._ask())
+        return chosen[None] if chosen else chosen.setdefault(None, self._ask(self._offered()))
 
     def first(self, ask: bool = True) -> int | None:
         """The task which runs next; None where none is ready.
@@ -189,14 +189,14 @@ class ChoiceQueue(_Arrivals):
         Args:
             ask: whether the user may be asked; else it is the one that arrived first, where the user was not.
         """
-        ready = list(self._arrivals)
-        if ready and ask:
-            return self.choose()
-        return next(iter(self._chosen.values()), ready[0] if ready else None)
+        chosen, ready = self._chosen, list(self._offered())
+        if chosen or not ready:
+            return next(iter(chosen.values()), None)
+        return chosen.setdefault(None, self._ask(ready)) if ask else ready[0]
 
-    def _ask(self) -> int:
+    def _ask(self, offered: Collection[int]) -> int:
         graph, name = self._graph, policy_name(self._choice)
-        ready = [self._tasks[task_id] for task_id in self._offered()]
+        ready = [self._tasks[task_id] for task_id in offered]
         question = get_ident(), id(self._choice), id(graph)
         if (other := _asked.get(question)) is not None and other.is_under_way:
             raise PolicyError(

@@ -102,8 +102,7 @@ def test_what_a_node_without_values_says_is_told_and_a_mistake_of_ours_is_raised
         monkeypatch.setattr(dry_run, "call_node", call)
 
     fails(RuntimeError("no data, see\nthe rest"))
-    (estimate,) = th.simulate(graph).estimates
-    assert "RuntimeError: no data, see)" in estimate
+    assert any("RuntimeError: no data, see)" in each for each in th.simulate(graph).estimates)
     fails(KeyError("our own"))
     with pytest.raises(KeyError, match="our own"):
         th.simulate(th.graph((x * 3).exp().sum()))
