@@ -13,12 +13,12 @@ from operator import itemgetter
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, Category, Listed, Maker, Timeline, lasts_with_graph
+from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, REGION, Category, Listed, Maker, Timeline, lasts_with_graph
 from ..memory.waiting_in_lists import summed_inputs, with_names
 from .allocator import AllocatorEvent, AllocatorRecording
 from .cuda_allocator import blocks_of
 from .memory_watch import Seen, TaskMoment, Visit
-from .saved_blocks import REGION, SavedBlocks, Slots
+from .saved_blocks import SavedBlocks, Slots
 from .turns import Turn, Turns
 
 RECOMPUTED = "recomputed"

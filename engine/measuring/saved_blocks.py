@@ -11,13 +11,10 @@ from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.checkpoints import region_inputs, region_of, regions_around
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import attributes_of, hides_saved, packed_by_user, saved_slots, saved_variables
-from ..memory.timeline import LEAF, ON_CTX
+from ..memory.timeline import LEAF, ON_CTX, REGION
 from .memory_watch import look
 
 Slots = tuple[tuple[int, str], ...]
-
-REGION = "checkpointed region"
-"""The slot of what the nodes of such a region keep together: its inputs, and what else computes it again."""
 
 
 @dataclass(frozen=True, slots=True)

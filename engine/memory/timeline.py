@@ -29,6 +29,9 @@ Listed = tuple[int, int, int, int]
 ON_CTX = "ctx."
 """How the slots begin of what a custom Function put on its `ctx`: "ctx.hidden"."""
 
+REGION = "checkpointed region"
+"""The slot of what the nodes of such a region keep together: its inputs, and what else computes it again."""
+
 LEAF = "leaf"
 """The slot in which an AccumulateGrad has its leaf, as long as there is the graph."""
 

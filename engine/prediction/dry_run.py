@@ -19,6 +19,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.tapes.hips_tape import tape_of
+from ...inspector.torch_internals.checkpoints import region_of
 from ...inspector.torch_internals.dtensors import gives_on
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import call_node, function_of
@@ -47,6 +48,7 @@ from ..words.told_line import telling
 from .answers import Answer, Gradient
 from .assumed_footprints import assumed_footprint, assumed_gradient, assumed_layout, of_shapes
 from .dry_run_limits import (
+    CHECKPOINTED,
     DTENSORS,
     HIDDEN,
     NOT_CALLED,
@@ -184,7 +186,9 @@ class _DryRun:
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
         start = tuple(self._left)
         for task, node in zip(graph.tasks, graph.nodes, strict=True):
-            if self._packed[task.id] or (hides_saved(node) and task.id not in self._found_out):
+            if self._packed[task.id]:
+                self._limit(CHECKPOINTED if region_of(node) is not None else PACKED, task.id)
+            elif hides_saved(node) and task.id not in self._found_out:
                 self._limit(HIDDEN, task.id)
         if names_hooks:
             self._look_for_hooks(leaves)
@@ -346,7 +350,7 @@ class _DryRun:
     def _refused(self, task: Task, node: Node) -> str | None:
         """Why a node must not be called, if so: it would run code of the user's, or the whole of a compiled region."""
         if self._packed[task.id] or (self._any_packed and hides_saved(node)):
-            return PACKED
+            return CHECKPOINTED if region_of(node) is not None else PACKED
         if task.kind is Kind.CHECKPOINT:
             return REENTRANT
         if task.kind is Kind.COMPILED:

@@ -60,6 +60,7 @@ HELD_LEAVES = (
     "forward under th.capture() tells"
 )
 HIDDEN = "nodes that hide what they keep from the forward"
+CHECKPOINTED = "nodes packed by saved_tensors_hooks of a checkpoint, which computes them again"
 PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
 REENTRANT = "reentrant checkpoints"
 NO_STORAGE = "nodes that keep sparse or nested tensors"
@@ -67,7 +68,7 @@ NO_STORAGE_ON_CTX = "custom Functions that keep sparse or nested tensors"
 
 _NOT_COUNTED = frozenset(
     (
-        *(HELD_LEAVES, HIDDEN, PACKED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
+        *(HELD_LEAVES, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
         *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
     )
 )

@@ -10,12 +10,13 @@ from ...inspector.graph.births import ForwardBirths
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
+from ...inspector.torch_internals.checkpoints import region_inputs, region_of
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import attributes_of, saved_slots
 from ...inspector.torch_internals.tensors import address_below, local_of, storage_of
 from ..memory.footprint import StartStorage
-from ..memory.timeline import LEAF, Maker
+from ..memory.timeline import LEAF, REGION, Maker
 from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_result_bytes
 from .dry_run_limits import HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
@@ -49,6 +50,7 @@ class ForwardStorages:
         self._hooks = hooks
         self._limit = limit
         self.addresses, self._bytes_at = self._addresses_of_saved()
+        self._regions = self._kept_by_regions()
 
     def __iter__(self) -> Iterator[StartStorage]:
         graph = self._graph
@@ -77,10 +79,11 @@ class ForwardStorages:
             for root in graph.roots:
                 if root.task in makers and held:
                     shown.add(root.task)
+            of_region = self._regions.get(self.addresses[number], ())
             yield StartStorage(
                 found[0].storage_bytes or 0,
-                tuple((saved.task, saved.slot) for saved in found),
-                held,
+                (*((saved.task, saved.slot) for saved in found), *of_region),
+                held and not of_region,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
         for task_id in of_leaves.values():
@@ -128,6 +131,20 @@ class ForwardStorages:
                     begins[saved.storage] = address_below(local_of(slot.tensor)) or 0
         return found, begins
 
+    def _kept_by_regions(self) -> dict[int, list[tuple[int, str]]]:
+        """By address the nodes of the checkpointed regions that keep what is there as their input.
+
+        They let go of it once all of them have run; that nothing else holds it is assumed, so that what is predicted
+        is a lower bound.
+        """
+        found: dict[int, list[tuple[int, str]]] = {}
+        for task, node in enumerate(self._graph.nodes):
+            if (region := region_of(node)) is not None:
+                for tensor in region_inputs(region):
+                    if (storage := storage_of(tensor)) is not None:
+                        found.setdefault(storage.address, []).append((task, REGION))
+        return found
+
     def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage]]:
         """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
 
@@ -171,7 +188,9 @@ class ForwardStorages:
                 known.add(storage.address)
                 found.add(storage.address)
                 if storage.nbytes:
-                    yield task_id, StartStorage(storage.nbytes, (), True, self._maker(task_id, set()))
+                    of_region = self._regions.get(storage.address, ())
+                    made = self._maker(task_id, set())
+                    yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made)
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device
