@@ -339,6 +339,12 @@ class _Follower:
         why = _reason(members) or next((each.refused for each in taken if each.refused), None)
         if why is not None:
             return RefusedEnsemble(title, why)
+        if any(each.before is None for each in taken):
+            return RefusedEnsemble(
+                title,
+                "the second forward does not call these modules: make_loss makes the model anew, or takes another way. "
+                "Make the model once, outside of make_loss",
+            )
         arguments = _arguments(taken)
         if isinstance(arguments, str):
             return RefusedEnsemble(title, arguments)

@@ -327,3 +327,20 @@ def test_as_text_and_for_a_terminal_it_says_the_same(timed: Any) -> None:
     lines = {line.rstrip() for line in narrow.export_text().splitlines()}
     assert lines.issuperset((found[0].code or "?").splitlines()), "what is to be copied is whole, however narrow"
     assert str(found[1]).endswith(found[1].code or "?")
+
+
+def test_modules_that_are_made_anew_in_each_forward_are_refused_with_that_reason() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            parts = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(4)]
+            self.blocks = nn.ModuleList(parts)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    said = str(th.advise(lambda: Chain()(torch.ones(2, 8)).square().mean()))
+    assert "NoneType" not in said
+    assert "refused" not in said or "outside of make_loss" in " ".join(said.split())
