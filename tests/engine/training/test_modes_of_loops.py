@@ -200,3 +200,26 @@ def test_the_numbers_of_a_loop_do_not_depend_on_the_default_dtype(dtype: torch.d
         torch.set_default_dtype(before)
     assert table["loss"].tolist() == [expected] * 12
     assert training.norms.gradients.dtype is torch.float32
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(x.shape[-1])
+        found: Tensor = self.lin(x) * self.table
+        return found
+
+
+def test_the_error_of_an_inference_tensor_names_the_attribute_that_has_it() -> None:
+    net = Positions()
+    with torch.inference_mode():
+        net(torch.ones(2, 4))
+    with pytest.raises(RuntimeError, match="Inference tensors") as found, th.training(net):
+        net(torch.ones(2, 4)).sum().backward()
+    (note,) = (each for each in found.value.__notes__ if "inference_mode" in each)
+    assert "Positions.table" in note and "test_modes_of_loops.py:" in note and ".clone()" in note
