@@ -16,6 +16,7 @@ FindingKind = Literal[
     "non-finite",
     "unread",
     "second backward",
+    "stale cast",
     "black box",
 ]
 

@@ -72,7 +72,7 @@ class Training(ShownAsFindings):
             addresses of these storages.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
             taken.
-        autocast: as it was where the last outermost module was called; it is noted where there is a black box.
+        autocast: as it was where the last outermost module was called.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from .optimizer_findings import SkippedSteps
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
+from .stale_casts import StaleCasts
 from .watch import TrainingWatch
 from .writer import Writer
 
@@ -33,6 +34,7 @@ PARTS: list[Callable[[], LoopPart]] = [
     SkippedSteps,
     SpoiledBackwards,
     HeldParameters,
+    StaleCasts,
     BlackBox,
 ]
 """What is watched, in the order in which it is told of the loop. The black box is last: it keeps what others find."""

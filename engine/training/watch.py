@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...inspector.torch_internals.engine import surround_backward
-from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.modes import autocast_is_on, unobserved
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.optimizer_steps import (
     has_hooks,
@@ -183,8 +183,7 @@ class TrainingWatch:
         if len(self._calls) == 1 and self._tells_of_forwards and self._is_meant(module):
             self._may_be_over()
             self._training.watched.add(module)
-            if self._training.black_box is not None:
-                self._training.autocast = autocast_now()  # parts are told without it
+            self._training.autocast = autocast_now() if autocast_is_on() else {}  # parts are told without it
             self._tell("forward_begins", module, beneath_all_transforms(given))
 
     @property

@@ -116,6 +116,9 @@ def _leave_modes(stack: ExitStack) -> None:
         stack.enter_context(torch._C._InferenceMode(False))
 
 
+autocast_is_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device."""
+
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +225,28 @@ def test_the_error_of_an_inference_tensor_names_the_attribute_that_has_it() -> N
         net(torch.ones(2, 4)).sum().backward()
     (note,) = (each for each in found.value.__notes__ if "inference_mode" in each)
     assert "Positions.table" in note and "test_modes_of_loops.py:" in note and ".clone()" in note
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("is_around", [True, False])
+def test_casts_that_autocast_keeps_over_a_step_are_found(is_around: bool, cache: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer, x = torch.optim.SGD(net.parameters(), 0.1), torch.randn(16, 8)
+    losses = []
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=cache)
+    with warnings.catch_warnings(), autocast() if is_around else nullcontext():
+        warnings.simplefilter("ignore")
+        with th.training(net, optimizer) as training:
+            for _ in range(5):
+                optimizer.zero_grad()
+                with nullcontext() if is_around else autocast():
+                    loss = net(x).float().square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+    stale = [each for each in training.findings if each.kind == "stale cast"]
+    assert bool(stale) == (len(set(losses)) == 1) == (is_around and cache)
+    if stale:
+        assert stale[0].step == 1 and stale[0].tensor == "0.weight"
+        assert all(word in stale[0].sentence for word in ("2.weight", "SGD", "torch.autocast", "cache_enabled=False"))
