@@ -117,7 +117,7 @@ class HeldMemory(LoopPart):
             yield _own_of(module)
         parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]
         for optimizer in optimizers_alive():
-            yield tensors_of(list(optimizer.state.values()))
+            yield tensors_of(list(getattr(optimizer, "state", {}).values()))
             parameters += parameters_of(optimizer)
         yield parameters
         yield (each.grad for each in parameters if each.grad is not None)

@@ -63,10 +63,10 @@ class StaleCasts(LoopPart):
             Finding(
                 "stale cast",
                 self._number,
-                f"The forward uses casts of {which} that autocast made before {who} stepped, so the updates do not reach "
-                "the loss: one torch.autocast block is open around several steps, and keeps its cache of cast weights "
-                "until it ends. What to do: open torch.autocast inside the loop, anew in each step, around the forward "
-                "and the loss; or pass cache_enabled=False.",
+                f"The forward uses casts of {which} that autocast made before {who} stepped, so the updates do not "
+                "reach the loss: one torch.autocast block is open around several steps, and keeps its cache of cast "
+                "weights until it ends. What to do: open torch.autocast inside the loop, anew in each step, around the "
+                "forward and the loss; or pass cache_enabled=False.",
                 tensor=names[0] if names else None,
             )
         )

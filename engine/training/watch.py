@@ -57,6 +57,7 @@ class TrainingWatch:
     ) -> None:
         self.number = 0
         self.stepped: WeakSet[Optimizer] = WeakSet()
+        self._has_stepped = False  # an optimizer, which may be gone by now
         self._training = training
         self._parts, self._all_parts = list(parts), list(parts)
         self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
@@ -100,7 +101,7 @@ class TrainingWatch:
         if error is not None:
             self._failed(error)
         if not self._over:
-            if self.stepped:
+            if self._has_stepped:
                 self._tell("step_ends", self.number)
                 self.number += 1
             self._over = True
@@ -158,12 +159,13 @@ class TrainingWatch:
         self._tell("step_ends", self.number)
         self._known.update(self.stepped)
         self.stepped.clear()
+        self._has_stepped = False
         self.number += 1
         self._tell("step_begins", self.number)
 
     def _may_be_over(self) -> None:
         """A forward begins, or a backward: if all have stepped it is that of the next step."""
-        if not self._by_hand and self.stepped and self._all_have_stepped:
+        if not self._by_hand and self._has_stepped and self._all_have_stepped:
             self._step_is_over()
 
     @property
@@ -252,6 +254,7 @@ class TrainingWatch:
         del self._stepping[self._stepping.index(id(optimizer)) :]
         if not self._stepping:
             self.stepped.add(optimizer)
+            self._has_stepped = True
             self._tell_of_beginning(optimizer)
             self._tell("optimizer_ends", optimizer)
 
@@ -261,6 +264,7 @@ class TrainingWatch:
         if optimizer in self.stepped and not self._by_hand:
             self._step_is_over()
         self.stepped.add(optimizer)
+        self._has_stepped = True
         self._tell("optimizer_skipped", optimizer)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
