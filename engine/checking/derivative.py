@@ -163,7 +163,7 @@ class FiniteDifferences:
 
         def moved(*steps: Tensor) -> tuple[Tensor, ...]:
             places = [
-                _DenseGradient.apply(point + scale * step)
+                _DenseGradient.apply(point + scale * step)  # type: ignore[no-untyped-call]
                 for point, scale, step in zip(self.points, self._scales, steps, strict=True)
             ]
             return tuple([unit * output for output in self._replay.run_on(places).outputs])

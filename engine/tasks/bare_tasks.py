@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.spent import is_spent
+from ...inspector.torch_internals.modes import without_torch_function
 from ...inspector.torch_internals.retained import noting
 from ...inspector.torch_internals.saved import all_saved, free_saved, packed_by_user
 from ..queue.device_queues import AnyQueue
@@ -206,26 +207,28 @@ class BareTasks:
         """Notes how the outputs look, and makes of them what the next tasks take."""
         if record is not None:
             record.gave(task_id, outputs, unusual)
-        for edge in unusual:
-            gradient = outputs[edge.output]
-            if gradient is not None:
-                outputs[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self._graph, edge)
+        with without_torch_function():
+            for edge in unusual:
+                gradient = outputs[edge.output]
+                if gradient is not None:
+                    outputs[edge.output] = fitted(gradient, self._takes[edge.next_task][edge.input], self._graph, edge)
 
 
 def _unusual(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Edge]:
     """The edges on which there is no gradient, or one that is not at once as its receiver takes it (see `fits`)."""
     found = []
     strided = torch.strided
-    for output, shape, dtype, device, edge in takes:
-        gradient = outputs[output]
-        if (
-            type(gradient) is not Tensor
-            or gradient.shape != shape
-            or gradient.dtype is not dtype
-            or gradient.layout is not strided
-            or gradient.device != device
-        ):
-            found.append(edge)
+    with without_torch_function():
+        for output, shape, dtype, device, edge in takes:
+            gradient = outputs[output]
+            if (
+                type(gradient) is not Tensor
+                or gradient.shape != shape
+                or gradient.dtype is not dtype
+                or gradient.layout is not strided
+                or gradient.device != device
+            ):
+                found.append(edge)
     return found
 
 

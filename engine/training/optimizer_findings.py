@@ -1,4 +1,4 @@
-"""What optimizers say of themselves: steps that a gradient scaler left out."""
+"""What comes of mixed precision: steps that a gradient scaler left out, and casts that autocast keeps across a step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections import Counter
 
 from torch.optim import Optimizer
 
-from ..words.phrases import counted
+from ...inspector.torch_internals.nodes import leaf_if_any
+from ...inspector.torch_internals.optimizer_steps import parameters_of
+from ...inspector.torch_internals.sequence_numbers import number_of, sequence_nr, youngest_first
+from ..steps.loop_watch import BackwardGiven
+from ..words.phrases import counted, joined
 from .finding import Finding
+from .forwards import roots_of
 from .part import LoopPart
 from .record import Training
+
+_LOOKS = 3  # backwards after a step that are looked at
+_CAST = "ToCopyBackward0"
 
 
 class SkippedSteps(LoopPart):
@@ -33,3 +41,57 @@ class SkippedSteps(LoopPart):
             "finite: that is how it finds its scale as it begins; where it goes on, th.find_nan says where they begin."
         )
         self._training.update(Finding("skipped", self._number, sentence, tensor=name))
+
+
+class StaleCasts(LoopPart):
+    """Looks, in the first backwards after a step, for a cast that is older than the step and that a newer node reads.
+
+    Autocast casts a parameter once, and lets go of the cast where its outermost block is left.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._stepped: tuple[str, int, set[int]] | None = None  # who, what the next node was to be numbered, parameters
+        self._looks = _LOOKS
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._looks:
+            self._stepped = type(optimizer).__name__, sequence_nr(), set(map(id, parameters_of(optimizer)))
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if not self._looks or self._stepped is None or not self._training.autocast:
+            return
+        self._looks -= 1
+        who, since, held = self._stepped
+        found: set[int] = set()
+        for number, node in youngest_first(roots_of(given[0])):
+            if number < since:
+                break
+            for cast, _ in node.next_functions:
+                if cast is not None and number_of(cast) < since and cast.name() == _CAST:
+                    below = cast.next_functions[0][0]
+                    leaf = None if below is None else leaf_if_any(below)
+                    found |= {id(leaf)} & held
+        if found:
+            self._looks = 0
+            self._tell(who, [name for name, each in self._training.watched.parameters() if id(each) in found])
+
+    def _tell(self, who: str, names: list[str]) -> None:
+        which = joined(names) if names else "parameters"
+        self._training.add(
+            Finding(
+                "stale cast",
+                self._number,
+                f"The forward uses casts of {which} that autocast made before {who} stepped, so the updates do not "
+                "reach the loss: one torch.autocast block is open around several steps, and keeps its cache of cast "
+                "weights until it ends. What to do: open torch.autocast inside the loop, anew in each step, around the "
+                "forward and the loss; or pass cache_enabled=False.",
+                tensor=names[0] if names else None,
+            )
+        )

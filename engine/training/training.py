@@ -19,11 +19,10 @@ from .held_parameters import HeldParameters
 from .leaks import Leaks
 from .logger import Logger, expect_depth
 from .norm_watch import NormWatch
-from .optimizer_findings import SkippedSteps
+from .optimizer_findings import SkippedSteps, StaleCasts
 from .part import LoopPart
 from .record import Training
 from .spoiled_backwards import SpoiledBackwards
-from .stale_casts import StaleCasts
 from .watch import TrainingWatch
 from .writer import Writer
 

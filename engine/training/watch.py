@@ -24,8 +24,8 @@ from ...inspector.torch_internals.optimizer_steps import (
 from ...inspector.torch_internals.tensors import beneath_all_transforms
 from ..black_box.surroundings import autocast_now
 from ..steps.loop_watch import BackwardGiven, RunBackward
+from ..trace.inference_tensors import explain_inference_tensors
 from ..trace.out_of_memory import explain_out_of_memory
-from .inference_tensors import explain_inference_tensors
 from .part import LoopPart
 from .record import Training
 
@@ -117,7 +117,7 @@ class TrainingWatch:
             self._last_failure = id(error)
             explain_out_of_memory(error)
             with unobserved():
-                explain_inference_tensors(error, self._training.watched)
+                explain_inference_tensors(error, self._training.watched.modules())
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:

@@ -213,7 +213,7 @@ open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
 
 
 close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
-hooks_are_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+hooks_are_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
 def why_hooks_are_disabled() -> str | None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from traceback import walk_tb
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...inspector.graph.source import is_library
 from ..words.phrases import joined
-from .names import WatchedModels
 
 _MOST_NAMES = 3
 
 
-def explain_inference_tensors(error: BaseException, models: WatchedModels) -> None:
-    """Adds the note, once; other errors stay as they are."""
+def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Adds the note, once; other errors stay as they are.
+
+    Args:
+        modules: those that may have such tensors, by path.
+    """
     if not isinstance(error, RuntimeError) or not str(error).startswith(
         ("Inference tensors", "Inplace update to infer")
     ):
@@ -26,7 +29,7 @@ def explain_inference_tensors(error: BaseException, models: WatchedModels) -> No
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     places = [place for place in places if not is_library(place[0])]
     at = f" at {os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""
-    names = list(_names(models))
+    names = list(_names(modules))
     several = len(names) > 1
     it, each = ("them", "each") if several else ("it", "it")
     which = f"{joined(names[:_MOST_NAMES])} {'were' if several else 'was'}" if names else "a tensor that it takes was"
@@ -40,9 +43,9 @@ _ERRORS = "Inference tensors", "Inplace update to inference tensor"
 _MADE = "made under torch.inference_mode()"
 
 
-def _names(models: WatchedModels) -> Iterator[str]:
+def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
     """Of the inference tensors that modules have as attributes, buffers or parameters."""
-    for path, module in models.modules():
+    for path, module in modules:
         for name, each in {**vars(module), **module._buffers, **module._parameters}.items():
             if isinstance(each, Tensor) and each.is_inference():
                 yield f"{path or type(module).__name__}.{name}"
