@@ -60,7 +60,7 @@ HELD_LEAVES = (
     "forward under th.capture() tells"
 )
 HIDDEN = "nodes that hide what they keep from the forward"
-CHECKPOINTED = "nodes packed by saved_tensors_hooks of a checkpoint, which computes them again"
+CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which computes them again)"
 PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
 REENTRANT = "reentrant checkpoints"
 NO_STORAGE = "nodes that keep sparse or nested tensors"
