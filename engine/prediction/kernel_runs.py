@@ -212,7 +212,9 @@ def _in_the_way(caller: Caller) -> str | None:
     """Takes torch's profiler for this caller, or says who has it. Of another thread's measurement the end is waited
     for, so long and once; one of the same thread would wait for itself."""
     global _in_vain
-    other = one_recording.wait_for(caller, 0 if one_recording.holder is _in_vain() else WAITS_S)
+    waited_for = _in_vain()
+    in_vain = waited_for is not None and waited_for is one_recording.holder
+    other = one_recording.wait_for(caller, 0 if in_vain else WAITS_S)
     if other is None:
         return WATCHED if profiler_is_on() else None
     if other.thread == caller.thread:

@@ -179,10 +179,10 @@ def test_what_a_dry_run_allocates_for_real_is_bounded_by_operator(monkeypatch: p
     ran: list[int] = []
     real_run = kernel_runs._run
 
-    def noting(operator: Any, args: Any, kwargs: Any, fill: int, tiny: bool) -> Any:
+    def noting(operator: Any, args: Any, kwargs: Any, fill: int, tiny: bool, *more: Any) -> Any:
         tensors = [] if tiny else kernel_runs._tensors_in((args, kwargs))
         ran.append(sum(each.untyped_storage().nbytes() for each in tensors))
-        return real_run(operator, args, kwargs, fill, tiny)
+        return real_run(operator, args, kwargs, fill, tiny, *more)
 
     monkeypatch.setattr(kernel_runs, "_found", {})
     monkeypatch.setattr(kernel_runs, "_run", noting)
