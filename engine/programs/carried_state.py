@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from math import isclose, isnan, sqrt
 from types import FunctionType
 from typing import Any
@@ -173,9 +174,7 @@ class CarriedState:
         modules, tensors = subclasses(nn.Module), subclasses(Tensor)
         known = holders | modules | tensors
         with without_torch_function(), all_objects() as objects:
-            for each in objects:
-                if type(each) not in known:
-                    continue
+            for each in compress(objects, map(known.__contains__, map(type, objects))):
                 if type(each) in holders:
                     optimizers.append(vars(each))
                 elif type(each) in modules:
