@@ -15,7 +15,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.allocators import begin_recording
+from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import bucketed
@@ -62,6 +62,7 @@ class Measurement:
         self._hooked = False
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
         self._threads = False
+        self._leaving_out = ExitStack()
 
     def __enter__(self) -> Measurement:
         self._caller = begin_recording("a measured backward (th.profile, memory=True)")
@@ -72,6 +73,7 @@ class Measurement:
     ) -> None:
         with ExitStack() as each:
             each.callback(setattr, self._caller, "ended", True)
+            each.callback(self._leaving_out.close)
             if self._recorder is not None:
                 each.callback(self._recorder.close)
             self._recorder = None
@@ -167,6 +169,7 @@ class Measurement:
                     kept.setdefault(task, []).append(followed)
         self.watch = MemoryWatch(graph, self._recorder, kept)
         self._begin_backward(tells)
+        self._leaving_out.enter_context(leaving_out(self.watch.apart))
         return self.watch
 
     def _begin_backward(self, tells: bool) -> None:
@@ -201,6 +204,7 @@ class Measurement:
             ValueError: nothing was told of a device on which tasks ran.
         """
         assert self._recorder is not None
+        self._leaving_out.close()
         self.watch.look_for_freed()
         with collector_paused():
             recordings = self._recorder.stop(self._devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...inspector.capturing.opened import Opened
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.shown import drawn, saved
-from ...inspector.torch_internals.allocators import begin_recording
+from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
@@ -79,8 +79,17 @@ class LoopRecording:
         self._open.callback(setattr, caller, "ended", True)
         self._recorder.start()
         self._open.callback(self._stop_recorder)
+        self._open.enter_context(leaving_out(self._apart))
         self._open.enter_context(self.watch.watching())
         self._open.callback(self._follow_no_more)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        first = self.mark()
+        try:
+            yield
+        finally:
+            self._follower.apart.append((first, self.mark()))
 
     def _stop_recorder(self) -> None:
         with ExitStack() as each:

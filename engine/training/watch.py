@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...inspector.torch_internals.allocators import not_the_programs
 from ...inspector.torch_internals.engine import surround_backward
 from ...inspector.torch_internals.modes import autocast_is_on, unobserved
 from ...inspector.torch_internals.module_calls import watching_modules
@@ -121,7 +122,7 @@ class TrainingWatch:
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:
-        with unobserved():
+        with unobserved(), not_the_programs():
             for part in tuple(self._parts):
                 if not self._tell_one(part, what, *told):
                     self._tell_no_more(part)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,27 @@ def begin_recording(verb: str, besides: str = "") -> Caller:
         caller.ended = True
         raise
     return caller
+
+
+_leaves_out: tuple[int, Callable[[], AbstractContextManager[None]]] | None = None
+
+
+@contextmanager
+def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """While it is open, what `not_the_programs` surrounds in this thread is told to a recording by `apart`."""
+    global _leaves_out
+    _leaves_out = get_ident(), apart
+    try:
+        yield
+    finally:
+        _leaves_out = None
+
+
+def not_the_programs() -> AbstractContextManager[None]:
+    """Around what tapehead allocates while it is told of a program: a recording of the program leaves it out."""
+    if _leaves_out is None or _leaves_out[0] != get_ident():
+        return nullcontext()
+    return _leaves_out[1]()
 
 
 class AllocationEvents(NamedTuple):

@@ -660,3 +660,24 @@ def test_a_recording_keeps_no_optimizer_alive() -> None:
             optimizer.step()
             del optimizer
             assert [each() for each in seen] == [None] * len(seen)
+
+
+@pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+@pytest.mark.parametrize("verb", ["record_steps", "memory=True", "profile"])
+def test_what_a_watched_loop_takes_for_itself_is_not_the_programs(verb: str) -> None:
+    def found(watched: bool) -> list[int]:
+        net = model()
+        optimizer = Adam(net.parameters())
+        with th.training(net, optimizer, every=1) if watched else nullcontext():
+            if verb == "profile":
+                return list(th.profile(lambda: loss_of(net)).timeline.levels)
+            if verb == "memory=True":
+                return list(th.backward(loss_of(net), memory=True).timeline.levels)
+            with th.record_steps(3) as steps:
+                for _ in range(4):
+                    optimizer.zero_grad()
+                    loss_of(net).backward()
+                    optimizer.step()
+            return [phase.nbytes for step in steps for phase in step.phases]
+
+    assert found(True) == found(False)
