@@ -142,7 +142,7 @@ class BackwardFollower:
 
     def _watch(self, given: BackwardGiven) -> tuple[Watch, MemoryWatch, _Marks, SavedBlocks, BackwardCall] | None:
         if is_redirected():
-            self.why = "a policy was in force, so that its tasks were not looked at"
+            self.why = "a policy was in force, so that its tasks were not looked at; record it outside of th.policy"
             return None
         tensors, gradients, keep_graph, create_graph, inputs = given
         try:
@@ -263,6 +263,13 @@ class StepBackwards:
         first, last = (self._window.moments[moment].mark for moment in (self.start, self.end))
         return [each for each in self.follower.followed if each is not None and first <= each.begin < last]
 
+    @property
+    def why_none(self) -> str:
+        """Why none of a step that was to be followed could be; "" if one was, or others were to be."""
+        if self.why_not or self.followed:
+            return ""
+        return self.follower.why or "no backward ran in it that ended without an error"
+
     def at_peak(self) -> Run:
         """The one that the step's peak is in, or the last before it; where there is none, the first after it.
 
@@ -271,8 +278,7 @@ class StepBackwards:
         """
         found = [] if self.why_not else self.followed
         if not found:
-            why = self.why_not or self.follower.why or "no backward ran in it that ended without an error"
-            raise ValueError(f"there is no graph of this step: {why}")
+            raise ValueError(f"there is no graph of this step: {self.why_not or self.why_none}")
         window = self._window
         events = window.events(self.start, self.end)
         peak = self.timelines[str(window.device)].peak_event

@@ -197,6 +197,8 @@ class TrainingStep(ShownAsTable):
             yield f"The gradient scaler left out {which}, as gradients were not finite."
         if not self.optimizers and not self.skipped:
             yield "No optimizer stepped in it."
+        if self._backwards is not None and (why := self._backwards.why_none):
+            yield f"It has no run, deck or page: {why}."
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per block, for `pandas.DataFrame(step.records())`.

@@ -681,3 +681,18 @@ def test_what_a_watched_loop_takes_for_itself_is_not_the_programs(verb: str) -> 
             return [phase.nbytes for step in steps for phase in step.phases]
 
     assert found(True) == found(False)
+
+
+def test_a_step_under_a_policy_says_at_once_that_it_has_no_page() -> None:
+    net = model()
+    optimizer = SGD(net.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+
+    with th.policy("dfs"):
+        under_policy = th.profile_step(step)
+    assert "no run, deck or page" in str(under_policy) and "th.policy" in str(under_policy)
+    assert "no run" not in str(th.profile_step(step))
