@@ -28,34 +28,17 @@ VERBS = ("profile", "memory=True", "simulate", "plan", "compare", "record_steps"
 SAMPLE = ("interpolated_penalty", "main_gradients", "sharpness_aware")
 DRY = ("simulate", "plan", "compare")
 
-LEAF = "a leaf that the forward makes is not counted"
-CONSTANT = "a constant that the program holds and a node has saved is not counted"
-NO_DIRECTION = "the estimate does not say in which direction it is off"
-UNFLAGGED = "what a checkpoint takes is not known, and not said"
-OLDER = "what is older than the recording is counted twice, or left out without a word"
+CONSTANT = "a constant that the program holds and a node has saved is not counted where no capture saw it made"
+CHECKPOINT = "what a checkpoint's recomputation holds is not known, and not said"
+FOLLOWED = "the step that is followed task by task keeps its model until the next forward"
+OLDER = "what is older than the recording, to a few bytes"
 
-OLDER_PROGRAMS = "held_constant", "model_made_inside", "moving_average"
-RECORDED_TWICE = (
-    *("distributed_data_parallel", "gradients_as_bucket_views", "main_gradients", "sharpness_aware"),
-    *("reloaded_state", "closure_of_lbfgs"),
-)
 WRONG: dict[tuple[str, str], str] = {
-    **{
-        (program, verb): LEAF
-        for program in (
-            *("interpolated_penalty", "penalty_at_real_samples", "fast_gradient_sign"),
-            *("projected_gradient_descent", "physics_informed", "model_made_inside"),
-        )
-        for verb in ("memory=True", *DRY)
-    },
-    **{("held_constant", verb): CONSTANT for verb in ("memory=True", *DRY)},
-    **{(program, verb): NO_DIRECTION for program in ("recurrent", "optimizer_in_backward") for verb in DRY},
-    ("recurrent", "fits"): NO_DIRECTION,
-    **{("gradients_as_bucket_views", verb): NO_DIRECTION for verb in DRY},
-    **{(name, verb): NO_DIRECTION for name in PROGRAMS if "checkpoint" in name for verb in DRY},
-    **{(name, verb): UNFLAGGED for name in PROGRAMS if "checkpoint" in name for verb in ("memory=True", "fits")},
-    **{(program, "record_steps"): OLDER for program in (*OLDER_PROGRAMS, *RECORDED_TWICE)},
-    **{(program, "profile_step"): OLDER for program in (*OLDER_PROGRAMS, "sharpness_aware")},
+    **{("held_constant", verb): CONSTANT for verb in ("memory=True", "simulate")},
+    **{(name, verb): CHECKPOINT for name in PROGRAMS if "checkpoint" in name for verb in ("memory=True", "fits")},
+    ("checkpoint_around_everything", "compare"): "its estimate has the wrong direction",
+    ("model_made_inside", "record_steps"): FOLLOWED,
+    ("distributed_data_parallel", "record_steps"): OLDER,
 }
 """What is known to be wrong, until it is mended."""
 
@@ -76,7 +59,7 @@ def every_cell() -> Iterator[object]:
         for verb in VERBS:
             marks = [] if program in SAMPLE else [pytest.mark.slow]
             if why := WRONG.get((program, verb)):
-                marks.append(pytest.mark.xfail(reason=why, strict=why != OLDER))  # an address may be reused, or not
+                marks.append(pytest.mark.xfail(reason=why, strict=why != OLDER))
             yield pytest.param(program, verb, marks=marks, id=f"{program}-{verb}")
 
 

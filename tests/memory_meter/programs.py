@@ -39,6 +39,7 @@ class Program:
         fits: the arguments of `th.fits` but for the memory: make_model, make_batch, make_optimizer, loss_of. None:
             its step is not the one that `th.fits` runs.
         retain_graph: as in `torch.autograd.backward`.
+        model_bytes: of a model that the forward makes, which verbs leave out, as other models.
         batch: gives what is trained on; what it made is kept until its cache is cleared, as before each step.
         held: what else belongs to the program and has to live as long.
         close: undoes what the builder did to the process.
@@ -49,6 +50,7 @@ class Program:
     leaves: Sequence[Tensor]
     fits: tuple[Any, ...] | None = None
     retain_graph: bool | None = None
+    model_bytes: int = 0
     batch: Any = None
     held: list[Any] = field(default_factory=list)
     close: Callable[[], object] = lambda: None
@@ -445,7 +447,8 @@ def held_constant() -> Program:
 @program
 def model_made_inside() -> Program:
     """The forward makes the model and the batch."""
-    return Program(lambda: square(mlp(), torch.randn(64, 64)), _inside_step, ())
+    model_bytes = sum(each.nbytes for each in mlp().parameters())
+    return Program(lambda: square(mlp(), torch.randn(64, 64)), _inside_step, (), model_bytes=model_bytes)
 
 
 def _inside_step() -> None:
