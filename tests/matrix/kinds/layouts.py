@@ -50,15 +50,20 @@ def compressed_rows_leaf() -> Program:
 
 
 @kind
-def compressed_columns_leaf() -> Program:
-    w = quietly(lambda: torch.randn(4, 4).relu().to_sparse_csc()).requires_grad_()
-    return Program(lambda: w.to_dense().sin().sum(), {"w": w}, has_optimizer=False)
+def compressed_columns() -> Program:
+    a = torch.randn(4, 4, requires_grad=True)
+    return Program(lambda: quietly(lambda: a.to_sparse_csc()).to_dense().sin().sum(), [a])
 
 
 @kind
-def compressed_blocks_leaf() -> Program:
-    w = quietly(lambda: torch.randn(4, 4).to_sparse_bsr((2, 2))).requires_grad_()
-    return Program(lambda: w.to_dense().sin().sum(), {"w": w}, has_optimizer=False)
+def compressed_blocks() -> Program:
+    a = torch.randn(4, 4, requires_grad=True)
+
+    def loss() -> Tensor:
+        rows, columns = quietly(lambda: (a.to_sparse_bsr((2, 2)), a.to_sparse_bsc((2, 2))))
+        return (rows.to_dense() * columns.to_dense()).sin().sum()
+
+    return Program(loss, [a])
 
 
 @kind
@@ -73,11 +78,15 @@ def nested_jagged() -> Program:
 
 
 @kind
-def nested_jagged_leaf() -> Program:
-    parts = [torch.randn(2, 4), torch.randn(3, 4)]
-    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-    w = torch.randn(4, requires_grad=True)
-    return Program(lambda: (nested * w).sin().values().sum(), {"nested": nested, "w": w})
+def nested_jagged_values() -> Program:
+    values, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    offsets = torch.tensor([0, 2, 5])
+
+    def loss() -> Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(values, offsets)
+        return (nested * w).sin().values().sum()
+
+    return Program(loss, [values, w])
 
 
 @kind
