@@ -45,9 +45,9 @@ def test_every_verb_leaves_gradients_and_state_as_plain_pytorch_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_verb_adds_to_gradients_that_are_there_as_plain_pytorch_does(topic: str) -> None:
-    ran = run(topic, "--jobs", "1", "--prefilled")
-    assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-5_000:]
+def test_a_sample_of_verbs_adds_to_gradients_that_are_there_as_plain_pytorch_does(topic: str) -> None:
+    ran = run(topic, "--sample", str(4 * SAMPLED), "--prefilled")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.heavy
