@@ -79,38 +79,6 @@ def ensemble_by_vmap() -> Program:
     return Program(loss, parameters)
 
 
-def called_inside(transform: Any) -> Program:
-    """The verb is called inside a transform: no verb can look into its level."""
-    a = torch.randn(4, requires_grad=True)
-
-    def call(function: Any) -> Any:
-        results = []
-
-        def inside(x: Tensor) -> Tensor:
-            results.append(function())
-            return (x * 2).sum()
-
-        transform(inside)(torch.ones(3))
-        return results[0]
-
-    return Program(lambda: a.sin().exp().sum(), [a], call=call)
-
-
-@kind
-def called_inside_func_grad() -> Program:
-    return called_inside(func.grad)
-
-
-@kind
-def called_inside_func_vmap() -> Program:
-    return called_inside(func.vmap)
-
-
-@kind
-def called_inside_func_jvp() -> Program:
-    return called_inside(lambda inside: lambda x: func.jvp(inside, (x,), (x,)))
-
-
 @kind
 def under_dual_level() -> Program:
     w, x = torch.randn(4, requires_grad=True), torch.randn(4)
