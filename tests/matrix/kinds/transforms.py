@@ -9,7 +9,6 @@ from program import Program, kind, mlp, simple, within
 from torch import Tensor, func, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.autograd import forward_ad
-from torch.nn.attention.flex_attention import flex_attention
 
 
 @kind
@@ -129,18 +128,6 @@ def conditional() -> Program:
 def scan() -> Program:
     w = torch.randn(4, 3, requires_grad=True)
     return Program(lambda: associative_scan(torch.mul, w, 0, combine_mode="generic").sum(), [w])
-
-
-@kind
-def flexible_attention() -> Program:
-    heads = [torch.randn(1, 2, 16, 16, requires_grad=True) for _ in range(3)]
-
-    def loss() -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return flex_attention(*heads, score_mod=lambda score, b, h, i, j: score + (i - j)).square().sum()
-
-    return Program(loss, heads)
 
 
 @kind
