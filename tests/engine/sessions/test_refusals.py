@@ -6,7 +6,6 @@ import gc
 import sys
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -113,12 +112,16 @@ def test_an_input_that_requires_no_grad_leaves_the_others_as_they_were() -> None
 
 def test_a_profiler_that_a_hook_sets_stays() -> None:
     h = torch.ones(3, requires_grad=True) * 2
-    profiler = Mock()
-    h.register_hook(lambda gradient: sys.setprofile(profiler))
+
+    def profiler(*told: object) -> None:
+        """Keeps nothing."""
+
+    handle = h.register_hook(lambda gradient: sys.setprofile(profiler))
     try:
         with th.debug((h * h).sum()) as session:
             session.run()
         found = sys.getprofile()
     finally:
         sys.setprofile(None)
+        handle.remove()
     assert found is profiler
