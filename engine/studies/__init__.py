@@ -1,5 +1,5 @@
 """Tables over many runs: compare, makespan and the three benchmarks.
 
-May import: inspector, words, queue, memory, prediction, measuring, trace, orders, hips, workloads, sessions,
+May import: inspector, words, queue, memory, prediction, measuring, tasks, trace, orders, hips, workloads, sessions,
 programs, mirroring, steps.
 """

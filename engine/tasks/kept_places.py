@@ -165,9 +165,9 @@ def drawn_by_all() -> Iterator[SavedState]:
 
 
 def drawn_by(found: Any) -> SavedState | None:
-    if isinstance(found, random.Random):
+    if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):  # which has no state
         return SavedState(found.getstate, found.setstate)
-    if isinstance(found, io.StringIO | io.BytesIO):
+    if isinstance(found, io.StringIO | io.BytesIO) and not found.closed:
         in_memory: Any = found
         return SavedState(in_memory.__getstate__, in_memory.__setstate__)
     if isinstance(found, torch.Generator):

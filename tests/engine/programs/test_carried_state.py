@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 from collections import deque
@@ -332,3 +333,17 @@ def test_flags_that_the_forward_sets_are_as_they_were(verb: str, raises: bool) -
     with pytest.raises(KeyError, match="mine") if raises else nullcontext():
         VERBS[verb](make_loss, model)
     assert flags() == before
+
+
+@pytest.mark.parametrize("kept", [random.SystemRandom(), io.StringIO()], ids=["no state", "closed"])
+def test_what_has_no_state_to_keep_is_left_alone(kept: Any) -> None:
+    """A trainer of Hugging Face's leads to a SystemRandom, whose getstate() raises."""
+    if isinstance(kept, io.StringIO):
+        kept.close()
+    w = torch.ones(3, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        assert kept is not None
+        return (w * 2).sum()
+
+    assert not th.find_nan(make_loss)
