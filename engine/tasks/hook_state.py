@@ -180,6 +180,8 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
     elif isinstance(each, type):
         attributes = OfClass(each)
         place, follow = ByKey(attributes), [(value, key) for key, value in attributes.items()]
+    elif isinstance(each, dict | list | deque | set) and _has_own_access(type(each)):
+        place = Unseen(_OWN_ACCESS.format(kind=type(each).__name__))
     elif isinstance(each, dict):
         place = ByKey(each)
         follow = [(value, key if isinstance(key, str) else name) for key, value in list(each.items())]
@@ -208,8 +210,19 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
 
 
 _TOO_MUCH = "it leads to more than is looked at before each task{size}; let it keep less, to go back over its tasks"
+_OWN_ACCESS = "a {kind} reads and writes its entries by methods of its own, which are not called to look at it"
 _ADVANCED = "an iterator ({kind}), which can't be wound back; keep a number instead"
 _HIDDEN = "an iterator ({kind}) does not show how far it is; keep a number, or keep it where no hook leads"
+
+
+def _has_own_access(kind: type) -> bool:
+    """Whether a container's class replaces how entries are read or written: to look at them would run its code, which
+    may import, load or count (the lazy mappings of transformers import all models)."""
+    own = (each for each in kind.__mro__ if each.__module__ not in ("builtins", "collections"))
+    return any(not _ACCESS.isdisjoint(vars(each)) for each in own)
+
+
+_ACCESS = {"__iter__", "__getitem__", "__setitem__", "__delitem__", "keys", "values", "items", "get", "pop"}
 
 
 def _weight(found: Any) -> int:

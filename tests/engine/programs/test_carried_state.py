@@ -347,3 +347,23 @@ def test_what_has_no_state_to_keep_is_left_alone(kept: Any) -> None:
         return (w * 2).sum()
 
     assert not th.find_nan(make_loss)
+
+
+class Lazy(dict[str, Any]):
+    """A mapping that loads an entry as it is read, as those of transformers do."""
+
+    def items(self) -> Any:
+        raise AssertionError("nobody asked for what is in it")
+
+    __iter__ = __getitem__ = keys = values = items
+
+
+def test_a_container_that_loads_its_entries_is_not_asked_for_them() -> None:
+    w, lazy = torch.ones(3, requires_grad=True), Lazy(model=1)
+
+    def make_loss() -> Tensor:
+        assert lazy is not None
+        return (w * 2).sum()
+
+    assert not th.find_nan(make_loss)
+    assert th.compare(make_loss, ["heap", "bfs"], repetitions=1)
