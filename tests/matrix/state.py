@@ -27,6 +27,10 @@ State = dict[str, Any]
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
+_SET_ONCE = {"_has_rebuilt_buckets", "_lazy_init_ran"}
+"""Attributes of DistributedDataParallel that its first forward sets, with state in C++ that nobody can take back."""
+
+
 def bits(tensor: Tensor | None) -> Any:
     """Return dtype, shape and bytes of a tensor of any layout; nested tuples where it has several parts."""
     if tensor is None:
@@ -136,10 +140,9 @@ def _objects(program: Program) -> Iterator[tuple[str, Any]]:
         yield f"module {name}, parameters", [id(each) for each in module._parameters.values()]
         yield f"module {name}, buffers", [id(each) for each in module._buffers.values()]
         plain = bool | int | float | str
-        yield (
-            f"module {name}, attributes",
-            {key: each for key, each in vars(module).items() if isinstance(each, plain)},
-        )
+        for key, each in vars(module).items():
+            if isinstance(each, plain) and key not in _SET_ONCE:
+                yield f"module {name}, {key}", each
 
 
 def _or_none(read: Any, tensor: Tensor) -> Any:
