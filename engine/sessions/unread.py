@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ...inspector.capturing.walk import DEEP, free_one_by_one, root_edges
+from ...inspector.capturing.walk import DEEP, free_one_by_one, outlive_backward, root_edges
 from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import Facts
@@ -210,8 +210,8 @@ def _late(
     elapsed_ns: int,
     note: str = "",
 ) -> Run:
-    """The run, whose graph is read when it is asked for; a retained one, which keeps what it saved, when the loss dies
-    if nobody has asked by then."""
+    """The run, whose graph is read when it is asked for. If nobody has asked when the loss dies, it is read then where
+    its nodes would keep tensors alive: of a retained graph what they saved, of others see `outlive_backward`."""
     tensors: list[ref[Tensor]] = []
 
     def read() -> Graph:
@@ -222,15 +222,16 @@ def _late(
         return graph
 
     run = Run.late(read, order, policy, elapsed_ns, note)
-    forget = partial(_read_graph_of, ref(run)) if call.keep_graph else None
+    forget = partial(_let_go, ref(run), roots, call.keep_graph)
     tensors += [ref(each, forget) for each in call.outputs if isinstance(each, Tensor)]
     if len(tensors) < len(roots):
         tensors.clear()
     return run
 
 
-def _read_graph_of(run: ref[Run], loss: object) -> None:
-    if (found := run()) is not None:
+def _let_go(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> None:
+    """Reads the run's graph, which the run then keeps without its nodes."""
+    if (found := run()) is not None and (is_retained or outlive_backward([node for node, _ in roots])):
         _ = found.graph
 
 

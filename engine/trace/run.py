@@ -46,7 +46,8 @@ class Run:
     """What one backward did. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
 
     Where nothing was recorded, the graph and the order are read when they are asked for. Until then the run keeps the
-    root nodes, whose saved tensors the backward has freed; the graph of a retained one is read when the loss dies.
+    root nodes. It reads the graph when the loss dies if the nodes still keep tensors then: saved ones of a retained
+    graph, attributes of a custom Function's `ctx`, leaves that are not parameters.
 
     Attributes:
         graph: the graph that was run.

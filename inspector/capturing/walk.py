@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..arguments import a_kind, expect, expect_model, expect_outputs
@@ -19,7 +20,7 @@ from ..graph.live_nodes import LiveNodes
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.modes import without_torch_function
-from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
+from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_if_any, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
 from .no_graph import why_no_graph
@@ -132,6 +133,19 @@ def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
         return [outputs]
     expect_outputs(outputs)
     return list(outputs)
+
+
+def outlive_backward(starts: Sequence[Node]) -> bool:
+    """Whether the nodes below `starts` keep tensors that a backward does not free: attributes which a custom Function
+    has put on its `ctx`, or leaves that are not parameters."""
+    with collector_paused():
+        for node in _walk(starts):
+            if isinstance(node, BackwardCFunction):
+                if vars(node):
+                    return True
+            elif (leaf := leaf_if_any(node)) is not None and not isinstance(leaf, torch.nn.Parameter):
+                return True
+    return False
 
 
 def _walk(starts: Iterable[Node]) -> Found:

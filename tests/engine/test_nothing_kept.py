@@ -127,6 +127,39 @@ def test_a_run_that_is_kept_still_tells_what_it_did(tmp_path: Path) -> None:
         assert th.diff(each, each).first_in_order is None
 
 
+class OnCtx(torch.autograd.Function):
+    """Keeps on its `ctx` what its backward needs, where nothing frees it but the end of the node."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = [x.exp()]
+        alive.append(ref(ctx.kept[0]))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.kept[0]
+
+
+alive: list[ref[Tensor]] = []
+
+
+@pytest.mark.parametrize("policy", ["heap", "bfs"])
+def test_a_run_of_a_graph_that_was_freed_keeps_nothing_of_it_either(policy: Any) -> None:
+    def attributes_of_ctx() -> tuple[th.Run, ref[Tensor]]:
+        return th.backward(OnCtx.apply(model(torch.randn(3, 4))).sum(), policy=policy), alive[-1]
+
+    def leaf_of_the_forward() -> tuple[th.Run, ref[Tensor]]:
+        x = torch.randn(3, 4, requires_grad=True)
+        return th.backward(model(x).sum(), policy=policy), ref(x)
+
+    for backward in (attributes_of_ctx, leaf_of_the_forward):
+        for _ in range(3):  # its order is planned in the first
+            run, kept = backward()
+            assert kept() is None
+            assert sorted(run.order) == list(range(len(run.graph))) and not run.graph.nodes
+
+
 def test_what_needs_the_nodes_says_that_the_loss_is_gone() -> None:
     loss, _ = made()
     graph, other = th.graph(loss), th.graph(loss)
