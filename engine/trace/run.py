@@ -46,8 +46,8 @@ class Run:
     """What one backward did. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
 
     Where nothing was recorded, the graph and the order are read when they are asked for. Until then the run keeps the
-    root nodes. It reads the graph when the loss dies if the nodes still keep tensors then: saved ones of a retained
-    graph, attributes of a custom Function's `ctx`, leaves that are not parameters.
+    root nodes, and so the leaves. It reads the graph when the loss dies if the nodes still keep other tensors then:
+    saved ones of a retained graph, attributes of a custom Function's `ctx`.
 
     Attributes:
         graph: the graph that was run.

@@ -20,7 +20,7 @@ from ..graph.live_nodes import LiveNodes
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.modes import without_torch_function
-from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_if_any, leaf_of, notes_on
+from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
 from .no_graph import why_no_graph
@@ -136,16 +136,9 @@ def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
 
 
 def outlive_backward(starts: Sequence[Node]) -> bool:
-    """Whether the nodes below `starts` keep tensors that a backward does not free: attributes which a custom Function
-    has put on its `ctx`, or leaves that are not parameters."""
+    """Whether a node below `starts` keeps what no backward frees: a custom Function's attributes on its `ctx`."""
     with collector_paused():
-        for node in _walk(starts):
-            if isinstance(node, BackwardCFunction):
-                if vars(node):
-                    return True
-            elif (leaf := leaf_if_any(node)) is not None and not isinstance(leaf, torch.nn.Parameter):
-                return True
-    return False
+        return any(isinstance(node, BackwardCFunction) and vars(node) for node in _walk(starts))
 
 
 def _walk(starts: Iterable[Node]) -> Found:
