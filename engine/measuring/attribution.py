@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
-from ...inspector.graph.facts import Operation
+from ...inspector.graph.facts import Operation, StoredOperation
 from ...inspector.graph.graph import Graph
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.timeline import GRADIENT_GRAPH, IN_TREE, REGION, Category, Listed, Maker, Timeline, lasts_with_graph
+from ..memory.timeline import (
+    GRADIENT_GRAPH,
+    IN_TREE,
+    RANDOM_STATE,
+    RANDOM_STATES_ON_CTX,
+    REGION,
+    Category,
+    Listed,
+    Maker,
+    Timeline,
+    lasts_with_graph,
+)
 from ..memory.waiting_in_lists import summed_inputs, with_names
 from .allocator import AllocatorEvent, AllocatorRecording
 from .cuda_allocator import blocks_of
@@ -26,6 +37,9 @@ RECOMPUTED = "recomputed"
 
 HIDDEN = "hidden"
 """The slot of what a node keeps, as its being freed shows, and torch does not."""
+
+_CHECKPOINT = Maker(None, StoredOperation("get_rng_state", None), "torch.utils.checkpoint")
+"""What makes the random state that a checkpoint saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +249,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         array("b", (kinds.born_as[number] for number in shown)),
         changes,
         before=0 if measured.recorded else lives.first,
-        makers=tuple(forward_maker(measured, lives.births[number]) for number in forward),
+        makers=tuple(_forward_maker(measured, lives, kinds, number) for number in forward),
         saved={renumbered[number]: keepers for number, keepers in kinds.saved.items() if number in renumbered},
         held=frozenset(renumbered[number] for number in kinds.held if number in renumbered),
         grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
@@ -249,6 +263,13 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         began_ns=_began(measured, base_ns),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
+
+
+def _forward_maker(measured: Measured, lives: Lives, kinds: Kinds, number: int) -> Maker:
+    """What made a storage of the forward. A checkpoint reads the random state before the first operation inside."""
+    if any(slot in (RANDOM_STATE, *RANDOM_STATES_ON_CTX) for _, slot in kinds.saved.get(number, ())):
+        return _CHECKPOINT
+    return forward_maker(measured, lives.births[number])
 
 
 def _began(measured: Measured, base_ns: int) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
 from ..words.phrases import MOST_NAMED, folded, joined, module_title, nth, operation_title, pattern, task_name
-from .timeline import GRADIENT_GRAPH, IN_TREE, LEAF, ON_CTX, Category, Keeper, Storage, Timeline
+from .timeline import GRADIENT_GRAPH, IN_TREE, LEAF, ON_CTX, RANDOM_STATE, Category, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
 """The name of what no capture saw."""
@@ -23,6 +23,7 @@ class _Kept:
 
     Attributes:
         saving: the tasks whose nodes save them.
+        recomputing: the tasks of checkpointed regions that are computed again with these random states.
         left: those to which tasks before them leave them, for the one product of a sum.
         waiting: the gradients in input buffers, and the tasks there, by what these are and where.
         listed, lists: the gradients in lists, and the tasks there.
@@ -33,6 +34,7 @@ class _Kept:
     """
 
     saving: dict[int, None] = field(default_factory=dict)
+    recomputing: dict[int, None] = field(default_factory=dict)
     left: dict[int, None] = field(default_factory=dict)
     waiting: dict[tuple[str, str, str], tuple[set[int], dict[int, None]]] = field(default_factory=dict)
     listed: set[int] = field(default_factory=set)
@@ -136,6 +138,8 @@ class StorageWords:
                 continue
             if keeper.slot == IN_TREE:
                 found.left[task] = None
+            elif keeper.slot == RANDOM_STATE:
+                found.recomputing[task] = None
             elif keeper.kind == "saved":
                 found.saving[task] = None
             elif keeper.kind == "list":
@@ -159,6 +163,9 @@ class StorageWords:
         """One phrase for each way in which they are kept."""
         if found.saving:
             yield "saved by " + joined(self._named(found.saving))
+        if found.recomputing:
+            needing = joined(self._named(found.recomputing))
+            yield f"the random state that a checkpoint saved, to recompute what {needing} need"
         if found.left:
             yield f"left for the one product of a sum, which {joined(self._named(found.left))} makes"
         if found.listed:

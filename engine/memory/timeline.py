@@ -32,6 +32,12 @@ ON_CTX = "ctx."
 REGION = "checkpointed region"
 """The slot of what the nodes of such a region keep together: its inputs, and what else computes it again."""
 
+RANDOM_STATE = "random state"
+"""The slot of the random state with which a checkpointed region is computed again, kept by its nodes."""
+
+RANDOM_STATES_ON_CTX = (f"{ON_CTX}fwd_cpu_state", f"{ON_CTX}fwd_device_states")
+"""The same of a reentrant checkpoint, whose one node has them on its ctx."""
+
 LEAF = "leaf"
 """The slot in which an AccumulateGrad has its leaf, as long as there is the graph."""
 
@@ -120,7 +126,8 @@ class Maker:
         task: the task of the backward in which it was made; None: it was made in the forward, or before.
         operation: the operation of the forward that made it, or, if `task` is given, the one which that task is the
             backward of. None where no capture saw it.
-        module: the path of the module in whose call this happened.
+        module: the path of the module in whose call this happened; "torch.utils.checkpoint" of the random states that
+            checkpoints save, which no operation makes.
     """
 
     task: int | None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...inspector.graph.graph import Edge, Graph, Task, told_apart
+from ...inspector.graph.kinds import Kind
 from ...inspector.graph.words import dtype_name
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import ON_CTX, Category, Storage, Timeline
@@ -317,7 +318,10 @@ def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
     for storage in peak.of(Category.FORWARD, Category.SAVED):
         keepers = peak.words.keepers(storage, since)
         on_ctx = [keeper for keeper in keepers if keeper.kind == "node" and (keeper.slot or "").startswith(ON_CTX)]
-        ran = all(keeper.task in place_of and place_of[keeper.task] < since for keeper in on_ctx)
+        tasks = [keeper.task for keeper in on_ctx if keeper.task is not None]
+        if any(peak.timeline.graph.tasks[task].kind is Kind.CHECKPOINT for task in tasks):
+            continue  # that code is PyTorch's
+        ran = all(task in place_of and place_of[task] < since for task in tasks)
         if on_ctx and len(on_ctx) == len(keepers) and ran:
             kept.append(storage)
     if kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -98,4 +98,11 @@ def _region_saved(region: Any) -> Sequence[Any]:
 def region_inputs(region: Any) -> list[Tensor]:
     """What a region is computed from again, but for what another region's hooks have packed in turn."""
     found = [each.data for each in _region_saved(region) if hasattr(each, "unpack_hook") and each.unpack_hook is None]
+    return [each for each in found if isinstance(each, Tensor)]
+
+
+def random_states(region: Any) -> list[Tensor]:
+    """The states of the random generators with which a region is computed again; none where they are not preserved."""
+    kept = _variables(region.recompute_fn)
+    found = [kept.get("fwd_cpu_state"), *cast("Sequence[object]", kept.get("fwd_device_states") or ())]
     return [each for each in found if isinstance(each, Tensor)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -214,6 +215,23 @@ def test_what_a_checkpointed_region_computes_again_is_called_that() -> None:
         lambda: checkpoint(region, x, use_reentrant=False).sum()
     )
     assert not any("again" in words for words in made_by(lambda: region(x).sum()))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_the_random_state_of_a_checkpoint_is_not_said_to_be_made_by_an_operation(use_reentrant: bool) -> None:
+    x, layer = torch.randn(4, 8, requires_grad=True), nn.Linear(8, 8)
+    nbytes = torch.get_rng_state().nbytes
+    region = partial(checkpoint, layer, use_reentrant=use_reentrant)
+    report = th.profile(lambda: region(region(x)).sum()).peak()
+    states = [
+        record for record in report.records() if record["bytes"] == nbytes and record["category"] == "saved activation"
+    ]
+    assert len(states) == 2
+    for record in states:
+        assert record["module"] == "torch.utils.checkpoint"
+        assert record["made_by"] == "get_rng_state in the forward"
+        assert ("random state" in record["kept_by"]) is not use_reentrant
+    assert not any("get_rng_state" in str(hint) for hint in report.hints)
 
 
 def test_what_nobody_would_miss_is_a_line_without_a_story() -> None:
