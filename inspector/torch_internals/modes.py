@@ -93,6 +93,13 @@ class unobserved:
             raise
 
     def __exit__(self, *error: object) -> None:
+        try:
+            self._leave()
+        except BaseException:  # Ctrl-C, at any line; to leave twice does no harm
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
         if self._modes is not None:
             self._modes.close()
         torch._C._set_fwd_grad_enabled(self._forward)
