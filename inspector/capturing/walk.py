@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -50,7 +49,7 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
     """
     found = read_graph(outputs, names)
     if isinstance(found.nodes, LiveNodes):
-        found.nodes.hold_for_temporaries(sys._getframe(1))
+        found.nodes.hold_for_temporaries()
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from weakref import ref
 
 from torch import Tensor
@@ -30,12 +30,13 @@ class LiveNodes(list[Node]):
         leaves: by the id of each AccumulateGrad its leaf, once the nodes are gone.
     """
 
-    __slots__ = ("__weakref__", "_call", "_tensors", "is_watching", "leaves")
+    __slots__ = ("__weakref__", "_call", "_called", "_tensors", "is_watching", "leaves")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
         self._tensors: tuple[ref[Tensor], ...] = ()
-        self._call: tuple[object, int] | None = None
+        self._called: frozenset[CodeType] = frozenset()
+        self._call: tuple[CodeType, int] | None = None
         self.is_watching = False
         self.leaves: dict[int, ref[Tensor]] = {}
 
@@ -52,17 +53,22 @@ class LiveNodes(list[Node]):
             self._tensors = tuple(ref(each, forget) for each in roots if isinstance(each, Tensor))
             self.is_watching = True
 
-    def hold_for_temporaries(self, caller: FrameType | None) -> None:
-        """Keeps the nodes if a tensor dies within the call under way, `caller`'s: nobody else could hold it."""
-        caller = _first_foreign(caller)
-        self._call = None if caller is None else (caller.f_code, caller.f_lasti)
+    def hold_for_temporaries(self) -> None:
+        """Keeps the nodes if a tensor dies within the call under way: nobody else could hold it.
 
-    def _is_temporary(self, dying_in: FrameType | None) -> bool:
-        if self._call is None or dying_in is None:
-            return False
+        To be called by the function that the user calls.
+        """
         # Up to Python 3.11 the arguments die in the frame of the called function, later in the caller's.
-        is_own = dying_in.f_code.co_filename.startswith(OWN_CODE)
-        return is_own or (dying_in.f_code, dying_in.f_lasti) == self._call
+        frame: FrameType | None = sys._getframe(1)
+        own = set()
+        while frame is not None and frame.f_code.co_filename.startswith(OWN_CODE):
+            own.add(frame.f_code)
+            frame = frame.f_back
+        self._called = frozenset(own)
+        self._call = None if frame is None else (frame.f_code, frame.f_lasti)
+
+    def _is_temporary(self, dying_in: FrameType) -> bool:
+        return dying_in.f_code in self._called or (dying_in.f_code, dying_in.f_lasti) == self._call
 
 
 def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
@@ -73,9 +79,3 @@ def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
         nodes.is_watching = False
     else:
         nodes.forget()
-
-
-def _first_foreign(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(OWN_CODE):
-        frame = frame.f_back
-    return frame

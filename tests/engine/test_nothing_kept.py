@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import tapehead as th
+from tapehead.engine.programs.make_loss import for_all
 
 model = nn.Linear(4, 4)
 
@@ -172,6 +173,14 @@ def test_a_graph_of_a_temporary_or_of_an_edge_holds_its_nodes() -> None:
     of_edge = th.graph(get_gradient_edge(loss))
     del loss
     assert of_edge.nodes and saved() is not None
+
+
+def test_a_loss_that_dies_in_a_later_call_takes_the_nodes_with_it() -> None:
+    loss, saved = made()
+    losses, graph = [loss], th.graph(loss)
+    del loss
+    for_all([losses], list.clear)  # of tapehead's: the collector may run there, too
+    assert not graph.nodes and saved() is None
 
 
 def test_a_live_session_keeps_what_it_has_to_run() -> None:
