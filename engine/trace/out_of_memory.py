@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.holding.search import who_holds
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import current_number
@@ -199,14 +199,15 @@ def _alive() -> tuple[list[Tensor], list[Optimizer], list[nn.Module]]:
     optimizers: list[Optimizer] = []
     modules: list[nn.Module] = []
     of_type: dict[type, list[Any] | None] = {}
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in of_type:
-            kinds = ((Tensor, tensors), (Optimizer, optimizers), (nn.Module, modules))
-            of_type[kind] = next((found for base, found in kinds if issubclass(kind, base)), None)
-        found = of_type[kind]
-        if found is not None:
-            found.append(each)
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in of_type:
+                kinds = ((Tensor, tensors), (Optimizer, optimizers), (nn.Module, modules))
+                of_type[kind] = next((found for base, found in kinds if issubclass(kind, base)), None)
+            found = of_type[kind]
+            if found is not None:
+                found.append(each)
     return [each for each in tensors if not is_lazy(each)], optimizers, modules
 
 

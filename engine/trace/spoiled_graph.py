@@ -3,10 +3,9 @@ it to the earlier graph, and who saved what, as notes on PyTorch's error."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from threading import local
 
 from torch import Tensor
@@ -19,6 +18,7 @@ from ...inspector.graph.spent import is_over
 from ...inspector.graph.variables import variable_name
 from ...inspector.graph.written import writes_between
 from ...inspector.holding.search import who_holds
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import FREED, MODIFIED, WrittenSlot, hides_saved, holds_saved, written_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
@@ -186,12 +186,14 @@ def _variable(graph: Graph, edge: Edge) -> str | None:
 
 def _held_elsewhere(node: Node, number: int) -> str | None:
     """Who holds the tensor: `trainer.hidden`."""
-    for each in gc.get_objects():
-        if issubclass(type(each), Tensor) and not is_lazy(each) and _is_made_by(node, number, each):
-            with unobserved():
-                (holder,) = who_holds([each])
-            return holder.text if holder.kind == "named" else None
-    return None
+    with all_objects() as objects:
+        tensors = (each for each in objects if issubclass(type(each), Tensor) and not is_lazy(each))
+        made = [*islice((each for each in tensors if _is_made_by(node, number, each)), 1)]
+    if not made:
+        return None
+    with unobserved():
+        (holder,) = who_holds(made)
+    return holder.text if holder.kind == "named" else None
 
 
 def _in_frames(graph: Graph, edge: Edge) -> str | None:

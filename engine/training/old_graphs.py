@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.holding.search import Holder, who_holds
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.tensors import storage_of
 from .step_tokens import StepTokens
@@ -62,15 +62,16 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
     kinds: dict[type, type | None] = {}
     found: list[tuple[int, Any]] = []
     leads = _Leads(tokens, is_old)
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in kinds:
-            kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
-        if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
-            continue
-        node = _maker(each) if kinds[kind] is Tensor else each
-        if node is not None and leads.to_an_old(node):
-            found.append((tokens.step_of(node) or 0, each))
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in kinds:
+                kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
+            if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
+                continue
+            node = _maker(each) if kinds[kind] is Tensor else each
+            if node is not None and leads.to_an_old(node):
+                found.append((tokens.step_of(node) or 0, each))
     found.sort(key=lambda pair: pair[0])
     tensors = [each for _, each in found if issubclass(type(each), Tensor)]
     nodes = [each for _, each in found if not issubclass(type(each), Tensor)]

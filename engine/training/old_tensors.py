@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ...inspector.holding.search import Holder, who_holds
+from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import StorageBytes, is_fake, storage_of
 from .old_graphs import alike
@@ -109,14 +110,15 @@ def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | N
 
 
 def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
-    """By id all that have no graph, and so bytes of which no node tells."""
+    """Yields the id and a reference of each tensor without a graph, of whose bytes no node tells."""
     kinds: dict[type, bool] = {}
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in kinds:
-            kinds[kind] = issubclass(kind, Tensor)
-        if kinds[kind] and not is_lazy(each) and not is_fake(each) and not _has_graph(each):
-            yield id(each), ref(each)
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, Tensor)
+            if kinds[kind] and not is_lazy(each) and not is_fake(each) and not _has_graph(each):
+                yield id(each), ref(each)
 
 
 def _has_graph(tensor: Tensor) -> bool:

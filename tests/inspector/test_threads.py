@@ -1,0 +1,61 @@
+"""References are counted while no other thread holds all objects, and every look at these is known to those who count."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+
+import pytest
+
+import tapehead
+from tapehead.inspector import threads
+
+
+def test_a_count_is_repeated_when_another_thread_has_looked_meanwhile() -> None:
+    counts: list[int] = []
+
+    def look() -> None:
+        with threads.all_objects():
+            pass
+
+    def count() -> int:
+        counts.append(len(counts))
+        if len(counts) == 1:
+            other = Thread(target=look)
+            other.start()
+            other.join()
+        return counts[-1]
+
+    assert threads.undisturbed(count) == 1 and counts == [0, 1]
+
+
+def test_a_count_waits_for_a_look_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking, waiting, looked = Event(), Event(), Event()
+
+    def look() -> None:
+        with threads.all_objects():
+            looking.set()
+            waiting.wait()
+            looked.set()
+
+    other = Thread(target=look)
+    other.start()
+    looking.wait()
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: waiting.set()))
+    try:
+        assert threads.undisturbed(looked.is_set)
+    finally:
+        waiting.set()
+        other.join()
+
+
+def test_all_objects_are_looked_at_in_one_place() -> None:
+    root = Path(tapehead.__file__).parent
+    files = (
+        file for folder in ("commands", "engine", "inspector", "widgets") for file in (root / folder).rglob("*.py")
+    )
+    assert [str(each.relative_to(root)) for each in files if "gc.get_objects(" in each.read_text()] == [
+        "inspector/threads.py"
+    ]
