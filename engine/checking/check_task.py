@@ -20,7 +20,8 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.source import Source
 from ...inspector.torch_internals.operators import InFloat64
-from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric, with_zeros
+from ...inspector.torch_internals.tensors import dense
+from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
 from .furthest_element import furthest_element
 from .kept_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
@@ -162,7 +163,7 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
             "its formula is HIPS autograd's and its forward is not kept: autograd.test_util.check_grads compares both"
         )
     if not graph.nodes:
-        raise UncheckableError(f"{graph.why_no_nodes}")
+        raise UncheckableError(graph.why_no_nodes)
     node, operation = graph.nodes[task.id], task.operation
     inputs = operation.inputs if isinstance(operation, Operation) else None
     findings.faults += modified_since(node, inputs)
@@ -331,7 +332,7 @@ class _Comparison:
             raise UncheckableError(
                 f"{self._subject} does not run in float64: {type(error).__name__}: {message}"
             ) from error
-        return [None if each is None else with_zeros(each) for each in found], None
+        return [None if each is None else dense(each) for each in found], None
 
     def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
         """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
+from ...inspector.torch_internals.tensors import dense
 from .operation_replay import OperationReplay
 
 ALLOWED = 1e-3  # as in gradcheck: so far apart, relatively, may a derivative and a finite difference be
@@ -19,11 +20,6 @@ DIRECTIONS = 5
 STEP = 2e-7
 _NOISE = 5e-5  # a derivative below this part of the output's own size drowns in the rounding of finite differences
 _MOST_FOR_EACH = 256  # elements of all inputs, and of all outputs, up to which gradcheck takes one after the other
-
-
-def with_zeros(gradient: Tensor) -> Tensor:
-    """Return the gradient with the zeros that a sparse one does not store."""
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 class _DenseGradient(torch.autograd.Function):
@@ -35,7 +31,7 @@ class _DenseGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return with_zeros(gradients[0])
+        return dense(gradients[0])
 
 
 class FiniteDifferences:

@@ -16,9 +16,9 @@ from ...inspector.arguments import a_kind
 from ...inspector.graph.kept_inputs import argument_names, names_by_place
 from ...inspector.graph.words import shape_text
 from ...inspector.torch_internals.nodes import call_node
-from ...inspector.torch_internals.tensors import version_of
+from ...inspector.torch_internals.tensors import dense, version_of
 from ..words.phrases import counted
-from .derivative import ALLOWED, FiniteDifferences, with_zeros
+from .derivative import ALLOWED, FiniteDifferences
 from .operation_replay import OperationReplay, Outcome
 
 
@@ -56,7 +56,7 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
             return None
         given[output.output_nr] = cotangent.clone()
     versions = [0 if each is None else version_of(each) for each in given]
-    values = tuple([with_zeros(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
+    values = tuple([dense(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
     wrote = [0 if each is None else version_of(each) for each in given] != versions
     needed: tuple[bool, ...] = node.needs_input_grad
     while len(values) > len(needed) and values[-1] is None:
