@@ -61,7 +61,7 @@ class StaleCasts(LoopPart):
         self._number = number
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
-        if self._looks:
+        if self._looks and self._training.autocast:
             self._stepped = type(optimizer).__name__, sequence_nr(), set(map(id, parameters_of(optimizer)))
 
     def backward_begins(self, given: BackwardGiven) -> None:
