@@ -20,9 +20,7 @@ def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str,
     Args:
         modules: those that may have such tensors, by path.
     """
-    if not isinstance(error, RuntimeError) or not str(error).startswith(
-        ("Inference tensors", "Inplace update to infer")
-    ):
+    if not isinstance(error, RuntimeError) or not str(error).startswith(_ERRORS):
         return
     if any(_MADE in note for note in getattr(error, "__notes__", ())):
         return
@@ -44,7 +42,7 @@ _MADE = "made under torch.inference_mode()"
 
 
 def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
-    """Of the inference tensors that modules have as attributes, buffers or parameters."""
+    """Yields the names of the inference tensors that modules have as attributes, buffers or parameters."""
     for path, module in modules:
         for name, each in {**vars(module), **module._buffers, **module._parameters}.items():
             if isinstance(each, Tensor) and each.is_inference():
