@@ -6,6 +6,7 @@ on its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ class FoldedCalls:
     `items` are the groups and task ids drawn in it, oldest first; of a closed group the ids of its tasks. `times` is
     how many equal runs of siblings it stands for, of which `items` is one; `repeat` numbers the groups for which that
     is more than one. `size` counts the tasks of one of them, its parameters' included. `is_views` marks a chain of
-    views, which is in no module of its own; `members` are the titles of equal runs, the first created first, `layers`
-    their tasks, of which those at one place do the same.
+    views, which is in no module of its own; `members` are the titles of equal runs, the first created first, `paths`
+    the same with whole paths, `layers` their tasks, of which those at one place do the same.
     """
 
     path: str
@@ -49,6 +50,7 @@ class FoldedCalls:
     is_views: bool = False
     members: tuple[str, ...] = ()
     layers: tuple[tuple[int, ...], ...] = ()
+    paths: tuple[str, ...] = ()
 
     def tasks(self) -> Iterator[int]:
         """The ids of all tasks drawn in the group or in groups below it."""
@@ -218,10 +220,11 @@ class _Folding:
     def _source_of(self, task: int) -> Source | None:
         return self._graph.tasks[task].source
 
-    def _shape(self, child: RepeatedPart | int, place: int) -> int:
-        """What was merged of parallel calls is like nothing else."""
-        shape = self._shapes[child] if isinstance(child, int) else child.shape
-        return shape if shape >= 0 else -1 - place
+    def _shape(self, child: RepeatedPart | int, place: int) -> object:
+        """What was merged of parallel calls is like nothing else, and what has another name is no part of one run."""
+        if isinstance(child, int):
+            return self._shapes[child]
+        return (child.shape, re.sub(r"\d+", "*", child.path)) if child.shape >= 0 else -1 - place
 
     def _without_circles(
         self, children: list[RepeatedPart | int], edges: Edges
@@ -376,6 +379,7 @@ class _Folding:
             repeat=part.repeat,
             is_views=part.is_views,
             members=tuple(_member_title(part, member) for member in part.members),
+            paths=tuple(_member_title(part, member, "") for member in part.members),
             layers=tuple(tuple(tasks_of(member)) for member in part.members),
         )
 
@@ -468,10 +472,11 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
     return title, f"{one} ×{len(part.members):,}"
 
 
-def _member_title(part: RepeatedPart, member: Sequence[RepeatedPart | int]) -> str:
-    """`cell`; `cell, head`; `layers.0 – layers.5`."""
+def _member_title(part: RepeatedPart, member: Sequence[RepeatedPart | int], above: str | None = None) -> str:
+    """`cell`; `cell, head`; `layers.0 – layers.5`. `above`: what to leave out of paths; None: the box around."""
+    above = part.above if above is None else above
     parts = (child for child in member if isinstance(child, RepeatedPart))
-    names = list(dict.fromkeys(_name_below(part.above, child.path) or child.class_name for child in parts))
+    names = list(dict.fromkeys(_name_below(above, child.path) or child.class_name for child in parts))
     if not names:
         return part.class_name
     return f"{names[0]} – {names[-1]}" if len(names) > 3 else ", ".join(names)

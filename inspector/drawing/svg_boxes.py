@@ -85,8 +85,10 @@ def _path(box: PlacedBox, standing: Standing) -> str:
     if group.times == 1:
         return group.path
     shown = standing.layer(group)
-    title = group.title if shown is None else group.members[shown.number]
-    return f"{group.path}.{title}" if group.path else title
+    first, last = group.paths[0], group.paths[-1]
+    if shown is None:
+        return last if first == last else f"{first} – {last}"
+    return group.paths[shown.number]
 
 
 def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, takewhile
 
 from .graph import Graph
 from .source import Source
@@ -113,7 +113,7 @@ def _common_call(graph: Graph, parts: list[RepeatedPart], one: int, other: int) 
 
 def fold_runs(
     children: list[RepeatedPart | int],
-    shapes: list[int],
+    shapes: Sequence[object],
     edges: dict[int, list[tuple[int, int]]],
     source_of: Callable[[int], Source | None] | None = None,
 ) -> list[RepeatedPart | int]:
@@ -150,7 +150,7 @@ def fold_runs(
 
 def _longest_run(
     children: list[RepeatedPart | int],
-    shapes: list[int],
+    shapes: Sequence[object],
     edges: dict[int, list[tuple[int, int]]],
     start: int,
     periods: range,
@@ -173,7 +173,7 @@ def _longest_run(
 
 def _times(
     children: list[RepeatedPart | int],
-    shapes: list[int],
+    shapes: Sequence[object],
     edges: dict[int, list[tuple[int, int]]],
     start: int,
     period: int,
@@ -202,7 +202,7 @@ def _goes_back(
 
 def _equal_members(
     children: list[RepeatedPart | int],
-    shapes: list[int],
+    shapes: Sequence[object],
     edges: dict[int, list[tuple[int, int]]],
     one: int,
     other: int,
@@ -230,8 +230,15 @@ def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
         part.members = members
         part.tasks = tasks_of(chain.from_iterable(members))
         return part
-    above = parts[0].path.rpartition(".")[0] if len(members[-1]) > 1 else parts[0].path
-    part = RepeatedPart(above, parts[0].class_name, min(each.depth for each in parts))
+    path = _common_parent([part.path for part in parts]) if len(members[-1]) > 1 else parts[0].path
+    part = RepeatedPart(path, parts[0].class_name, min(each.depth for each in parts))
     part.members = members
     part.tasks = tasks_of(child for member in members for child in member)
     return part
+
+
+def _common_parent(paths: list[str]) -> str:
+    """The path of the innermost module that has all of these in it; "": the model."""
+    parents = [path.split(".")[:-1] for path in paths]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+    return ".".join(names[0] for names in shared)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,6 +52,56 @@ def test_blocks_that_differ_stay_apart() -> None:
     found = labels(fold_graph(captured("resnet50")))
     assert ("1 – 5", "Bottleneck ×5") in found, "layer3's first block has a downsample path of its own"
     assert found.count(("0", "Bottleneck")) == 4
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc = nn.ModuleList(nn.GRUCell(4, 4) for _ in range(2))
+        self.dec = nn.ModuleList(nn.GRUCell(4, 4) for _ in range(2))
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [torch.zeros(2, 4)] * 2
+        for _ in range(6):
+            for at, cell in enumerate(self.enc):
+                states[at] = x = cell(x, states[at])
+        outputs = []
+        for _ in range(6):
+            for at, cell in enumerate(self.dec):
+                states[at] = x = cell(x, states[at])
+            x = self.out(x)
+            outputs.append(x)
+        return torch.stack(outputs).sum()
+
+
+def test_a_run_has_modules_of_one_name_and_its_tooltip_their_whole_paths() -> None:
+    model = EncoderDecoder()
+    with th.capture(model):
+        loss = model(torch.randn(2, 4))
+    graph = th.graph(loss)
+    runs = {(group.title, group.times) for group in all_groups(fold_graph(graph)) if group.times > 1}
+    assert ("dec.0, dec.1, out", 6) in runs
+    assert all("enc" not in title or "dec" not in title for title, _ in runs)
+    tooltips = re.findall("<title>(.*) [(].* tasks?(?: each)?</title>", graph.to_svg())
+    assert {"enc.0 – enc.1", "dec.0, dec.1, out", "out"} <= set(tooltips)
+
+
+def test_the_tooltip_of_repeated_steps_has_each_path_once() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = Unrolled()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.decoder(x, 12)
+
+    model = Decoder()
+    with th.capture(model):
+        loss = model(torch.randn(3, 4)).sum()
+    tooltips = re.findall("<title>(.*) [(].* tasks?(?: each)?</title>", th.graph(loss).to_svg())
+    assert "decoder.cell, decoder.head" in tooltips
+    assert not any("decoder.decoder" in tooltip for tooltip in tooltips)
 
 
 class Unrolled(nn.Module):
