@@ -260,7 +260,10 @@ def fake_step(
             if (operation := not_for_fakes(error)) is None:
                 raise
             raise NotImplementedError(_unfakeable(error, operation)) from error
-    raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
+    try:
+        raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
+    finally:
+        del needed  # else it would hold itself through this frame
 
 
 @contextmanager

@@ -117,6 +117,42 @@ def test_neither_does_one_of_a_function(verb: str) -> None:
     assert result is not None and not len(alive)
 
 
+def of_rows(net: nn.Module, rows: Tensor) -> Tensor:
+    found: Tensor = net(rows).sum()
+    return found
+
+
+def asks_for_a_number(net: nn.Module, rows: Tensor) -> Tensor:
+    return of_rows(net, rows) * rows.sum().item()
+
+
+def fitted(net: nn.Module, loss_of: Callable[..., Tensor]) -> object:
+    return th.fits(net, lambda: torch.ones(2, 4), lambda weights: torch.optim.SGD(weights, 0.1), "1GB", loss_of)
+
+
+PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
+    "find_nan": lambda net: th.find_nan(lambda: of_rows(net, torch.ones(2, 4))),
+    "find_unused": lambda net: th.find_unused(lambda: of_rows(net, torch.ones(2, 4)), net),
+    "order_dependent": lambda net: th.order_dependent(lambda: of_rows(net, torch.ones(2, 4))),
+    "compare": lambda net: th.compare(lambda: of_rows(net, torch.ones(2, 4))),
+    "plan_mirror": lambda net: th.plan_mirror(lambda: of_rows(net, torch.ones(2, 4)), "1GB"),
+    "record_forward": lambda net: th.record_forward(lambda: of_rows(net, torch.ones(2, 4))),
+    "fits": lambda net: fitted(net, of_rows),
+    "refused fits": lambda net: pytest.raises(NotImplementedError, fitted, net, asks_for_a_number),
+}
+
+
+@pytest.mark.parametrize("verb", PROGRAMS)
+def test_a_verb_that_is_over_keeps_nothing_of_the_program(verb: str) -> None:
+    PROGRAMS[verb](nn.Sequential(nn.Linear(4, 4)))  # the first call may import parts of torch
+    gc.collect()
+    net = nn.Sequential(nn.Linear(4, 4))
+    known = ref(net)
+    PROGRAMS[verb](net)
+    del net
+    assert known() is None
+
+
 def test_a_run_that_is_kept_still_tells_what_it_did(tmp_path: Path) -> None:
     loss, _ = made()
     kept, asked_before = late(loss), asked(loss)
