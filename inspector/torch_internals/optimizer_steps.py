@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..threads import all_objects
@@ -131,9 +132,11 @@ def stepping_for(optimizer: Any) -> list[Optimizer]:
 
 
 def is_optimizer(value: object) -> bool:
-    """Whether it is one, or steps one that it wraps."""
+    """Whether it is one, or steps one that it wraps. A learning rate scheduler only has one."""
     return isinstance(value, Optimizer) or (
-        not isinstance(value, list | tuple) and callable(getattr(value, "step", None)) and bool(stepping_for(value))
+        not isinstance(value, list | tuple | LRScheduler)
+        and callable(getattr(value, "step", None))
+        and bool(stepping_for(value))
     )
 
 

@@ -168,6 +168,12 @@ def test_a_wrapper_that_is_made_in_the_call_stands_for_its_optimizer() -> None:
     assert training.steps == 3
 
 
+def test_a_scheduler_is_refused_though_it_has_an_optimizer() -> None:
+    optimizer = SGD(nn.Linear(2, 1).parameters(), 0.1)
+    with pytest.raises(TypeError, match="optimizer is a StepLR"):
+        th.training(optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1))  # type: ignore[arg-type]
+
+
 def test_a_step_of_a_wrapper_that_raises_is_none_and_the_next_one_is() -> None:
     model = nn.Linear(2, 1)
     optimizer = Lookahead(SGD(model.parameters(), 0.1))
