@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
@@ -209,22 +209,25 @@ def kernel_run(
 
 
 def _in_the_way(caller: Caller) -> str | None:
-    """Takes torch's profiler for this caller, or says who has it. Of another thread's measurement the end is waited
-    for, so long and once; one of the same thread would wait for itself."""
-    global _in_vain
-    waited_for = _in_vain()
-    in_vain = waited_for is not None and waited_for is one_recording.holder
-    other = one_recording.wait_for(caller, 0 if in_vain else WAITS_S)
+    """Takes torch's profiler for this caller; returns why it can't.
+
+    It waits for a measurement of another thread, `WAITS_S` at most, and once for each; a measurement of the same thread
+    would wait for itself.
+    """
+    global _waited_for
+    before = None if _waited_for is None else _waited_for()
+    has_waited = before is not None and before is one_recording.holder
+    other = one_recording.wait_for(caller, 0 if has_waited else WAITS_S)
     if other is None:
         return WATCHED if profiler_is_on() else None
     if other.thread == caller.thread:
         return WATCHED
-    _in_vain = ref(other)
+    _waited_for = ref(other)
     return f"{MEASURED} ({other.verb}, for which {WAITS_S:.0f} s were waited)"
 
 
-_in_vain: Callable[[], Caller | None] = lambda: None  # noqa: E731
-"""For whom one has waited to the end of one's patience."""
+_waited_for: ref[Caller] | None = None
+"""The measurement for whose end a prediction has waited `WAITS_S`: no other one waits for it."""
 
 
 @cache
