@@ -1,4 +1,4 @@
-"""References are counted while no other thread holds all objects, and every look at these is known to those who count."""
+"""References are counted while no other thread holds all objects. Every look at these is known to those who count."""
 
 from __future__ import annotations
 
