@@ -35,7 +35,7 @@ OLDER = "what is older than the recording, to a few bytes"
 
 WRONG: dict[tuple[str, str], str] = {
     **{("held_constant", verb): CONSTANT for verb in ("memory=True", "simulate")},
-    **{(name, verb): CHECKPOINT for name in PROGRAMS if "checkpoint" in name for verb in ("memory=True", "fits")},
+    **{(name, "fits"): CHECKPOINT for name in PROGRAMS if "checkpoint" in name},
     ("checkpoint_around_everything", "compare"): "its estimate has the wrong direction",
     ("model_made_inside", "record_steps"): FOLLOWED,
     ("distributed_data_parallel", "record_steps"): OLDER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -15,16 +15,20 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.saved import SavedTensor
 from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import bucketed
 from ...inspector.torch_internals.saved import saved_slots
-from ...inspector.torch_internals.tensors import FollowedStorage, without_bytes
+from ...inspector.torch_internals.tensors import FollowedStorage, local_of, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import devices_of, measurable
 from ..memory.timeline import Maker, Timeline
+from ..prediction.dry_run_limits import limit_sentence
+from ..prediction.start_storages import ForwardStorages
+from ..tasks.tensor_hooks import TensorHooks
 from ..words.estimates import Estimate
 from .allocator import CPU, AllocatorEvent, AllocatorRecording
 from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
@@ -63,6 +67,7 @@ class Measurement:
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
         self._threads = False
         self._leaving_out = ExitStack()
+        self._limits: dict[str, list[int]] = {}  # by what is not known of the forward, the tasks
 
     def __enter__(self) -> Measurement:
         self._caller = begin_recording("a measured backward (th.profile, memory=True)")
@@ -160,7 +165,8 @@ class Measurement:
         self._kept = kept_by(graph, self._written, self._births.alone)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
         self._found = {
-            each: [] if self._recorded else _find(graph, tensors, each, self._births) for each in self._devices
+            each: [] if self._recorded else _find(graph, tensors, each, self._births, self._limit)
+            for each in self._devices
         }
         kept: dict[int, list[Followed]] = {}
         for device, found in self._found.items():
@@ -171,6 +177,9 @@ class Measurement:
         self._begin_backward(tells)
         self._leaving_out.enter_context(leaving_out(self.watch.apart))
         return self.watch
+
+    def _limit(self, what: str, task: int) -> None:
+        self._limits.setdefault(what, []).append(task)
 
     def _begin_backward(self, tells: bool) -> None:
         recorder = self._recorder
@@ -270,7 +279,11 @@ class Measurement:
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
-        timeline = timeline_of(measured, lives, kinds)
+        limits = (
+            limit_sentence(self._graph, what, tasks, "not known, as the forward was not recorded")
+            for what, tasks in self._limits.items()
+        )
+        timeline = replace(timeline_of(measured, lives, kinds), estimates=tuple(limits))
         if lives.places is not None:
             return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
@@ -309,42 +322,38 @@ def _may_be_hooked(graph: Graph) -> bool:
 
 
 def _find(
-    graph: Graph, outputs: Sequence[Tensor], device: torch.device, births: ForwardBirths
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    device: torch.device,
+    births: ForwardBirths,
+    limit: Callable[[str, int], None],
 ) -> list[tuple[Followed, Maker]]:
-    """The storages which the forward left in the nodes and in its outputs, each with what made it.
+    """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
 
-    Those of the model and of older leaves were there before, and so was what has no graph, is held by more than the
-    nodes, and was not seen to be made: an input.
+    Args:
+        graph: the graph.
+        outputs: what the backward starts from.
+        device: whose storages.
+        births: what the forward made besides what its nodes computed.
+        limit: as in `ForwardStorages`.
     """
     found: dict[int, tuple[Followed, Maker]] = {}
-    makers: dict[int, int] = {}  # by address the oldest task whose node made a tensor there: the others made views
-    before = set(births.of_model)
-    for task, leaf in graph.leaves.items():
-        if (seen := look(leaf)) is None:
-            continue
-        if task not in births.leaves:
-            before.add(seen.address)
-        elif leaf.device == device:
-            followed = Followed(seen.address, leaf.untyped_storage().nbytes(), FollowedStorage(leaf))
-            makers[seen.address] = -1
-            found[seen.address] = followed, Maker(None, None, None)
-    slots = (slot.tensor for node in graph.nodes for slot in saved_slots(node))
-    for tensor, saved in zip(slots, graph.saved, strict=True):
-        seen = look(tensor)
-        if seen is None or not saved.storage_bytes or tensor.device != device:
-            continue
-        if saved.made_by is None and saved.held and seen.address not in {*births.addresses, *found}:
-            before.add(seen.address)
-        elif seen.address not in found or (saved.made_by is not None and saved.made_by < makers[seen.address]):
-            makers[seen.address] = len(graph) if saved.made_by is None else saved.made_by
-            followed = Followed(seen.address, saved.storage_bytes, FollowedStorage(tensor))
-            found[seen.address] = followed, _maker_of(graph, saved.made_by)
+    _ = graph.saved  # looks who holds what, before anything here does
+    left = ForwardStorages(graph, device, births, TensorHooks(graph.nodes), limit)
+    for storage, tensor in left.found():
+        if isinstance(tensor, SavedTensor):
+            slots = saved_slots(graph.nodes[tensor.task])
+            tensor = next(slot.tensor for slot in slots if slot.name == tensor.slot)
+        if tensor is not None and (seen := look(tensor)) is not None:
+            followed = Followed(seen.address, storage.nbytes, FollowedStorage(local_of(tensor)))
+            found[seen.address] = followed, storage.made_by
     for root, output in zip(graph.roots, outputs, strict=False):
         seen = look(output)
-        if seen is not None and output.device == device and seen.address not in found:
-            followed = Followed(seen.address, output.untyped_storage().nbytes(), FollowedStorage(output))
+        if seen is not None and output.device == device and seen.address not in {*found, *births.of_model}:
+            storage_below = local_of(output).untyped_storage()
+            followed = Followed(seen.address, storage_below.nbytes(), FollowedStorage(local_of(output)))
             found[seen.address] = followed, _maker_of(graph, root.task)
-    return [each for address, each in found.items() if address not in before]
+    return [*found.values()]
 
 
 def _maker_of(graph: Graph, task_id: int | None) -> Maker:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
-from ...inspector.torch_internals.checkpoints import random_states, region_inputs, region_of, regions_around
+from ...inspector.torch_internals.checkpoints import (
+    cached_results,
+    random_states,
+    region_inputs,
+    region_of,
+    regions_around,
+)
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import attributes_of, hides_saved, packed_by_user, saved_slots, saved_variables
 from ..memory.timeline import LEAF, ON_CTX, RANDOM_STATE, REGION
@@ -56,7 +62,7 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]], leaves: 
             regions.setdefault(region, []).append(task)
             for each in regions_around(node):
                 openers.setdefault(each, []).append(task)
-            kept += [(tensor, REGION) for tensor in region_inputs(region)]
+            kept += [(tensor, REGION) for tensor in (*region_inputs(region), *cached_results(region))]
             kept += [(tensor, RANDOM_STATE) for tensor in random_states(region)]
         for attribute, value in attributes_of(node).items():
             kept += [(tensor, ON_CTX + attribute) for tensor in tensors_of(value)]

@@ -78,9 +78,9 @@ SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES))
 """What is the same in every order."""
 
 
-def limit_sentence(graph: Graph, what: str, task_ids: list[int]) -> Estimate:
+def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = "not known from a dry run") -> Estimate:
     """Of which tasks something is not known."""
-    sentence = f"not known from a dry run: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
+    sentence = f"{unknown}: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
     return Estimate(sentence, "at least" if what in _NOT_COUNTED else "unknown")
 
 

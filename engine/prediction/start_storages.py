@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
+from torch import Tensor
 
 from ...inspector.graph.births import ForwardBirths
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
-from ...inspector.torch_internals.checkpoints import region_inputs, region_of
+from ...inspector.torch_internals.checkpoints import cached_results, random_states, region_inputs, region_of
 from ...inspector.torch_internals.nodes import leaf_of
-from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
+from ...inspector.torch_internals.references import kept_by_others, owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import attributes_of, saved_slots
 from ...inspector.torch_internals.tensors import address_below, local_of, storage_of
 from ..memory.footprint import StartStorage
-from ..memory.timeline import LEAF, REGION, Maker
+from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
 from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_result_bytes
 from .dry_run_limits import HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
@@ -50,9 +51,20 @@ class ForwardStorages:
         self._hooks = hooks
         self._limit = limit
         self.addresses, self._bytes_at = self._addresses_of_saved()
+        self._tasks_of_regions: dict[Hashable, list[int]] = {}
+        for task, node in enumerate(graph.nodes):
+            if (region := region_of(node)) is not None:
+                self._tasks_of_regions.setdefault(region, []).append(task)
         self._regions = self._kept_by_regions()
 
     def __iter__(self) -> Iterator[StartStorage]:
+        return (storage for storage, _ in self.found())
+
+    def found(self) -> Iterator[tuple[StartStorage, Tensor | SavedTensor | None]]:
+        """Yield each storage with a tensor or a saved tensor on it; None for a root of which only its edge is at hand.
+
+        Saved tensors are not unpacked here, which would take as long as all the rest.
+        """
         graph = self._graph
         births = self._births
         of_leaves: dict[int, int] = {}  # by address the task of a leaf there, of one that the forward made if it is
@@ -80,27 +92,29 @@ class ForwardStorages:
                 if root.task in makers and held:
                     shown.add(root.task)
             of_region = self._regions.get(self.addresses[number], ())
-            yield StartStorage(
+            storage = StartStorage(
                 found[0].storage_bytes or 0,
                 (*((saved.task, saved.slot) for saved in found), *of_region),
                 held and not of_region,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
+            yield storage, found[0]
         for task_id in of_leaves.values():
             if self._counts(graph.tasks[task_id].inputs[0].device):
                 if task_id in births.leaves:
-                    yield self._of_leaf(task_id, slots_of_leaves.get(task_id, []))
+                    yield self._of_leaf(task_id, slots_of_leaves.get(task_id, [])), leaf_of(graph.nodes[task_id])
                 elif task_id in births.unsure:
                     self._limit(HELD_LEAVES, task_id)
         known = {*of_leaves, *self.addresses.values()}
-        for made_by, storage in [*self._on_ctx(known), *self._in_variables(known)]:
+        for made_by, storage, tensor in [*self._in_regions(known), *self._on_ctx(known), *self._in_variables(known)]:
             shown.add(made_by)
             if storage is not None:
-                yield storage
+                yield storage, tensor
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
-                yield StartStorage(assumed_result_bytes(graph, root), (), True, self._maker(root.task, set()))
+                made = self._maker(root.task, set())
+                yield StartStorage(assumed_result_bytes(graph, root), (), True, made), None
 
     def _of_leaf(self, task_id: int, savers: list[tuple[int, str]]) -> StartStorage:
         """The storage of a leaf that the forward made. Its AccumulateGrad holds it as long as there is the graph."""
@@ -132,20 +146,45 @@ class ForwardStorages:
         return found, begins
 
     def _kept_by_regions(self) -> dict[int, list[tuple[int, str]]]:
-        """By address the nodes of the checkpointed regions that keep what is there as their input.
+        """Return by address the nodes of the checkpointed regions that keep the storage there as their input.
 
-        They let go of it once all of them have run; that nothing else holds it is assumed, so that what is predicted
-        is a lower bound.
+        They release it once all of them have run. Nothing else is assumed to hold it, so that the prediction is a lower
+        bound.
         """
         found: dict[int, list[tuple[int, str]]] = {}
-        for task, node in enumerate(self._graph.nodes):
-            if (region := region_of(node)) is not None:
-                for tensor in region_inputs(region):
-                    if (storage := storage_of(tensor)) is not None:
-                        found.setdefault(storage.address, []).append((task, REGION))
+        for region, tasks in self._tasks_of_regions.items():
+            for tensor in region_inputs(region):
+                if (storage := storage_of(tensor)) is not None:
+                    found.setdefault(storage.address, []).extend((task, REGION) for task in tasks)
         return found
 
-    def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage]]:
+    def _in_regions(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage, Tensor]]:
+        """Yield what the forward made and checkpointed regions keep: what they made for themselves, and those of their
+        inputs that have no node of this graph and were seen to be made, or that nothing else holds."""
+        for region, tasks in self._tasks_of_regions.items():
+            inputs = [each for each in region_inputs(region) if each.grad_fn is None and not each.requires_grad]
+            held = kept_by_others(inputs)
+            for number in range(len(inputs)):  # a keyword argument is also in the region's own dictionary
+                if held[number]:
+                    held[number] = not (owned_alone(inputs, number, 1) and storage_owned_alone(inputs[number]))
+            kept = [(tensor, RANDOM_STATE) for tensor in random_states(region)]
+            kept += [(tensor, REGION) for tensor in cached_results(region)]
+            kept += [
+                (tensor, REGION)
+                for tensor, is_held in zip(inputs, held, strict=True)
+                if not is_held or address_below(tensor) in self._births.addresses
+            ]
+            for tensor, slot in kept:
+                storage = storage_of(tensor)
+                if storage is None or storage.address in known or not self._counts(tensor.device):
+                    continue
+                if not storage.nbytes or address_below(tensor) in self._births.of_model:
+                    continue
+                known.add(storage.address)
+                keepers = tuple((task, slot) for task in tasks)
+                yield None, StartStorage(storage.nbytes, keepers, False, self._maker(None, set())), tensor
+
+    def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage, Tensor]]:
         """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
 
         Args:
@@ -172,9 +211,9 @@ class ForwardStorages:
                     continue  # was there before, as far as can be known
                 known.add(storage.address)
                 made = self._maker(made_by, {task.id})
-                yield made_by, StartStorage(storage.nbytes, (), True, made)
+                yield made_by, StartStorage(storage.nbytes, (), True, made), tensors[number]
 
-    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None]]:
+    def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None, Tensor]]:
         """The forward's results which somebody holds and no node keeps, with the task that made each; None for those
         on the bytes of an earlier one, as a subclass's view of a plain result."""
         found: set[int] = set()
@@ -182,7 +221,7 @@ class ForwardStorages:
             for tensor in self._hooks.alive(task_id):
                 storage = storage_of(tensor)
                 if storage is not None and storage.address in found:
-                    yield task_id, None
+                    yield task_id, None, tensor
                 if storage is None or storage.address in known or not self._counts(tensor.device):
                     continue
                 known.add(storage.address)
@@ -190,7 +229,7 @@ class ForwardStorages:
                 if storage.nbytes:
                     of_region = self._regions.get(storage.address, ())
                     made = self._maker(task_id, set())
-                    yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made)
+                    yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made), tensor
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device

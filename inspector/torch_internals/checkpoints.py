@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode
 
 from .saved import saved_variables, unpacking
@@ -96,8 +97,9 @@ def _region_saved(region: Any) -> Sequence[Any]:
 
 
 def region_inputs(region: Any) -> list[Tensor]:
-    """What a region is computed from again, but for what another region's hooks have packed in turn."""
+    """Return the tensors a region is recomputed from, except those that an outer region's hooks have packed."""
     found = [each.data for each in _region_saved(region) if hasattr(each, "unpack_hook") and each.unpack_hook is None]
+    found += tree_leaves(_variables(region.recompute_fn).get("kwargs"))
     return [each for each in found if isinstance(each, Tensor)]
 
 
@@ -105,4 +107,14 @@ def random_states(region: Any) -> list[Tensor]:
     """The states of the random generators with which a region is computed again; none where they are not preserved."""
     kept = _variables(region.recompute_fn)
     found = [kept.get("fwd_cpu_state"), *cast("Sequence[object]", kept.get("fwd_device_states") or ())]
+    return [each for each in found if isinstance(each, Tensor)]
+
+
+def cached_results(region: Any) -> list[Tensor]:
+    """Return the results that a selective checkpoint keeps instead of recomputing them."""
+    context = _variables(region.recompute_fn).get("recompute_context")
+    if not isinstance(context, _CachedTorchDispatchMode):
+        return []
+    entries = [entry for each in context.storage.values() for entry in each.values()]
+    found = [getattr(each, "val", None) for each in tree_leaves(entries)]
     return [each for each in found if isinstance(each, Tensor)]

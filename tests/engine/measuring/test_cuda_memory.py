@@ -228,7 +228,7 @@ def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None
 def test_a_dry_run_on_another_device_is_that_of_the_cpu_without_its_kernels(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapehead.engine.prediction.fake_kernels.kernel_run", lambda *given: None)
+    monkeypatch.setattr("tapehead.engine.prediction.fake_kernels.kernel_run", lambda *given, **options: None)
     on_cpu = dry_run(th.graph(built(name)[1]()))
     graph = th.graph(built(name, "meta")[1]())
     elsewhere = dry_run(graph, "meta")

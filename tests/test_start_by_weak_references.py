@@ -1,0 +1,143 @@
+"""What is alive as a backward starts is what weak references to the storages that the forward made show."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import tapehead as th
+
+from .memory_meter.programs import PROGRAMS
+
+GRADIENT = 4  # bytes of the loss's own gradient
+
+
+class Storages(TorchDispatchMode):
+    """Follows each storage that an operator returns and was not given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in storages_of([args, kwargs])}
+        for storage in storages_of(result):
+            if storage._cdata not in given and storage._cdata not in self._found:  # no address while followed is reused
+                self._found[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def alive_bytes(self) -> int:
+        gc.collect()
+        return sum(nbytes for reference, nbytes in self._found.values() if not reference.expired())
+
+
+def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
+    return (each.untyped_storage() for each in tree_leaves(value) if isinstance(each, Tensor))
+
+
+def followed(make_loss: Callable[[], Tensor], captured: bool) -> tuple[Tensor, int]:
+    """A loss and what is alive of its forward, by weak references."""
+    make_loss().backward()
+    with Storages() as storages, th.capture() if captured else nullcontext():
+        loss = make_loss()
+    return loss, storages.alive_bytes()
+
+
+def holds(loss: Tensor, alive: int) -> None:
+    assert th.simulate(th.graph(loss)).start_bytes == alive + GRADIENT
+    assert th.backward(loss, memory=True).timeline.start_bytes == alive + GRADIENT
+
+
+NAMES = ("perceptron", "attention", "convolution_and_batch_norm", "dropout", "tied_weights", "penalty_at_real_samples")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backward_starts_with_what_lives_of_its_forward(name: str, captured: bool) -> None:
+    program = PROGRAMS[name]()
+    holds(*followed(program.make_loss, captured))
+
+
+X = torch.randn(16, 32)
+DOWN, UP = nn.Linear(32, 64), nn.Linear(64, 32)
+HELD: list[Tensor] = []
+
+
+class KeepsOnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.noise = torch.randn(100)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def region(function: Callable[..., Tensor], *args: Tensor, **kwargs: Tensor) -> Tensor:
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    return UP(DOWN(x).relu() * mask.repeat(2, 1))
+
+
+def held_result() -> Tensor:
+    HELD[:] = [UP(DOWN(X).relu())]
+    return HELD[0].sum()
+
+
+def on_context() -> Tensor:
+    return KeepsOnContext.apply(UP(DOWN(X))).sin().sum()
+
+
+def mask_of_a_region() -> Tensor:
+    return region(masked, UP(DOWN(X)), torch.rand(8, 64)).sum()
+
+
+def keyword_of_a_region() -> Tensor:
+    return region(masked, UP(DOWN(X)), mask=torch.rand(8, 64)).sum()
+
+
+def regions_in_a_region() -> Tensor:
+    def outer(x: Tensor) -> Tensor:
+        return region(UP, DOWN(x).relu())
+
+    return region(outer, region(outer, X) + 1).sum()
+
+
+def regions_of_one_input() -> Tensor:
+    shared = UP(DOWN(X))
+    return (region(DOWN, shared) + region(DOWN, shared)).sum()
+
+
+KEPT = (held_result, on_context, mask_of_a_region, keyword_of_a_region, regions_in_a_region, regions_of_one_input)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("make_loss", KEPT, ids=lambda each: each.__name__)
+def test_what_code_contexts_and_checkpoints_keep_of_it_is_part_of_that(
+    make_loss: Callable[[], Tensor], captured: bool
+) -> None:
+    holds(*followed(make_loss, captured))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_states_of_random_generators_that_checkpoints_keep_are_part_of_that(reentrant: bool) -> None:
+    def make_loss(**options: bool) -> Tensor:
+        return checkpoint(UP, DOWN(X), use_reentrant=reentrant, **options).sum()
+
+    _, alive = followed(lambda: make_loss(preserve_rng_state=False), captured=False)
+    run = th.backward(make_loss(), memory=True)
+    assert run.timeline.start_bytes == alive + torch.get_rng_state().nbytes + GRADIENT
