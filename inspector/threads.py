@@ -1,4 +1,4 @@
-"""What threads do side by side: one at a time uses something, and references are counted while no other one looks."""
+"""Exclusive use among threads without locks, and a look at all objects that does not disturb counts of references."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _UNDISTURBED_S = 10.0  # how long a count waits for the looks of other threads, 
 
 
 class Caller:
-    """Somebody who uses, or wants to. Only the call that uses may hold it, or the object that does so for it.
+    """A call that takes an `ExclusiveUse`. Only that call may hold this object, or the object that acts for it.
 
     Args:
-        verb: what is called, in words.
-        stays: whether it goes on after the function returns that makes this.
-        is_brief: whether it ends by itself, soon: others may wait for it. It waits for others, too.
+        verb: the name of the call, for messages.
+        stays: whether the use goes on after the function that makes this has returned.
+        is_brief: whether the use ends soon by itself: others wait for it, and it waits for others.
+
+    Attributes:
+        ended: whether the use is over; set by the caller.
+        thread: the thread of the call.
     """
 
     __slots__ = ("__weakref__", "_frame", "ended", "is_brief", "thread", "verb")
@@ -34,12 +38,15 @@ class Caller:
         self.is_brief = is_brief
         self.ended = False
         self.thread = get_ident()
-        self._frame = None if stays else id(sys._getframe(1))  # of no other one while this is alive
+        self._frame = None if stays else id(sys._getframe(1))  # no other frame has it while the function runs
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the call goes on. Two interrupts in a row may keep it from saying that it has ended, and the error's
-        traceback may hold its frame: of the calling thread the stack tells."""
+        """Whether the call goes on.
+
+        Two interrupts in a row may keep it from setting `ended`, and the error's traceback may hold its frame. So in
+        the calling thread its frame has to be on the stack.
+        """
         if self.ended or self._frame is None or self.thread != get_ident():
             return not self.ended
         frame: FrameType | None = sys._getframe()
@@ -49,7 +56,7 @@ class Caller:
 
 
 class _Link:
-    """A caller that had the use, and the one that had it after it."""
+    """A caller, and the link of the caller that took the use after it."""
 
     __slots__ = ("caller", "next")
 
@@ -59,10 +66,10 @@ class _Link:
 
 
 class ExclusiveUse:
-    """One caller at a time has it.
+    """A resource that one caller at a time uses.
 
-    It is not held by a lock: an interrupt (Ctrl-C) may come at any line, also at one that would give a lock back, and
-    it would be held for ever. A caller has it until it says that it has ended, or is gone.
+    There is no lock: an interrupt (Ctrl-C) may come at any line, also just before a lock would be released, which would
+    then be held for ever. A caller has the use until it sets `ended`, or is gone.
     """
 
     def __init__(self) -> None:
@@ -70,7 +77,7 @@ class ExclusiveUse:
 
     @property
     def holder(self) -> Caller | None:
-        """The caller that has it."""
+        """The caller that has the use; None where nobody has."""
         link = self._last
         while link.next:
             link = link.next[None]
@@ -79,11 +86,11 @@ class ExclusiveUse:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another thread has it."""
+        """Whether another thread has the use."""
         return (holder := self.holder) is not None and holder.thread != get_ident()
 
     def take(self, caller: Caller) -> Caller | None:
-        """Gives it to this caller, unless another one has it, which is then returned."""
+        """Gives this caller the use and returns None; or returns the caller that has it."""
         link, mine = self._last, _Link(ref(caller))
         while True:
             other = link.caller()
@@ -96,7 +103,7 @@ class ExclusiveUse:
             link = found
 
     def wait_for(self, caller: Caller, limit_s: float) -> Caller | None:
-        """The same, after waiting so long for another thread's, where one of the two is brief."""
+        """`take`, after waiting up to `limit_s` seconds for another thread's caller, if one of the two is brief."""
         until_s = time.monotonic() + limit_s
         while (other := self.take(caller)) is not None:
             here = other.thread == caller.thread
@@ -110,13 +117,13 @@ def _nobody() -> None:
     return None
 
 
-_looking: dict[object, int] = {}  # the looks that are under way, each with its thread
+_looking: dict[object, int] = {}  # the looks at all objects that are under way, each with its thread
 _looks_begun = 0  # two that begin at once may count as one
 
 
 @contextmanager
 def all_objects() -> Iterator[list[Any]]:
-    """All objects that the collector tracks. It holds each of them, which `undisturbed` reckons with."""
+    """A context with all objects that the collector tracks. It holds each of them, so `undisturbed` counts wait."""
     global _looks_begun
     look = object()
     objects: list[Any] = []
@@ -131,7 +138,7 @@ def all_objects() -> Iterator[list[Any]]:
 
 
 def undisturbed(count: Callable[[], T]) -> T:
-    """What `count`, which counts references, gives while no other thread looks at all objects, and holds them."""
+    """Returns the result of `count`, which counts references, from a moment without a look in another thread."""
     until_s = time.monotonic() + _UNDISTURBED_S
     while True:
         while any(thread != get_ident() for thread in list(_looking.values())) and time.monotonic() < until_s:

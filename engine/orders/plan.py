@@ -167,9 +167,8 @@ def plan(
 ) -> OrderPlan:
     """Predicts the peak of a backward under several policies, and says how far each is above what no order is below.
 
-    No backward runs; without footprints each distinct kernel does once, as `th.simulate` says.
-    `th.backward(loss, policy=plan.policy)` runs the best, natively; `with th.policy("auto"):` does all of
-    it by itself.
+    No backward runs. Without footprints each distinct kernel may run once, see `th.simulate`.
+    `th.backward(loss, policy=plan.policy)` runs the best, natively; `with th.policy("auto"):` does all of it by itself.
 
     Args:
         of: the loss, or its graph.

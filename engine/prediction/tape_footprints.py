@@ -27,7 +27,7 @@ PYTHONS_BYTES = 16 << 10
 """What a task takes besides arrays up to here may be Python's own objects, which tracemalloc counts, too."""
 
 one_measurement = ExclusiveUse()
-"""Had while tracemalloc is at work, which is the whole process's: who ended it would end another's measurement."""
+"""Taken while tracemalloc is at work. It is the process's: to end one measurement would end the other, too."""
 
 
 def tape_footprints(tape: HipsTape) -> Footprints:

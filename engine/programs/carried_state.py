@@ -47,11 +47,10 @@ class CarriedState:
 
     That is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
     dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
-    whether tensors require grad; and what
-    `make_loss` and those hooks lead to: closures, globals by name, objects, lists, dicts, sets, arrays, generators of
-    random numbers (see `HookState`).
+    whether tensors require grad; and what `make_loss` and those hooks lead to: closures, globals by name, objects,
+    lists, dicts, sets, arrays, generators of random numbers (see `HookState`).
 
-    What can't be put back is told, once: an iterator that was advanced, or a loss that is another than the one before.
+    What can't be put back is reported once: an iterator that was advanced, or a loss that differs from the one before.
 
     Known limitations: where code leads to more than `_MOST` objects, the nearest are looked at. What lies in C++, in
     files, and in objects of libraries stays as the runs leave it, and is noticed by the loss alone. Lazy modules stay
@@ -59,9 +58,9 @@ class CarriedState:
 
     Args:
         make_loss: runs the forward.
-        verb: who runs it.
-        refuses: what is told is an error; else a warning, as what the verb finds holds all the same.
-        also: functions that run besides.
+        verb: the verb that runs it, for messages.
+        refuses: whether such a report is an error; else it is a warning, as the verb's result is right all the same.
+        also: other functions of the program that the verb runs.
     """
 
     def __init__(

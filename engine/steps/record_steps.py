@@ -217,8 +217,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     `steps[1].timelines`. Meanwhile backwards on accelerators run in the thread that calls them.
 
     Known limitations: of the thread that opened it alone, and of the backwards that it starts. What was there before
-    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted, as each step says. Of
-    what was there before the end is noticed as the next phase begins. Of accelerators it is
+    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted, as each step says.
+    When memory that is older than the recording is freed is noticed as the next phase begins. Of accelerators it is
     blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
     """
 

@@ -18,14 +18,18 @@ from ..threads import Caller, ExclusiveUse
 from .modes import unobserved
 
 one_recording = ExclusiveUse()
-"""Had while an allocator is recorded: torch's profiler crashes where two threads use it."""
+"""Taken while an allocator is recorded: torch's profiler crashes where two threads use it."""
 
 WAITS_S = 10.0
-"""How long a measurement waits for a prediction of another thread, which runs a kernel alone, and that for this."""
+"""How long a measurement waits for another thread's prediction, which runs a kernel alone, and the other way round."""
 
 
 def begin_recording(verb: str, besides: str = "") -> Caller:
-    """Takes `one_recording` for a measurement, which is over once the caller has `ended`, or is let go.
+    """Takes `one_recording` for a measurement. It is free again when the caller has `ended`, or is gone.
+
+    Args:
+        verb: the measurement, for messages.
+        besides: the end of the sentence that refuses it.
 
     Raises:
         RuntimeError: another measurement is under way.
@@ -50,7 +54,7 @@ _leaves_out: tuple[int, Callable[[], AbstractContextManager[None]]] | None = Non
 
 @contextmanager
 def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """While it is open, what `not_the_programs` surrounds in this thread is told to a recording by `apart`."""
+    """Meanwhile `not_the_programs` in this thread opens `apart`, by which a recording leaves out what is in it."""
     global _leaves_out
     _leaves_out = get_ident(), apart
     try:
@@ -60,7 +64,7 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
 
 
 def not_the_programs() -> AbstractContextManager[None]:
-    """Around what tapehead allocates while it is told of a program: a recording of the program leaves it out."""
+    """A context for what tapehead itself allocates while a program runs: a recording of the program leaves it out."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
         return nullcontext()
     return _leaves_out[1]()
