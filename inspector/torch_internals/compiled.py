@@ -179,8 +179,8 @@ def _refuse(frame: FrameType) -> None:
             if refused == thread:
                 function = frame.f_locals["fn"]
                 operator = _operator_called(function)
-                said = f"{_title(function)} {_COMPILED}" if operator is None else f"{operator} {_OPERATOR}"
-                raise NotImplementedError(said.format(result=result))
+                name, why = (_title(function), _COMPILED) if operator is None else (operator, _OPERATOR)
+                raise NotImplementedError(f"{name} {why.format(result=result)}")
 
 
 def _operator_called(function: Any) -> str | None:
