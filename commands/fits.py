@@ -43,7 +43,9 @@ def add_fits(commands: Commands) -> None:
     fits.add_argument("--memory", required=True, metavar="SIZE", help="what there is: 24GB (10^9) or 24GiB (2^30)")
     fits.add_argument("--batch-size", type=int, metavar="N", help="of the batch that is meant (make_batch's default)")
     fits.add_argument("--device", help="whose memory it is: \"cuda\" for a GPU's, also without one (the model's own)")
-    fits.add_argument("--reserve", metavar="SIZE", help="of it, what is to stay free (1GiB of a GPU's, 0 of the CPU's)")
+    fits.add_argument(
+        "--reserve", metavar="SIZE", help="of it, what is to stay free (1GiB or half of a GPU's, 0 of the CPU's)"
+    )
     fits.set_defaults(command=_fits)
 
 

@@ -34,7 +34,7 @@ from ...inspector.torch_internals.operators import Operator, leaves_of
 from ...inspector.torch_internals.ranks import is_flattened, is_fully_sharded
 from ...inspector.torch_internals.tensors import View, computes_itself, has_view, is_fake, storage_of, without_bytes
 from ..prediction.fake_kernels import FakeKernels
-from ..prediction.kernel_runs import TOO_LARGE, KernelRun, kernel_run, name_of
+from ..prediction.kernel_runs import STORES_UNKNOWN, TOO_LARGE, KernelRun, kernel_run, name_of
 from ..programs.as_found import AsFound, same_versions
 from ..words.estimates import Estimate
 from ..words.phrases import counted, joined, operation_title
@@ -509,6 +509,9 @@ def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
         names.setdefault(why, []).append(name)
     for why, found in names.items():
         named = f"{joined(found[:3])}{' and others' * (len(found) > 3)}"
+        if why is STORES_UNKNOWN:
+            yield Estimate(f"the bytes of sparse tensors (made by {named}) are left out: {why}", "at least")
+            continue
         yield Estimate(f"what the kernels of {named} allocate for themselves is not known: {why}", "at least")
 
 

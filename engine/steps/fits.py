@@ -112,7 +112,7 @@ class Fit(ShownAsTable):
         of = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
         peak, there = bounded_size(self.peak_bytes, self.estimates), both_units(self.memory)
         kept = f" less {size_text(self.reserve)} in reserve" if self.reserve else ""
-        on = f" of {self.device.type.upper()} memory"
+        on = "" if self.device.type == "meta" else f" of {self.device.type.upper()} memory"
         verdict = (
             f"It fits{of}: {peak} of {there}{on}{kept}"
             if self.fits
@@ -120,7 +120,7 @@ class Fit(ShownAsTable):
         )
         share = share_text(largest[1], self.peak_bytes)
         where = f"at its highest in the {self.highest.phase}, where {share} is {largest[0]}"
-        elsewhere = "" if self.device.type != "cpu" else ' For the memory of a GPU give device="cuda".'
+        elsewhere = "" if self.device.type not in ("cpu", "meta") else ' For the memory of a GPU give device="cuda".'
         return f"{verdict}, {where}. {estimate_sentence(self.estimates)}".rstrip() + elsewhere
 
     def _batches(self) -> str:
@@ -241,10 +241,11 @@ def fits(
             as `model(**batch)`, a tuple as `model(*batch)`.
         batch_size: of the batch that is asked for. None: the default of `make_batch`, else 1.
         device: whose memory is meant: "cuda" for a GPU's, also where model and batch are made on the CPU. Each block is
-            then rounded up to 512 bytes, as CUDA's allocator does. None: that of the device of the parameters.
+            then rounded up to 512 bytes, as CUDA's allocator does. None: that of the device of the parameters; of those
+            on the meta device no device's, so that nothing is rounded or reserved.
         reserve: the bytes of `memory` to keep free, as `memory`, for what is not predicted: of a GPU its context (some
             0.5 GiB), what cuBLAS and cuDNN take, and memory that is free in pieces too small to use. None: 1 GiB of
-            a GPU's memory, and 0 of the CPU's.
+            a GPU's memory, but no more than half of it, and 0 of other memory.
 
     Returns:
         What is said of it: `fits`, `peak_bytes`, `parts`, `largest_batch`, `remedies`.
@@ -273,9 +274,9 @@ def fits(
     )
     tried = _Tried(recipe)
     step = tried.step(recipe.size)
-    gpu = step.device.type != "cpu"
+    gpu = step.device.type not in ("cpu", "meta")  # a model on the meta device tells nothing of where it will run
     if kept is None:
-        kept = min(RESERVE_BYTES, limit) if gpu else 0
+        kept = min(RESERVE_BYTES, limit // 2) if gpu else 0
     estimates = (*step.estimates, *((Estimate(_OF_A_GPU, "unknown"),) if gpu else ()))
     return Fit(limit, step.device, kept, recipe.size, step.phases, estimates, recipe, tried)
 

@@ -298,7 +298,9 @@ def test_a_buffer_of_which_there_is_no_fake_is_named(make: Callable[[Tensor], Te
 def test_sparse_gradients_are_an_estimate_or_refused_by_name(make: Callable[..., nn.Module]) -> None:
     model, ids = make(100, 4, sparse=True), lambda: torch.tensor([[1, 2], [2, 3]])
     for optimizer in (torch.optim.SGD, torch.optim.SparseAdam):
-        assert "sparse tensors store" in str(th.fits(model, ids, lambda p, kind=optimizer: kind(p, 0.1), "1GB", total))
+        fit = th.fits(model, ids, lambda p, kind=optimizer: kind(p, 0.1), "1GB", total)
+        assert "the bytes of sparse tensors" in str(fit) and "at least" in str(fit)
+        assert direction_of(fit.estimates) == "at least"
     with pytest.raises(NotImplementedError, match=r"optimizer's step: .*mul_.*sparse=False"):
         th.fits(model, ids, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "1GB", total)
     assert all(each.grad is None for each in model.parameters())
@@ -417,6 +419,26 @@ class Rating(nn.Module):
 def test_what_a_backward_asks_numbers_of_is_named_with_module_and_line() -> None:
     with pytest.raises(NotImplementedError, match=r"the backward of embedding \(items, test_fits\.py:\d+\) asks for"):
         th.fits(Rating, lambda: torch.zeros(3, 2, dtype=torch.long), OPTIMIZERS["sgd"], "1GB", lambda m, b: m(b).mean())
+
+
+def test_a_model_on_the_meta_device_is_on_no_gpu() -> None:
+    def make_model(device: str) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16, device=device), nn.Linear(16, 4, device=device))
+
+    def fit_on(device: str) -> th.Fit:
+        model = make_model(device)
+        return th.fits(model, lambda: torch.ones(2, 8, device=device), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+
+    meta, cpu = fit_on("meta"), fit_on("cpu")
+    assert meta.fits and (meta.reserve, meta.estimates, meta.peak_bytes) == (0, (), cpu.peak_bytes)
+    assert "META" not in str(meta) and 'device="cuda"' in str(meta)
+
+
+def test_the_reserve_that_nobody_asked_for_is_at_most_half_of_the_memory() -> None:
+    arguments = (lambda: nn.Linear(8, 4), lambda: torch.ones(2, 8), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+    fit = th.fits(*arguments, device="cuda")
+    assert fit.fits and fit.reserve == 500_000_000 and "in reserve" in str(fit)
+    assert th.fits(*arguments, device="cuda", reserve=0).usable_bytes == 10**9
 
 
 def test_memory_of_a_gpu_is_in_blocks_of_512_bytes_and_keeps_a_reserve() -> None:
