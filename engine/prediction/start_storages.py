@@ -92,13 +92,13 @@ class ForwardStorages:
                 if root.task in makers and held:
                     shown.add(root.task)
             of_region = self._regions.get(self.addresses[number], ())
-            storage = StartStorage(
+            kept = StartStorage(
                 found[0].storage_bytes or 0,
                 (*((saved.task, saved.slot) for saved in found), *of_region),
                 held and not of_region,
                 self._maker(min(makers) if makers else None, {saved.task for saved in found}),
             )
-            yield storage, found[0]
+            yield kept, found[0]
         for task_id in of_leaves.values():
             if self._counts(graph.tasks[task_id].inputs[0].device):
                 if task_id in births.leaves:
