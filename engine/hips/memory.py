@@ -26,6 +26,7 @@ from ..prediction.dry_run_limits import OF_PYTHON
 from ..prediction.simulation import simulated
 from ..prediction.tape_footprints import PYTHONS_BYTES, footprint_of, start_storage
 from ..tasks.input_buffer import InputBuffer
+from ..words.estimates import Estimate
 from .array_log import BIRTH, CHANGE, DEATH, ArrayLog, ArrayRow, Tracing
 from .taped_forward import TapedForward
 from .values import REST, value_of
@@ -178,7 +179,7 @@ class ArrayWatch:
         again = simulated(graph, timeline.order, found, accumulation=timeline.accumulation)
         if abs(again.peak_bytes - timeline.peak_bytes) <= max(PYTHONS_BYTES, timeline.peak_bytes // 100):
             return found
-        differs = "even the order that was measured would be predicted otherwise than it went"
+        differs = Estimate("even the order that was measured would be predicted otherwise than it went")
         return replace(found, limits=(OF_PYTHON, differs), unsure=(differs,))
 
     def _footprint(self, turn: _Turn) -> Footprint:

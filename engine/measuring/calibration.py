@@ -11,6 +11,7 @@ from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartSt
 from ..memory.timeline import Category, Timeline
 from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks
+from ..words.estimates import Estimate
 from .attribution import HIDDEN, Kinds, Lives, Measured, forward_maker
 from .memory_watch import Seen
 from .turns import Turn
@@ -42,7 +43,7 @@ def footprints_of(
     # Something acts from outside: a hook that frees what another has kept, a node that frees what it keeps as it runs.
     where = measured.graph.describe(timeline.order[place], place) if place < len(timeline.order) else "the end"
     limit = f"from {where} on, even the order that was measured would be predicted otherwise than it went"
-    return replace(found, limits=(limit,))
+    return replace(found, limits=(Estimate(limit),))  # other orders may be off in either direction
 
 
 def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
@@ -110,7 +111,7 @@ class _Reader:
             self.leaves,
             self._roots(),
             self.measured.keep_graph,
-            tuple(self._limits),
+            tuple(map(Estimate, self._limits)),
             regions=tuple(self._regions()),
         )
 

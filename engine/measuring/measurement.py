@@ -279,14 +279,15 @@ class Measurement:
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
-        limits = (
+        limits = tuple(
             limit_sentence(self._graph, what, tasks, "not known, as the forward was not recorded")
             for what, tasks in self._limits.items()
         )
-        timeline = replace(timeline_of(measured, lives, kinds), estimates=tuple(limits))
+        timeline = replace(timeline_of(measured, lives, kinds), estimates=limits)
         if lives.places is not None:
             return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
+        footprints = replace(footprints, limits=(*footprints.limits, *limits))
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"
             limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")

@@ -31,6 +31,7 @@ from ...inspector.torch_internals.fakes import NEEDS_NUMBERS, not_for_fakes
 from ...inspector.torch_internals.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.operators import Operator, leaves_of
+from ...inspector.torch_internals.random_states import watching_states_taken
 from ...inspector.torch_internals.ranks import is_flattened, is_fully_sharded
 from ...inspector.torch_internals.tensors import View, computes_itself, has_view, is_fake, storage_of, without_bytes
 from ..prediction.fake_kernels import FakeKernels
@@ -116,6 +117,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # by storage that is not on the CPU
+        self._states: set[int] = set()  # storages of random states: on the CPU wherever the model is
 
     def is_noted(self, device: torch.device) -> bool:
         return True
@@ -123,10 +125,16 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
         """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
         grain = _GRAIN.get(memory.type, 1)
+        left_out = set() if memory == _CPU else self._states
         return [
-            -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device else 0
+            -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
             for number, nbytes in enumerate(self.nbytes)
         ]
+
+    def note_state(self, state: Tensor) -> None:
+        """Notes a state of a random generator, which a checkpoint keeps: no fake is made of it."""
+        self._note(state)
+        self._states.add(self.number(state))
 
     def _note(self, tensor: Tensor) -> None:
         first = len(self.nbytes)
@@ -248,7 +256,8 @@ def fake_step(
     """
     fakes = FakeTraining(learned, recipe.size)
     counter = FlopCounterMode(display=False) if count else None
-    with as_found(recipe), fakes, counter or nullcontext(), watching_modules(refuse_wrapper):
+    states = watching_states_taken(fakes.note_state)
+    with as_found(recipe), fakes, states, counter or nullcontext(), watching_modules(refuse_wrapper):
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())

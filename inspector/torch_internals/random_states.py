@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -48,6 +49,25 @@ def same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
         yield
     finally:
         set_random_states(states)
+
+
+@contextmanager
+def watching_states_taken(taken: Callable[[Tensor], object]) -> Iterator[None]:
+    """Calls `taken` with each state that `torch.get_rng_state` gives in this thread, as it does to checkpoints: no
+    dispatch mode sees these tensors made."""
+    original, thread = torch.get_rng_state, get_ident()
+
+    def watched() -> Tensor:
+        state = original()
+        if get_ident() == thread:
+            taken(state)
+        return state
+
+    torch.get_rng_state = watched
+    try:
+        yield
+    finally:
+        torch.get_rng_state = original
 
 
 def seed(device: torch.device, number: int) -> None:
