@@ -6,12 +6,13 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 
-from ...inspector.graph.facts import Operation, StoredOperation
+from ...inspector.graph.facts import CallRecord, Operation, StoredOperation
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.source import is_of_library, variables_assigned
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.timeline import (
     GRADIENT_GRAPH,
@@ -64,6 +65,7 @@ class Measured:
         accumulation: how gradients were summed, and when they were let go.
         trees: the tasks of each sum that was made as one product, in the order in which they ran.
         of_model: the addresses of parameters and buffers, which count in no level, also where the forward made them.
+        variables: see `variables_of`.
     """
 
     graph: Graph
@@ -81,6 +83,7 @@ class Measured:
     accumulation: Accumulation = PYTORCHS
     trees: Sequence[Sequence[int]] = ()
     of_model: Collection[int] = ()
+    variables: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -314,7 +317,44 @@ def _shown(measured: Measured, lives: Lives) -> list[int]:
 def forward_maker(measured: Measured, row: int) -> Maker:
     """What made the block of this row of the forward."""
     mark = bisect_right(measured.forward.marks, row, key=itemgetter(0)) if measured.recorded else row
-    return measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
+    maker = measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
+    if mark not in measured.variables or row >= len(measured.forward.rows):
+        return maker
+    returned_by, variable = measured.variables[mark]
+    is_assigned = returned_by in measured.returned.get(measured.forward.rows[row].address, ())
+    return replace(maker, variable=variable) if is_assigned else maker
+
+
+def maker_of(made: Operation | CallRecord | None) -> Maker:
+    """What made the storages that were born while this ran."""
+    if made is None:
+        return Maker(None, None, None)
+    if isinstance(made, CallRecord):
+        return Maker(None, None, made.full_path)
+    return Maker(None, made, None if made.call is None else made.call.full_path)
+
+
+def variables_of(made: Sequence[Operation | CallRecord | None]) -> dict[int, tuple[int, str]]:
+    """By the number of an operation the variable to which the user's line assigned what it had called, and the number
+    of what returned that: the operation itself, or the outermost of the library's modules around it."""
+    found: dict[int, str] = {}
+    variables: dict[int, dict[int, str]] = {}  # by code, which the operations keep alive
+    outermost: dict[int, int] = {}
+    returned_by: dict[int, int] = {}  # of a module that was not seen to end, the last operation in it
+    for number, each in enumerate(made):
+        if isinstance(each, CallRecord):
+            returned_by[id(each)] = number
+        elif each is not None and each.place is not None:
+            code, instruction = each.place
+            if id(code) not in variables:
+                variables[id(code)] = variables_assigned(code)
+            if variable := variables[id(code)].get(instruction):
+                found[number] = variable
+                call, outermost[number] = each.call, id(each)
+                while call is not None and is_of_library(call.module_class):
+                    outermost[number], call = id(call), call.parent
+                returned_by[outermost[number]] = number
+    return {number: (returned_by[outermost[number]], variable) for number, variable in found.items()}
 
 
 class Kinds:

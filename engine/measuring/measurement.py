@@ -31,7 +31,7 @@ from ..prediction.start_storages import ForwardStorages
 from ..tasks.tensor_hooks import TensorHooks
 from ..words.estimates import Estimate
 from .allocator import CPU, AllocatorEvent, AllocatorRecording
-from .attribution import Kinds, Measured, between_tasks, lives_of, timeline_of
+from .attribution import Kinds, Measured, between_tasks, lives_of, maker_of, timeline_of, variables_of
 from .calibration import footprints_of
 from .cuda_allocator import CudaAllocator
 from .memory_watch import Followed, MemoryWatch, look
@@ -242,7 +242,7 @@ class Measurement:
 
     def _result(self, device: torch.device, trees: Sequence[Sequence[int]]) -> tuple[Timeline, Footprints | None]:
         forward, backward, found = self._forward.get(device), self._backward[device], self._found[device]
-        makers = [_maker(made) for made in self._made]
+        makers = list(map(maker_of, self._made))
         if forward is None:
             forward = AllocatorRecording(
                 [AllocatorEvent(0, followed.address, followed.nbytes) for followed, _ in found], [], []
@@ -276,6 +276,7 @@ class Measurement:
             self._accumulation,
             trees,
             self._births.of_model,
+            variables_of(self._made) if device in self._forward else {},
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
@@ -361,11 +362,3 @@ def _maker_of(graph: Graph, task_id: int | None) -> Maker:
     if task_id is None:
         return Maker(None, None, None)
     return Maker(None, graph.tasks[task_id].operation, graph.module(task_id))
-
-
-def _maker(made: Operation | CallRecord | None) -> Maker:
-    if made is None:
-        return Maker(None, None, None)
-    if isinstance(made, CallRecord):
-        return Maker(None, None, made.full_path)
-    return Maker(None, made, None if made.call is None else made.call.full_path)

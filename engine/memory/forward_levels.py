@@ -19,6 +19,15 @@ def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
     return _levels(timeline, 0, count, -1)
 
 
+def forward_peak_event(timeline: Timeline) -> int | None:
+    """The first index in `Timeline.levels` at which the forward is at its highest level, in a step all before the
+    backward; None where it was not recorded."""
+    if timeline.before and not timeline.is_of_step:
+        return None
+    levels = timeline.levels[: timeline.starts[0] + 1]
+    return levels.index(max(levels))
+
+
 def later_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
     """The same of what comes after the last task: the optimizer, where a whole step was recorded."""
     return _levels(timeline, timeline.starts[-1], len(timeline.events), len(timeline.order))

@@ -125,7 +125,11 @@ class StorageWords:
         found = _Kept()
         for storage in storages:
             self._sort(found, storage, self.keepers(storage, since), category)
-        return "; ".join(self._said(found, storages, category)) or _UNKNOWN_KEEPER.get(category, "not known")
+        if said := "; ".join(self._said(found, storages, category)):
+            return said
+        if category is Category.WORKSPACE and all(storage.died == -1 for storage in storages):
+            return "used inside the operation that made it"
+        return _UNKNOWN_KEEPER.get(category, "not known")
 
     def _sort(self, found: _Kept, storage: Storage, keepers: Sequence[Keeper], category: Category) -> None:
         """Notes who keeps one storage."""
@@ -227,6 +231,8 @@ class StorageWords:
         dying = [storage.died for storage in storages if storage.died is not None]
         places = sorted({place for place in dying if 0 <= place < count})
         sentences = []
+        if early := [storage for storage in storages if storage.died == -1]:
+            sentences.append(f"in the forward{self._last_before_death(early)}")
         if len(places) == 1:
             task = self._timeline.order[places[0]]
             inside = all(storage.category is Category.WORKSPACE for storage in storages)
@@ -246,6 +252,17 @@ class StorageWords:
             some = f"{len(forever):,} of {len(storages):,} " if len(forever) < len(storages) else ""
             sentences.append(f"{some}never: {self._reason(forever)}")
         return "; ".join(sentences)
+
+    def _last_before_death(self, storages: Sequence[Storage]) -> str:
+        """`, after sort at model.py:12`: what had allocated last as the last of these was freed in the forward."""
+        timeline = self._timeline
+        event = max(timeline.deaths[storage.number] for storage in storages)
+        number = next((each for each in reversed(timeline.events[:event]) if each >= 0), None)
+        operation = None if number is None else timeline.maker(number).operation
+        if operation is None:
+            return ""
+        at = f" at {operation.source.short}" if operation.source else ""
+        return f", after {operation_title(operation.name)}{at}"
 
     def _goes_with_graph(self, storage: Storage) -> bool:
         kinds = {keeper.kind for keeper in storage.kept_by}
@@ -305,6 +322,7 @@ _UNKNOWN_KEEPER = {
     Category.WORKSPACE: "used inside the task that made it",
     Category.PARAMETER: "the model keeps it",
     Category.STATE: "the optimizer keeps it from step to step",
+    Category.FORWARD: "saved by no node; held by the code of the forward",
     Category.BUFFER: "a gradient on its way to the next task",
     Category.GRADIENT: "the .grad of a leaf",
     Category.HELD: "held by your code or a hook",

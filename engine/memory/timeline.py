@@ -128,11 +128,14 @@ class Maker:
             backward of. None where no capture saw it.
         module: the path of the module in whose call this happened; "torch.utils.checkpoint" of the random states that
             checkpoints save, which no operation makes.
+        variable: the variable or attribute of the user's to which the forward assigned it as it was made: `hidden`,
+            `self.cache`; "" where it was assigned to none, or this is not known.
     """
 
     task: int | None
     operation: Operation | StoredOperation | None
     module: str | None
+    variable: str = ""
 
     @property
     def source(self) -> Source | None:

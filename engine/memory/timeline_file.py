@@ -30,7 +30,8 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     - By change: `change_event`, `change_storage`, `change_category`.
     - By maker: `maker_task`, or -1; `maker_module`, an index into `modules`, or -1; `maker_operation`, or -1: the
       operations of the graph's tasks count first, in order of task, each once, and then those of `operation_name`,
-      `operation_names`, `operation_source` and `sources`, which are as in the graph.
+      `operation_names`, `operation_source` and `sources`, which are as in the graph. `maker_variable`, an index into
+      `variables`, or -1; missing in older files.
     - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
     - By gradient: `grad_storage`, `grad_task`.
     - `task_ns`: as there; missing where it was not recorded.
@@ -99,6 +100,7 @@ def read_accumulation(section: Section) -> Accumulation:
 
 def _write_makers(writer: ColumnWriter, timeline: Timeline) -> None:
     makers, modules, operations = timeline.makers, Table[str](), Table[AnyOperation]()
+    variables = Table[str]()
     known = _operations(timeline.graph)
     for operation in known:
         operations.number(operation)
@@ -109,6 +111,8 @@ def _write_makers(writer: ColumnWriter, timeline: Timeline) -> None:
         "maker_operation", (-1 if each.operation is None else operations.number(each.operation) for each in makers)
     )
     write_operations(writer, list(operations)[len(known) :])
+    writer.column("maker_variable", (variables.number(each.variable) if each.variable else -1 for each in makers))
+    writer.column("variables", variables)
 
 
 def _operations(graph: Graph) -> list[AnyOperation]:
@@ -269,6 +273,10 @@ def _makers(section: Section, graph: Graph, count: int) -> tuple[Maker, ...]:
     tasks = section.integers("maker_task", len(graph), low=-1)
     module_of = section.integers("maker_module", len(modules), low=-1, length=len(tasks))
     operation_of = section.integers("maker_operation", len(operations), low=-1, length=len(tasks))
+    variables = section.texts("variables") if "variables" in section else []
+    variable_of: Sequence[int] = [-1] * len(tasks)
+    if "maker_variable" in section:
+        variable_of = section.integers("maker_variable", len(variables), low=-1, length=len(tasks))
     if len(tasks) > count:
         raise section.wrong("maker_task", f"has {len(tasks)} entries, more than there are storages")
     return tuple(
@@ -276,6 +284,7 @@ def _makers(section: Section, graph: Graph, count: int) -> tuple[Maker, ...]:
             None if task < 0 else task,
             None if operation < 0 else operations[operation],
             None if module < 0 else modules[module],
+            "" if variable < 0 else variables[variable],
         )
-        for task, module, operation in zip(tasks, module_of, operation_of, strict=True)
+        for task, module, operation, variable in zip(tasks, module_of, operation_of, variable_of, strict=True)
     )

@@ -14,7 +14,7 @@ from ...inspector.graph.marks import tensors_of
 from ...inspector.torch_internals.engine import is_redirected
 from ...inspector.torch_internals.modes import unobserved
 from ..measuring.allocator import AllocatorRecording, Instant
-from ..measuring.attribution import Kinds, Measured, lives_of, timeline_of
+from ..measuring.attribution import Kinds, Measured, lives_of, maker_of, timeline_of, variables_of
 from ..measuring.memory_watch import MemoryWatch, TaskMoment, Visit, look
 from ..measuring.saved_blocks import SavedBlocks, kept_by
 from ..memory.timeline import Category, Maker, Timeline
@@ -190,7 +190,7 @@ def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimel
         step.device,
         forward,
         True,
-        [*(_maker(each.made) for each in made), Maker(None, None, None)],
+        [*(maker_of(each.made) for each in made), Maker(None, None, None)],
         returned,
         followed.kept,
         backward,
@@ -198,16 +198,11 @@ def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimel
         followed.visits,
         followed.keep_graph,
         followed.create_graph,
+        variables=variables_of([each.made for each in made]),
     )
     lives = lives_of(measured)
     kinds = Kinds(measured, lives)
     return replace(_standing(timeline_of(measured, lives, kinds), step), grads=kinds.taken)
-
-
-def _maker(made: Operation | CallRecord) -> Maker:
-    if isinstance(made, CallRecord):
-        return Maker(None, None, made.full_path)
-    return Maker(None, made, None if made.call is None else made.call.full_path)
 
 
 def _standing(timeline: Timeline, step: StepTimeline) -> Timeline:

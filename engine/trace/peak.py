@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ...inspector.arguments import expect
+from ...inspector.arguments import expect, expect_choice
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
 from ...inspector.shown import GraphTheme, drawn, text_of
+from ..memory.forward_levels import forward_peak_event
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
 from ..words.estimates import bounded_size, estimate_sentence
-from ..words.phrases import folded, module_title, nth, pattern, was_captured
+from ..words.phrases import folded, joined, module_title, nth, operation_title, pattern, was_captured
 from ..words.sizes import share_text, size_text
 from .hints import Hint, Peak, hints
 from .trace import Trace
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
+
+Phase = Literal["backward", "forward"]
 
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
@@ -45,6 +48,7 @@ class PeakGroup:
         nbytes: of all.
         storages: the last to be freed first.
         made_by, kept_by, freed_by: who made them, who kept them from the peak on, and what frees them, in words.
+        variables: to which variables the forward assigned them as they were made, see `Maker`.
     """
 
     category: Category
@@ -57,29 +61,34 @@ class PeakGroup:
     made_by: str
     kept_by: str
     freed_by: str
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class PeakReport:
-    """What was alive at the peak of one backward.
+    """What was alive at the peak of one backward, or of the forward before it.
 
     Attributes:
         timeline: the memory of that backward.
         answer: the peak, when it was, and what most of it is, in sentences.
         groups: the storages by category, module and source line; the categories with most bytes first, and in each the
             largest group.
-        hints: what could be done about it, each from a fact.
+        hints: what could be done about it, each from a fact; none of a forward's.
+        phase: whose peak it is.
+        forward: that of the forward, where it is higher than the backward's.
     """
 
     timeline: Timeline
     answer: tuple[str, ...]
     groups: tuple[PeakGroup, ...]
     hints: tuple[Hint, ...] = field(default=())
+    phase: Phase = "backward"
+    forward: PeakReport | None = None
 
     @property
     def nbytes(self) -> int:
         """The peak: all bytes that are alive at it, see `Timeline`."""
-        return self.timeline.peak_bytes
+        return self.timeline.levels[_moment(self.timeline, self.phase)[0]]
 
     @cached_property
     def categories(self) -> dict[Category, int]:
@@ -100,16 +109,18 @@ class PeakReport:
     def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:
         """The story of a group: (what is told, in words)."""
         many = f", {len(group.storages):,} storages" if len(group.storages) > 1 else ""
-        return [("made by", group.made_by + many), ("kept", group.kept_by), ("freed", group.freed_by)]
+        assigned = [("assigned to", joined(group.variables))] if group.variables else []
+        return [("made by", group.made_by + many), *assigned, ("kept", group.kept_by), ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per storage, for `pandas.DataFrame(report.records())`.
 
         `bytes`; `share` of the peak, 0 to 1; `born` and `died`, places in the order (-1: before the backward, None:
-        never); `source`, `file.py:120`; `made_by`, `kept_by` and `freed_by` in words.
+        never); `source`, `file.py:120`; `variable`, to which the forward assigned it, or None; `made_by`, `kept_by` and
+        `freed_by` in words.
         """
         words = StorageWords(self.timeline)
-        since = max(self.timeline.peak_place, 0)
+        _, since = _moment(self.timeline, self.phase)
         return [
             {
                 "number": storage.number,
@@ -118,6 +129,7 @@ class PeakReport:
                 "category": group.category.title,
                 "module": storage.made_by.module,
                 "source": None if group.source is None else group.source.short,
+                "variable": storage.made_by.variable or None,
                 "made_by": words.made_by([storage]),
                 "kept_by": words.kept_by([storage], group.category, since),
                 "freed_by": words.freed_by([storage]),
@@ -135,8 +147,8 @@ class PeakReport:
         return drawn("peak as a figure", self, theme)
 
     def __repr__(self) -> str:
-        hints = {0: "no hint", 1: "1 hint"}.get(len(self.hints), f"{len(self.hints)} hints")
-        return f"<PeakReport: {self.answer[0]} {hints}>"
+        hints = {0: " no hint", 1: " 1 hint"}.get(len(self.hints), f" {len(self.hints)} hints")
+        return f"<PeakReport: {self.answer[0]}{hints if self.phase == 'backward' else ''}>"
 
     def __str__(self) -> str:
         lines = [*self.answer, ""]
@@ -148,6 +160,7 @@ class PeakReport:
             if rest:
                 lines.append(f"  {rest}")
         lines += ["", *(f"Hint: {hint}" for hint in self.hints)] if self.hints else []
+        lines += ["", str(self.forward)] if self.forward else []
         return "\n".join(lines)
 
     def __rich__(self) -> RenderableType:
@@ -179,6 +192,8 @@ class PeakReport:
         parts: list[RenderableType] = [Text(self.answer[0], "bold"), *map(Text, self.answer[1:]), Text(), table]
         for hint in self.hints:
             parts.append(Padding(Text.assemble(("Hint  ", "bold"), str(hint)), (1, 0, 0, 0)))
+        if self.forward:
+            parts.append(Padding(self.forward.__rich__(), (1, 0, 0, 0)))
         return Group(*parts)
 
     def _repr_html_(self) -> str:
@@ -210,8 +225,9 @@ def peak_report(
     before: NotCounted | None = None,
     trace: Trace | None = None,
     elsewhere: tuple[Timeline, ...] = (),
+    phase: Phase = "backward",
 ) -> PeakReport:
-    """Explains the peak of a backward.
+    """Explains the peak of a backward, or of the forward before it.
 
     Args:
         timeline: its memory, measured or predicted.
@@ -219,9 +235,11 @@ def peak_report(
         before: what is known of what was there before the forward.
         trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
         elsewhere: the memory of other devices in the same backward.
+        phase: whose peak. The report on a backward's has that of the forward, too, where it is higher.
 
     Raises:
         TypeError: `timeline` is none.
+        ValueError: the forward's is asked for, and was not recorded.
     """
     expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what th.simulate returns")
     if others is not None:
@@ -233,19 +251,49 @@ def peak_report(
     expect(elsewhere, tuple, "elsewhere", "a tuple of the timelines of other devices")
     for each in elsewhere:
         expect(each, Timeline, "each of elsewhere", "the Timeline of another device")
-    storages = [
-        (timeline.storage(number), timeline.category_at(number, timeline.peak_event, timeline.peak_place))
-        for number in timeline.alive()
-    ]
+    expect_choice(phase, get_args(Phase), "phase")
+    if phase == "forward":
+        if forward_peak_event(timeline) is None:
+            raise ValueError(
+                "the memory of the forward was not recorded; th.profile(make_loss) measures a forward and its backward"
+            )
+        storages = _alive(timeline, phase)
+        groups = groups_of(timeline, storages, phase)
+        return PeakReport(timeline, tuple(_forward_answer(timeline, groups)), groups, phase=phase)
+    storages = _alive(timeline, phase)
     groups = groups_of(timeline, storages)
-    found = hints(Peak(timeline, storages, others or {}, trace))
-    return PeakReport(timeline, tuple(_answer(timeline, groups, before, elsewhere)), groups, found)
+    event = forward_peak_event(timeline)
+    is_higher = event is not None and timeline.levels[event] > timeline.peak_bytes
+    return PeakReport(
+        timeline,
+        tuple(_answer(timeline, groups, before, elsewhere)),
+        groups,
+        hints(Peak(timeline, storages, others or {}, trace)),
+        forward=peak_report(timeline, phase="forward") if is_higher else None,
+    )
 
 
-def groups_of(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> tuple[PeakGroup, ...]:
+def _moment(timeline: Timeline, phase: Phase) -> tuple[int, int]:
+    """The event before which memory is at the peak, and the place of the order from then on: -1 in the forward."""
+    event = forward_peak_event(timeline)
+    if phase == "forward" and event is not None:
+        return event, -1
+    return timeline.peak_event, max(timeline.peak_place, 0)
+
+
+def _alive(timeline: Timeline, phase: Phase) -> list[tuple[Storage, Category]]:
+    """The storages alive at the peak, with what each was for then."""
+    event, _ = _moment(timeline, phase)
+    place = -1 if phase == "forward" else timeline.peak_place
+    return [(timeline.storage(number), timeline.category_at(number, event, place)) for number in timeline.alive(event)]
+
+
+def groups_of(
+    timeline: Timeline, storages: list[tuple[Storage, Category]], phase: Phase = "backward"
+) -> tuple[PeakGroup, ...]:
     """Storages by what they were for at the peak, module and source line; the categories with most bytes first."""
     words = StorageWords(timeline)
-    since = max(timeline.peak_place, 0)
+    _, since = _moment(timeline, phase)
     found: dict[tuple[Category, bool, str | None, Source | None], list[Storage]] = {}
     totals: dict[Category, int] = {}
     for storage, category in storages:
@@ -278,6 +326,7 @@ def groups_of(timeline: Timeline, storages: list[tuple[Storage, Category]]) -> t
                 words.made_by(each),
                 words.kept_by(each, category, since),
                 words.freed_by(each),
+                tuple(dict.fromkeys(storage.made_by.variable for storage in each if storage.made_by.variable)),
             )
         )
     return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
@@ -292,6 +341,35 @@ def title_of(graph: Graph, group: PeakGroup) -> str:
 def _module_title(graph: Graph, group: PeakGroup) -> str:
     title = module_title(graph, group.module)
     return title if group.modules == 1 else f"{group.modules:,} × {title}"
+
+
+def _forward_answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterator[str]:
+    event, _ = _moment(timeline, "forward")
+    nbytes = timeline.levels[event]
+    whose = "The peak before the backward" if timeline.is_of_step else "The forward's peak"
+    maker = timeline.maker(timeline.events[event - 1]) if event else None  # a birth: it made the level what it is
+    when = ""
+    if maker is not None and maker.operation is not None:
+        at = f" at {maker.source.short}" if maker.source else ""
+        when = f", in {operation_title(maker.operation.name)}{at}"
+    yield f"{whose} is {size_text(nbytes)}{when}."
+    yield from _most_of_it(timeline, groups, nbytes)
+
+
+def _most_of_it(timeline: Timeline, groups: tuple[PeakGroup, ...], peak_bytes: int) -> Iterator[str]:
+    """The category with most bytes, and who made and keeps its largest group."""
+    if not groups:
+        return
+    first = groups[0]
+    alike = [group for group in groups if group.category is first.category]
+    nbytes = sum(group.nbytes for group in alike)
+    group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
+    where = "" if first.module is None else "in "
+    where += _module_title(timeline.graph, first)
+    source = f" at {first.source.short}" if first.source else ""
+    made = f"{group} made {where}{source}" if was_captured(timeline.graph) else ""
+    share = share_text(nbytes, peak_bytes)
+    yield f"{size_text(nbytes)} of it ({share}) are {first.category.plural}{made}: {first.kept_by}."
 
 
 def _answer(
@@ -309,20 +387,11 @@ def _answer(
         yield f"The peak{of} is {peak}, {when}."
     if before is not None and before.grad_bytes:
         yield before.older_gradients
-    if groups:
-        first = groups[0]  # the largest of the category with most
-        alike = [group for group in groups if group.category is first.category]
-        nbytes = sum(group.nbytes for group in alike)
-        group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
-        where = "" if first.module is None else "in "
-        where += _module_title(timeline.graph, first)
-        source = f" at {first.source.short}" if first.source else ""
-        made = f"{group} made {where}{source}" if was_captured(timeline.graph) else ""
-        share = share_text(nbytes, timeline.peak_bytes)
-        yield f"{size_text(nbytes)} of it ({share}) are {first.category.plural}{made}: {first.kept_by}."
-    forward = timeline.forward_peak_bytes
-    if forward is not None and forward > timeline.peak_bytes:
-        yield f"The forward's own peak is higher, {size_text(forward)}, and no order of the backward changes that."
+    yield from _most_of_it(timeline, groups, timeline.peak_bytes)
+    event = forward_peak_event(timeline)
+    if event is not None and (nbytes := timeline.levels[event]) > timeline.peak_bytes:
+        whose = "The level before the backward" if timeline.is_of_step else "The forward's own peak"
+        yield f"{whose} is higher, {size_text(nbytes)}, and no order of the backward changes that."
     blocks = timeline.blocks
     if blocks is not None and timeline.peak_task is not None:
         rounding, unused = max(0, blocks.rounding[place]), blocks.unused[place]

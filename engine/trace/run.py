@@ -27,7 +27,7 @@ from .trace import Trace
 if TYPE_CHECKING:
     import torch
 
-    from .peak import PeakReport
+    from .peak import PeakReport, Phase
 
 Engine = Literal["native", "direct"]
 
@@ -167,14 +167,15 @@ class Run:
         found = (self.footprints, *(footprints for _, footprints in self.elsewhere))
         return {each.device: each for each in found if each is not None}
 
-    def peak(self, device: torch.device | str | None = None) -> PeakReport:
+    def peak(self, device: torch.device | str | None = None, *, phase: Phase = "backward") -> PeakReport:
         """What is alive at the peak: who made it, who keeps it, what frees it.
 
         Args:
             device: whose peak. None: that of `timeline`.
+            phase: "backward"; where the forward's peak is higher, `PeakReport.forward` has that, too. Or "forward".
 
         Raises:
-            ValueError: memory was not measured, or not on this device.
+            ValueError: memory was not measured, or not on this device, or not that of the forward.
         """
         from ..memory.not_counted import not_counted
         from .peak import peak_report
@@ -185,7 +186,7 @@ class Run:
         footprints = self.footprints_by_device.get(timeline.device)
         before = None if footprints is None else not_counted(footprints)
         elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)
-        return peak_report(timeline, before=before, trace=self.trace, elsewhere=elsewhere)
+        return peak_report(timeline, before=before, trace=self.trace, elsewhere=elsewhere, phase=phase)
 
     def with_memory(self, found: Sequence[tuple[Timeline, Footprints | None]], predicts: bool = True) -> Self:
         """The same run, of which this was measured. `predicts`: whether that says what other orders take."""

@@ -59,6 +59,7 @@ class Operation:
     __slots__ = (
         "_place",
         "_source",
+        "_was_resolved",
         "began_ns",
         "call",
         "created_ns",
@@ -92,6 +93,7 @@ class Operation:
         self.stream: torch.Stream | None = None
         self._place = place
         self._source: Source | None = None
+        self._was_resolved = place is None
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
@@ -111,9 +113,14 @@ class Operation:
     @property
     def source(self) -> Source | None:
         """The user's line that called it."""
-        if self._place is not None:
+        if not self._was_resolved:
             resolve_sources([self])
         return self._source
+
+    @property
+    def place(self) -> Place | None:
+        """The instruction of the user's that called it."""
+        return self._place
 
 
 @lru_cache(maxsize=4096)
@@ -126,13 +133,13 @@ def resolve_sources(operations: Iterable[Operation]) -> None:
     """Finds the lines of many operations at once, which is faster than one by one."""
     known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # code is compared by all that is in it
     for operation in operations:
-        if (place := operation._place) is not None:
+        if not operation._was_resolved and (place := operation._place) is not None:
             code, instruction = place
             key = id(code), instruction
             if key not in known:
                 known[key] = place, source_at(place)
             operation._source = known[key][1]
-            operation._place = None
+            operation._was_resolved = True
 
 
 class Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import sys
@@ -89,6 +90,14 @@ def is_library(filename: str) -> bool:
     return filename.startswith(_LIBRARY_FOLDERS)
 
 
+def is_of_library(module_class: type[torch.nn.Module]) -> bool:
+    """Whether the forward of a module's class is in such a file."""
+    code = getattr(module_class.forward, "__code__", None)
+    return code is not None and is_library(code.co_filename)
+
+
+_MOST_UNPACKED = 8  # variables in one assignment
+
 Place = tuple[CodeType, int]
 """Where code is running: it, and the offset of its instruction. A frame would keep all of its variables alive."""
 
@@ -117,6 +126,37 @@ def _note_file(filename: str) -> None:
     if len(_in_library) >= _MOST_FILES:
         _in_library.clear()
     _in_library[filename] = is_library(filename)
+
+
+def variables_assigned(code: CodeType) -> dict[int, str]:
+    """By the offset of an instruction the variable or attribute to which its result is assigned at once: `self.cache`;
+    of a result that is unpacked all of them: `a, b`."""
+    found: dict[int, str] = {}
+    steps = list(dis.get_instructions(code))
+    for number, step in enumerate(steps):
+        count, rest = 1, steps[number + 1 : number + 3 + _MOST_UNPACKED]
+        if rest and rest[0].opname == "COPY":  # of `a = b = ...`, `(a := ...)`: one of them
+            rest = rest[1:]
+        if rest and rest[0].opname == "UNPACK_SEQUENCE":
+            count, rest = rest[0].argval, rest[1:]
+        if count > _MOST_UNPACKED or len(rest) < count:
+            continue
+        names = [_variable_stored(*rest[place : place + 2]) for place in range(count)]
+        if all(names):
+            end = steps[number + 1].offset  # what a call in Python has reached are its cache's places
+            found.update(dict.fromkeys(range(step.offset, end, 2), ", ".join(names)))
+    return found
+
+
+def _variable_stored(step: dis.Instruction, following: dis.Instruction | None = None) -> str:
+    """The variable which an instruction sets, or with its next one the attribute; empty if neither."""
+    if step.opname.startswith("STORE_FAST") and isinstance(step.argval, tuple):  # two instructions in one
+        return str(step.argval[0])
+    if step.opname in ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"):
+        return str(step.argval)
+    if step.opname.startswith("LOAD_FAST") and following is not None and following.opname == "STORE_ATTR":
+        return f"{step.argval}.{following.argval}"
+    return ""
 
 
 def source_at(place: Place) -> Source | None:

@@ -104,6 +104,15 @@ def held_by_backward(build: Builder, policy: object = None) -> int:
 
 
 @cache
+def held_by_forward(build: Builder) -> int:
+    """What a forward holds at most of what it makes."""
+    with warmed_up(build) as program:
+        meter = Meter()
+        losses = []  # which it returns
+        return meter.highest(lambda: losses.append(program.make_loss())) - program.model_bytes
+
+
+@cache
 def held_by_steps(build: Builder) -> list[int]:
     """What each of the first steps holds at most of all that was made since before the program was."""
     with started(build) as (program, _):
@@ -119,6 +128,9 @@ def of_profile(build: Builder) -> Iterator[Figure]:
     with warmed_up(build) as program:
         run = th.profile(program.make_loss, retain_graph=program.retain_graph)
         yield Figure(run.peak_bytes, held, estimate_sentence(run.timeline.estimates))
+        forward = run.peak(phase="forward")
+    yield Figure(forward.nbytes, held_by_forward(build))
+    yield Figure(sum(record["bytes"] for record in forward.records()), held_by_forward(build))
 
 
 def of_measured_backward(build: Builder) -> Iterator[Figure]:

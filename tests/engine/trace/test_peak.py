@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -317,7 +318,99 @@ def test_the_forward_is_told_where_its_peak_is_higher() -> None:
     forward = run.timeline.forward_peak_bytes
     assert forward >= 2 * 128 * 8192 * 4 > run.peak_bytes
     assert f"The forward's own peak is higher, {size_text(forward)}, and" in " ".join(run.peak().answer)
-    assert "forward's own peak" not in str(of_chain())
+    assert "forward's own peak" not in str(of_chain()) and of_chain().forward is None
+
+
+class Scores(nn.Module):
+    """Of a batch of 64 x 64 its forward holds two of 64 x 4,096 at once, which no node saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4096)).requires_grad_(False)
+        self.narrow = nn.Linear(4096, 16).requires_grad_(False)
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.wide(x)
+        self.kept = scores.exp()
+        low = self.narrow(self.kept * 2)
+        del self.kept
+        return self.last(low).sum()
+
+
+def named(report: PeakReport) -> dict[str, tuple[int, str]]:
+    """By variable the bytes that were assigned to it, and what frees them."""
+    return {record["variable"]: (record["bytes"], record["freed_by"]) for record in report.records()}
+
+
+def test_the_forwards_peak_has_the_names_of_what_was_alive(tmp_path: Path) -> None:
+    model, x = Scores(), torch.randn(64, 64)
+    run = th.profile(lambda: model(x))
+    line = Scores.forward.__code__.co_firstlineno
+    report = run.peak(phase="forward")
+    large, low = 64 * 4096 * 4, 64 * 16 * 4
+    assert report.phase == "forward" and report.nbytes == run.timeline.forward_peak_bytes == 3 * large + low
+    assert sum(group.nbytes for group in report.groups) == report.nbytes
+    freed_after_sum = f"in the forward, after sum at test_peak.py:{line + 5}"
+    assert named(report) == {
+        "scores": (large, freed_after_sum),
+        "self.kept": (large, f"in the forward, after linear at test_peak.py:{line + 3}"),
+        None: (large, f"in the forward, after linear at test_peak.py:{line + 3}"),  # self.kept * 2
+        "low": (low, named(report)["low"][1]),
+    }
+    assert {(record["module"], record["source"]) for record in report.records() if record["variable"] == "scores"} == {
+        ("wide.2", f"test_peak.py:{line + 1}")
+    }
+    assert f"in linear at test_peak.py:{line + 3}" in report.answer[0]
+    whole = run.peak()
+    assert whole.forward is not None and named(whole.forward) == named(report)
+    for text in (str(whole), printed(whole)):
+        assert "self.kept" in text and report.answer[0][:30] in text
+    loaded = th.load(run.save(tmp_path / "run.json"))
+    assert named(loaded.peak(phase="forward")) == named(report)
+
+
+def test_a_variable_is_that_of_the_result_alone() -> None:
+    def make_loss() -> torch.Tensor:
+        chosen = nn.functional.gumbel_softmax(x, hard=True)  # makes several
+        left, right = chosen.exp(), chosen.sin()  # the first waits for the second
+        both = first = left + right
+        values, _places = both.sort()
+        first = nn.Sequential(nn.Tanh(), nn.Flatten(0), nn.Tanh())(values)
+        return (last := (first * 2).square()).sum() + last.mean()
+
+    x = torch.randn(64, 64, requires_grad=True)
+    large = 64 * 64 * 4
+    alive: dict[str | None, int] = {}
+    for storage in th.profile(make_loss).timeline:
+        if storage.born < 0 and storage.nbytes >= large:
+            alive[storage.made_by.variable] = alive.get(storage.made_by.variable, 0) + storage.nbytes
+    del alive[""]
+    once = dict.fromkeys(("chosen", "right", "both", "first", "last"), large)
+    assert alive == {**once, "values, _places": 3 * large}  # places are int64
+
+
+def test_a_forward_that_was_not_recorded_has_no_peak() -> None:
+    run = th.backward((nn.Linear(4, 4)(torch.ones(2, 4))).sum(), memory=True)
+    with pytest.raises(ValueError, match=r"th\.profile\(make_loss\)"):
+        run.peak(phase="forward")
+    with pytest.raises(ValueError, match="'forward'"):
+        run.peak(phase="optimizer")  # type: ignore[arg-type]
+
+
+def test_a_step_has_the_names_of_its_forward_too() -> None:
+    model, x = Scores(), torch.randn(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+    recorded = th.profile_step(step)
+    report = recorded.run.peak()
+    assert report.forward is not None and report.forward.nbytes == recorded.peak_bytes > report.nbytes
+    assert {"scores", "self.kept", "low"} <= named(report.forward).keys()
 
 
 def test_what_was_there_before_is_said_not_to_be_counted() -> None:
