@@ -101,10 +101,11 @@ class LoopRecording:
                 self._recorded = self._recorder.stop(devices)
 
     def complete(self) -> None:
-        """All that is in place is taken away."""
+        """Removes all that is in place, and lets go of the model, which the steps must not keep alive."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.close()
+            self._capture = capture()
 
     def mark(self) -> int:
         self._recorder.mark()

@@ -188,6 +188,7 @@ class NormWatch(LoopPart):
     def ends(self) -> None:
         if self._end_scales is not None:
             self._end_scales()
+            self._end_scales = None  # which refers to this
         self._read(0, wait=True)
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
         self._before = self._training.taken_norms = None

@@ -126,8 +126,21 @@ def asks_for_a_number(net: nn.Module, rows: Tensor) -> Tensor:
     return of_rows(net, rows) * rows.sum().item()
 
 
-def fitted(net: nn.Module, loss_of: Callable[..., Tensor]) -> object:
-    return th.fits(net, lambda: torch.ones(2, 4), lambda weights: torch.optim.SGD(weights, 0.1), "1GB", loss_of)
+def fitted(net: nn.Module, loss_of: Callable[..., Tensor]) -> None:
+    """The result itself has the model, as it looks for remedies when it is asked."""
+    th.fits(net, lambda: torch.ones(2, 4), lambda weights: torch.optim.SGD(weights, 0.1), "1GB", loss_of)
+
+
+def step_of(net: nn.Module) -> None:
+    of_rows(net, torch.ones(2, 4)).backward()
+    torch.optim.SGD(net.parameters(), 0.1).step()
+
+
+def trained(net: nn.Module) -> object:
+    with th.training(net) as training:
+        for _ in range(3):
+            step_of(net)
+    return training
 
 
 def refused(net: nn.Module) -> None:
@@ -143,6 +156,8 @@ PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
     "plan_mirror": lambda net: th.plan_mirror(lambda: of_rows(net, torch.ones(2, 4)), "1GB"),
     "record_forward": lambda net: th.record_forward(lambda: of_rows(net, torch.ones(2, 4))),
     "fits": lambda net: fitted(net, of_rows),
+    "profile_step": lambda net: th.profile_step(lambda: step_of(net), model=net),
+    "training": lambda net: trained(net),
     "refused fits": refused,
 }
 
@@ -152,10 +167,11 @@ def test_a_verb_that_is_over_keeps_nothing_of_the_program(verb: str) -> None:
     PROGRAMS[verb](nn.Sequential(nn.Linear(4, 4)))  # the first call may import parts of torch
     gc.collect()
     net = nn.Sequential(nn.Linear(4, 4))
-    known = ref(net)
-    PROGRAMS[verb](net)
+    known = [ref(net), ref(net[0].weight)]
+    result = PROGRAMS[verb](net)
     del net
-    assert known() is None
+    assert [each() for each in known] == [None, None]
+    del result
 
 
 def test_a_run_that_is_kept_still_tells_what_it_did(tmp_path: Path) -> None:
