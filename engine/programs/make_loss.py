@@ -162,8 +162,8 @@ def _made_since(number: int, loss: Tensor) -> Iterator[Node]:
 
 
 def for_all(items: Iterable[T], act: Callable[[T], object]) -> None:
-    """Acts on each, also after one has raised: what is put back must not depend on what else is. Then raises the first
-    error."""
+    """Acts on each item, also after one has raised, so that one failure does not keep the others from being put back.
+    Then raises the first error."""
     first: BaseException | None = None
     for item in items:
         try:

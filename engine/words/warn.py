@@ -11,7 +11,7 @@ from ...inspector.graph.source import PACKAGE, is_library
 
 
 def warn(text: str) -> None:
-    """Warns at the user's line, the innermost one that is in no library."""
+    """Warns at the user's line: the innermost one that is not in a library."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_OURS)):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,7 @@
-"""Which bytes the forward allocated in operations that leave no node: of masks and noise, and of leaves it makes."""
+"""Notes what a forward allocates in operations that make no node: masks, noise, and leaves that it makes.
+
+`inspector/graph/births.py` reads these notes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from ..torch_internals.tensors import address_below, base_of
 
 
 def note_births(facts: Facts, result: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Notes the bytes of an operation's result that none of its arguments has, or that the forward made before.
+    """Notes the address of a result that is on new bytes, or on bytes that the forward made before.
 
-    A detached result of an operation with a node, such as the last step of an attack, is among the latter.
+    The second kind is, for example, the detached result of an operation with a node: the last step of an attack.
     """
     for made in (result,) if isinstance(result, Tensor) else tensors_of(result):
         address = _address(made)
@@ -35,5 +38,5 @@ def _made_here(facts: Facts, owner: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where the tensor's bytes begin; 0 for one that has none of its own, or is none of torch's two own classes."""
+    """The address of the tensor's bytes; 0 for a tensor without bytes of its own, and for subclasses."""
     return address_below(tensor) or 0 if type(tensor) in (Tensor, Parameter) and not tensor.is_sparse else 0

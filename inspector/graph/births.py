@@ -1,4 +1,4 @@
-"""Which tensors a forward made besides those that its nodes computed: leaves, masks, noise, and parts of the model."""
+"""Tensors that a forward made besides those that its nodes computed: leaves, masks, noise, and parts of the model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from .graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class ForwardBirths:
-    """Which of the tensors that the forward did not compute it nevertheless made: leaves, masks, noise.
+    """The tensors that a forward made without a node: leaves, masks, noise.
 
-    Parameters, and the buffers of modules that a capture saw, are the model's wherever they are made,
-    and never among these.
+    Parameters, and the buffers of modules that a capture saw, belong to the model and are not among these, wherever
+    they are made.
 
     Attributes:
-        leaves: the ids of the tasks of leaves that the forward made: a capture saw it, or nothing but the graph holds
-            the leaf any more.
-        alone: those of them that nothing but the graph holds.
-        unsure: those of leaves of which this can't be told, as no capture saw the forward and something holds them.
-        addresses: where the bytes begin of all that captures saw made, without the model's.
-        of_model: where those of the model begin, as far as captures saw it and the graph's leaves tell.
+        leaves: the tasks of leaves that the forward made: a capture saw it, or only the graph holds the leaf.
+        alone: the tasks of those leaves that only the graph holds.
+        unsure: the tasks of leaves that may be older: no capture saw the forward, and something else holds them.
+        addresses: the addresses of all bytes that captures saw being allocated, without the model's.
+        of_model: the addresses of the model's bytes, as far as captures and the graph's leaves tell.
     """
 
     leaves: frozenset[int]
@@ -43,7 +42,7 @@ class ForwardBirths:
 
 @collector_paused()
 def forward_births(graph: Graph) -> ForwardBirths:
-    """What the forward of a graph made besides what its nodes computed. The graph still has its nodes."""
+    """Finds what the forward of a graph, which still has its nodes, made besides what they computed."""
     operations = (task.operation for task in graph.tasks)
     seen = dict.fromkeys(each.facts for each in operations if isinstance(each, Operation))
     of_model = {address for tensor in _model_tensors(graph, seen) if (address := address_below(tensor))}
@@ -73,12 +72,12 @@ def _model_tensors(graph: Graph, seen: Iterable[Facts]) -> Iterator[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its bytes begin; 0 where it has none of its own."""
+    """The address of the tensor's bytes; 0 for a tensor without bytes of its own."""
     return address_below(local_of(tensor)) or 0
 
 
 def _alone(nodes: Sequence[Node], leaves: list[int]) -> set[int]:
-    """Those of the leaves that nothing but nodes holds; an AccumulateGrad holds its leaf as if it had saved it."""
+    """The leaves that only nodes hold. An AccumulateGrad holds its leaf as if it had saved it."""
     addresses = {each.address for task in leaves if (each := storage_of(leaf_of(nodes[task]))) is not None}
     if not addresses:
         return set()
