@@ -122,7 +122,12 @@ class LoopRecording:
             self._capture.renew()
 
     def stepped(self) -> None:
-        """Where steps are told by their optimizers, the second one shows only when it is over: this is before."""
+        """Where steps are told by their optimizers, the second one shows only when it is over: this is before.
+
+        The capture forgets the modules here, so that a model which was made in the step is freed with it.
+        """
+        if self._following is not None:
+            self._capture.renew()
         if self.watch.wanted is not None and len(self.watch.steps) <= self._followed:
             self._follow()
 

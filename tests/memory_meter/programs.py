@@ -41,6 +41,7 @@ class Program:
         retain_graph: as in `torch.autograd.backward`.
         model_bytes: of a model that the forward makes, which verbs leave out, as other models.
         batch: gives what is trained on; what it made is kept until its cache is cleared, as before each step.
+        has_older: whether it holds what its steps can't be told of: neither model, gradients, state nor batch.
         held: what else belongs to the program and has to live as long.
         close: undoes what the builder did to the process.
     """
@@ -52,6 +53,7 @@ class Program:
     retain_graph: bool | None = None
     model_bytes: int = 0
     batch: Any = None
+    has_older: bool = False
     held: list[Any] = field(default_factory=list)
     close: Callable[[], object] = lambda: None
 
@@ -441,7 +443,9 @@ def held_constant() -> Program:
         held.append(torch.randn(64, 32))
         return (model(batch) * held[-1]).sin().sum()
 
-    return trained(loss_of=loss_of)
+    made = trained(loss_of=loss_of)
+    made.has_older = True  # the constants of the steps before
+    return made
 
 
 @program
@@ -495,7 +499,9 @@ def distributed(as_views: bool) -> Program:
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=as_views)
     make_loss = partial(loss_at, parallel, batch)
     step = usual_step(sgd(model.parameters()), make_loss)
-    return Program(make_loss, step, [*model.parameters()], batch=batch, close=dist.destroy_process_group)
+    return Program(
+        make_loss, step, [*model.parameters()], batch=batch, has_older=True, close=dist.destroy_process_group
+    )
 
 
 @program
@@ -557,7 +563,7 @@ def moving_average() -> Program:
         with torch.no_grad():
             torch._foreach_lerp_([*average.parameters()], parameters, 0.01)
 
-    return Program(make_loss, step, parameters, batch=batch, held=[average])
+    return Program(make_loss, step, parameters, batch=batch, has_older=True, held=[average])
 
 
 @program

@@ -183,7 +183,7 @@ def of_record_steps(build: Builder) -> Iterator[Figure]:
                 for _ in range(RECORDED + 1):
                     program.train()
             for step in steps:
-                yield Figure(step.peak_bytes, held[before + step.number], flag_of(step))
+                yield Figure(step.peak_bytes, held[before + step.number], flag_of(step, program))
 
 
 def of_profile_step(build: Builder) -> Iterator[Figure]:
@@ -191,10 +191,13 @@ def of_profile_step(build: Builder) -> Iterator[Figure]:
     with started(build) as (program, _):
         torch.manual_seed(1)
         step = th.profile_step(program.train)
-        yield Figure(step.peak_bytes, held[step.number], flag_of(step))
+        yield Figure(step.peak_bytes, held[step.number], flag_of(step, program))
 
 
-def flag_of(step: th.TrainingStep) -> str:
+def flag_of(step: th.TrainingStep, program: Program) -> str:
+    """The line on what is older than the recording, which each step has; it excuses programs that have such."""
+    if not program.has_older:
+        return ""
     return " ".join(each for each in step.sentences if "Not counted" in each)
 
 

@@ -303,6 +303,22 @@ def test_a_model_that_is_gone_in_the_end_had_parameters_all_the_same() -> None:
     assert parts.get("batch", 0) < parameters / 2
 
 
+def test_a_model_made_in_each_step_goes_with_it_also_where_the_step_is_followed() -> None:
+    made: list[ref[nn.Module]] = []
+
+    def step() -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        made.append(ref(model))
+        optimizer = SGD(model.parameters(), 0.1)
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+
+    with th.record_steps(3):
+        for _ in range(4):
+            step()
+            assert made[-1]() is None
+
+
 def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
     def taken(**options: Any) -> tuple[int, int]:
         made = model()
