@@ -14,7 +14,7 @@ from ..steps.loop_watch import BackwardGiven
 from ..words.phrases import counted
 from ..words.sizes import size_text
 from .finding import Finding
-from .old_graphs import HeldGraphs, alike, held_graphs
+from .old_graphs import GRAD_OF, HeldGraphs, alike, held_graphs
 from .part import LoopPart
 from .record import Training
 from .step_tokens import StepTokens
@@ -76,7 +76,7 @@ class Leaks(LoopPart):
 
     def _look(self, number: int) -> None:
         self._looked_at = number
-        found = held_graphs(self._tokens, self._is_old)
+        found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters())
         self._training.earlier_bytes = sum(held.nbytes for held in found)
         self._training.earlier_addresses = frozenset().union(*(held.addresses for held in found))
         for held in found:
@@ -136,6 +136,10 @@ def _advice(held: HeldGraphs) -> str:
 
 _CLOSURE = "closure variable "
 _ADVICE = {
+    GRAD_OF: (
+        "backward(create_graph=True) leaves each .grad its graph, and adds to it: take torch.autograd.grad(loss, "
+        "parameters, create_graph=True), or let go of the gradients with optimizer.zero_grad(set_to_none=True)."
+    ),
     ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
     " generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
     "the coroutine ": "A coroutine keeps its variables while it waits: let it end, or close it.",

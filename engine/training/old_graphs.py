@@ -20,6 +20,9 @@ from .step_tokens import StepTokens
 _MOST_TARGETS = 128  # of which holders are looked for at once
 _MOST_NODES = 50_000  # that are looked at for their bytes
 
+GRAD_OF = "the .grad of "
+"""How the texts of holders begin that are a parameter's gradient."""
+
 IsOld = Callable[[int], bool]
 """Whether a step is one whose graphs nobody needs any more."""
 
@@ -49,10 +52,16 @@ class HeldGraphs:
     addresses: frozenset[int]
 
 
-def held_graphs(tokens: StepTokens, is_old: IsOld) -> list[HeldGraphs]:
-    """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked."""
+def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[HeldGraphs]:
+    """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked.
+
+    Args:
+        tokens: the marks of steps.
+        is_old: see `IsOld`.
+        parameters: with their names; their `.grad`s are held by C++, where no search for holders comes.
+    """
     targets, is_all = _targets(tokens, is_old)
-    found = sorted(_by_holder(targets, tokens, is_old), key=lambda held: (-held.nbytes, -held.nodes))
+    found = sorted(_by_holder(targets, tokens, is_old, parameters), key=lambda held: (-held.nbytes, -held.nodes))
     return found if is_all else [replace(held, is_bounded=True) for held in found]
 
 
@@ -136,9 +145,15 @@ def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
     return marked is not None and is_old(marked)
 
 
-def _by_holder(targets: list[Any], tokens: StepTokens, is_old: IsOld) -> Iterator[HeldGraphs]:
+def _by_holder(
+    targets: list[Any], tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]]
+) -> Iterator[HeldGraphs]:
     """A name explains what is below it: a tensor before its node, and both before what has no name."""
-    holders = who_holds(targets)
+    gradients = {id(each.grad): name for name, each in parameters if each.grad is not None}
+    holders = [
+        Holder(f"{GRAD_OF}{gradients[id(target)]}", "named") if id(target) in gradients else holder
+        for target, holder in zip(targets, who_holds(targets), strict=True)
+    ]
     groups: dict[tuple[bool, bool, str], list[int]] = {}
     for place, holder in enumerate(holders):
         is_tensor = issubclass(type(targets[place]), Tensor)
@@ -166,7 +181,10 @@ def _by_holder(targets: list[Any], tokens: StepTokens, is_old: IsOld) -> Iterato
 
 
 def alike(text: str) -> str:
-    """What is the same in the texts of holders that differ by an index or by the line at which a function is."""
+    """What is the same in the texts of holders that differ by an index, by the line at which a function is, or by the
+    parameter whose .grad they are."""
+    if text.startswith(GRAD_OF):
+        return GRAD_OF
     return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))
 
 

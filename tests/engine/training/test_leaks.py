@@ -578,3 +578,25 @@ def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() 
             optimizer.step()
     (leak,) = [each for each in training.findings if each.kind == "leak"]
     assert leak.tensor is not None and leak.tensor.endswith("futures[0]._result")
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_graphs_that_gradients_hold_are_those_of_create_graph() -> None:
+    def findings(zero_grad: bool) -> list[th.Finding]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        with th.training(model, optimizer) as training:
+            for _ in range(6):
+                if zero_grad:
+                    optimizer.zero_grad()
+                model(torch.randn(3, 4)).sum().backward(create_graph=True)
+                optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None  # else the graphs are cycles
+        return [each for each in training.findings if each.kind == "leak"]
+
+    [leak] = findings(zero_grad=False)
+    said = str(leak)
+    assert leak.alike == 3 and re.search(r"the \.grad of [02]\.(weight|bias)", said)
+    assert "create_graph=True" in said and "torch.autograd.grad" in said and "zero_grad(set_to_none=True)" in said
+    assert findings(zero_grad=True) == []
