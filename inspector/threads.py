@@ -1,4 +1,4 @@
-"""Exclusive use among threads without locks, and a look at all objects that does not disturb counts of references."""
+"""Threads to wait for, exclusive use without locks, and a look at all objects that leaves reference counts alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from threading import Event, Thread, get_ident
 from types import FrameType
 from typing import Any, TypeVar
 from weakref import ref
@@ -53,6 +53,45 @@ class Caller:
         while frame is not None and id(frame) != self._frame:
             frame = frame.f_back
         return frame is not None
+
+
+class DaemonThread(Thread):
+    """A daemon thread that is known to run until its work is over, also where a wait for it was interrupted.
+
+    In Python 3.11 `Thread.join` and `Thread.is_alive` take a running thread for ended once Ctrl-C interrupts them.
+
+    Attributes:
+        begun, ended: set as its work begins and ends.
+    """
+
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self.begun, self.ended = Event(), Event()
+
+    def run(self) -> None:
+        self.begun.set()
+        try:
+            super().run()
+        finally:
+            self.ended.set()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its work has begun, and is not over."""
+        return self.begun.is_set() and not self.ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end of its work, and then for what the interpreter and PyTorch free of the thread."""
+        if self.ended.wait(timeout):
+            super().join(timeout)
+
+    def join_in_any_case(self) -> None:
+        """The same, however often it is interrupted; the interrupt is raised afterwards."""
+        try:
+            self.join()
+        except BaseException:
+            self.join_in_any_case()
+            raise
 
 
 class _Link:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import Event, Thread, local
+from threading import Event, local
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.kept_inputs import KeptInputs, KeptTensor
 from ...inspector.graph.marks import tensors_of
+from ...inspector.threads import DaemonThread
 from ...inspector.torch_internals.operators import in_float64
 from ...inspector.torch_internals.random_states import same_random_states, seed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
@@ -190,14 +191,13 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
     and counts sequence numbers of its own. Random numbers are as before, afterwards. Where the caller is interrupted,
     the thread stops before the next replay, and is waited for: it must not put generators back under what comes next.
     """
-    begun, to_stop, ended = Event(), Event(), Event()
+    to_stop = Event()
     done: list[T] = []
     raised: list[BaseException] = []
     default = torch.get_default_device()
     factories = nullcontext() if default.type == "cpu" else default
 
     def main() -> None:
-        begun.set()
         _asked.to_stop = to_stop
         try:
             if to_stop.is_set():
@@ -206,32 +206,21 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
                 done.append(work())
         except BaseException as error:
             raised.append(error)
-        finally:
-            ended.set()
 
     for device in devices:
         torch.accelerator.synchronize(device)
-    thread = Thread(target=main, name="tapehead check", daemon=True)
+    thread = DaemonThread(main, "tapehead check")
     try:
         thread.start()
-        ended.wait()
+        thread.join()
     except BaseException:
         to_stop.set()
-        if begun.is_set():  # else it finds that it is to stop
-            _wait(ended)
+        if thread.begun.is_set():  # else it finds that it is to stop
+            thread.join_in_any_case()
         raise
     for error in raised:
         raise error
     return done[0]
-
-
-def _wait(ended: Event) -> None:
-    """Waits, however often that is interrupted. Not by `Thread.join`: an interrupted one calls the thread ended."""
-    try:
-        ended.wait()
-    except BaseException:
-        _wait(ended)
-        raise
 
 
 class _StoppedError(BaseException):

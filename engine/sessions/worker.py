@@ -7,11 +7,13 @@ import contextvars
 import time
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread, current_thread
+from threading import current_thread
 
 from torch import Tensor
 
+from ...inspector.threads import DaemonThread
 from ...inspector.torch_internals.modes import ThreadState
 from ...inspector.torch_internals.sequence_numbers import Pin, empty_queue, sequence_nr, sort_queue_again
 from ..queue.pending import Pending
@@ -73,10 +75,10 @@ class Worker(Watch):
         self.has_to_end = has_to_end(plan.graph)
         self._go: SimpleQueue[None] = SimpleQueue()
         self._context = contextvars.copy_context()
-        self._thread: Thread | None = None  # before it runs it would hold this
+        self._thread: DaemonThread | None = None  # before it runs it would hold this
 
     def start(self) -> None:
-        self._thread = Thread(target=self._context.run, args=(self._main,), name="tapehead backward", daemon=True)
+        self._thread = DaemonThread(partial(self._context.run, self._main), "tapehead backward")
         self._thread.start()
         self.begun = True
 

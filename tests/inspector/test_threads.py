@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from pathlib import Path
-from threading import Event, Thread
-from types import SimpleNamespace
+from threading import Event, Thread, get_ident
+from types import FrameType, SimpleNamespace
 
 import pytest
 
@@ -59,3 +61,38 @@ def test_all_objects_are_looked_at_in_one_place() -> None:
     assert [str(each.relative_to(root)) for each in files if "gc.get_objects(" in each.read_text()] == [
         "inspector/threads.py"
     ]
+
+
+def test_a_thread_is_at_work_after_an_interrupted_wait_for_it() -> None:
+    begun, go_on, main = Event(), Event(), get_ident()
+    done: list[int] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait()
+        done.append(1)
+
+    def interrupt() -> None:
+        def waits() -> bool:
+            frame: FrameType | None = sys._current_frames()[main]
+            names = []
+            while frame is not None:
+                names.append((frame.f_code.co_filename, frame.f_code.co_name))
+                frame = frame.f_back
+            return names[0][1] in ("wait", "_wait_for_tstate_lock") and (threads.__file__, "join") in names
+
+        while not waits():
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threads.DaemonThread(work, "a test's thread")
+    thread.start()
+    assert begun.wait()
+    other = Thread(target=interrupt, daemon=True)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.join()
+    assert thread.is_at_work and not done
+    go_on.set()
+    thread.join()
+    assert not thread.is_at_work and done == [1]

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Lock, Thread, current_thread
+from threading import Lock, current_thread
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from ....engine.words.told_line import quiet
+from ....inspector.threads import DaemonThread
 from ....inspector.torch_internals.modes import ThreadState
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Driver:
         self._commands: deque[_Command] = deque()
         self._small: deque[_Command] = deque()
         self._lock = Lock()
-        self._thread: Thread | None = None
+        self._thread: DaemonThread | None = None
         self._stops = 0
         self._under_way: _Command | None = None
         _drivers.add(self)
@@ -86,13 +87,13 @@ class Driver:
     def _queue(self, queue: deque[_Command], call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         queue.append(_Command(future, call, self._stops))
-        if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
+        if self._thread is None or not self._thread.is_at_work:  # an interrupt may have kept it from starting
             self._start()
         return future
 
     def _start(self) -> None:
-        _threads.difference_update([each for each in _threads.copy() if not each.is_alive()])
-        self._thread = thread = Thread(target=self._main, name="tapehead deck", daemon=True)
+        _threads.difference_update([each for each in _threads.copy() if each.ended.is_set() and not each.is_alive()])
+        self._thread = thread = DaemonThread(self._main, "tapehead deck")
         try:
             thread.start()
         finally:  # it may run even if an interrupt comes meanwhile
@@ -173,7 +174,7 @@ def _run(command: _Command, done: Callable[[], None] = lambda: None) -> None:
 
 
 _drivers: WeakSet[Driver] = WeakSet()
-_threads: set[Thread] = set()  # a thread that has run all may still be freeing what torch keeps for it
+_threads: set[DaemonThread] = set()  # a thread that has run all may still be freeing what torch keeps for it
 
 
 @atexit.register
@@ -183,5 +184,5 @@ def _end_all() -> None:
         driver.drop()
         driver.stop()
     for thread in _threads.copy():
-        if thread.is_alive():
+        if thread.begun.is_set():
             thread.join(timeout=5)
