@@ -66,7 +66,7 @@ def storage_of(tensor: Tensor) -> StorageBytes | None:
 def address_below(strided: Tensor) -> int | None:
     """Where the bytes of its storage begin, which is not asked for, see `look`; None if it has none of its own."""
     try:
-        address = strided.data_ptr()
+        address = 0 if is_fake(strided) else strided.data_ptr()  # a fake's is 0, with a warning for the user
     except (NotImplementedError, RuntimeError):
         return None
     return address - int(strided.storage_offset()) * strided.element_size() if address else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -116,3 +117,16 @@ def test_symbolic_sizes_are_refused_by_name() -> None:
     x = mode.from_tensor(torch.randn(6, 4, requires_grad=True))
     with pytest.raises(NotImplementedError, match="MulBackward0 takes a gradient of"):
         th.graph((x * 3).tanh().sum())
+
+
+def test_predictions_of_fakes_under_a_capture_give_no_warning_of_torchs() -> None:
+    torch.set_warn_always(True)  # torch says it once a process
+    try:
+        with FakeTensorMode(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = nn.Linear(4, 4)
+            with th.capture():
+                loss = model(torch.randn(2, 4)).sum()
+            assert th.simulate(th.graph(loss)).peak_bytes > 0
+    finally:
+        torch.set_warn_always(False)
