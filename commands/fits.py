@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .answers import Commands, refuse, script_raised
@@ -85,12 +86,15 @@ def fit_told(fit: Fit) -> dict[str, Any]:
     """What machines read of it."""
     from ..engine.words.estimates import direction_of
 
+    largest = None
+    with suppress(Exception):  # a program that takes one size alone, as the sentences say
+        largest = fit.largest_batch
     return {
         "fits": fit.fits,
         "memory_bytes": fit.memory,
         "peak_bytes": fit.peak_bytes,
         "batch_size": fit.batch_size,
-        "largest_batch": fit.largest_batch,
+        "largest_batch": largest,
         "phases": [{"phase": each.phase, "bytes": each.nbytes, "parts": each.parts} for each in fit.phases],
         "device": str(fit.device),
         "reserve_bytes": fit.reserve,

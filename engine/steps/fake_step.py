@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,6 +214,7 @@ class FakeStep:
         too_large: whether kernels were too large to be run alone, and nothing told of them.
         estimates: why the figures are estimates; empty if nothing is known to be missing.
         workspaces: what kernels took.
+        batch_elements: how many elements the batch's tensors have.
         flops: additions and multiplications of both steps; 0 unless they were counted.
     """
 
@@ -221,6 +223,7 @@ class FakeStep:
     too_large: bool
     estimates: tuple[str, ...]
     workspaces: Sequence[int | None]
+    batch_elements: int = 0
     flops: int = 0
 
     @property
@@ -345,7 +348,8 @@ class _Trained:
         sizes = fakes.sizes_on(device, memory)
         phases = phase_peaks(fakes.events, sizes, self._starts, self._kinds)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        elements = sum(each.numel() for each in tree_leaves(batches) if isinstance(each, Tensor))
+        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces), elements)
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes
@@ -381,7 +385,7 @@ def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
     """
     made = recipe.make_model
     _refuse_wrappers(made)
-    with fakes.making(), _refusing_ddp():
+    with fakes.making(), _refusing_ddp(), _CopiesOfFakes():  # type: ignore[no-untyped-call]
         model = made if isinstance(made, nn.Module) else made()
         if isinstance(model, nn.Module) and (model is made or _is_there(model)):
             model = stand_in(model)
@@ -389,6 +393,18 @@ def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
         raise TypeError(f"make_model() returned {a_kind(model)}; expected a torch.nn.Module")
     _refuse_wrappers(model)
     return model
+
+
+class _CopiesOfFakes(TorchFunctionMode):
+    """Lets `copy.deepcopy` copy buffers on fakes (a teacher, an average): torch's own shares storages, fakes refuse."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not Tensor.__deepcopy__:
+            return function(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
 
 
 def _refuse_wrappers(model: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -77,6 +77,10 @@ class Fit(ShownAsTable):
         """The largest batch that fits, tried, with the next one, which does not; 0: not even one of a single element.
 
         None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
+
+        Raises:
+            ValueError: `make_batch` gives a smaller batch than it is asked for.
+            Exception: what the program raises with a batch of another size than was asked for; a note names the size.
         """
         return self._tried.largest(self.usable_bytes) if self._recipe.takes_size else None
 
@@ -126,7 +130,11 @@ class Fit(ShownAsTable):
     def _batches(self) -> str:
         if not self._recipe.takes_size:
             return ""
-        largest = self.largest_batch
+        try:
+            largest = self.largest_batch
+        except Exception as error:  # the program may run with its own size alone: the answer for that one stands
+            said = str(error).partition("\n")[0].rstrip(".")
+            return f"The largest batch that fits is not known; another size raised {type(error).__name__}: {said}."
         if largest is None:
             return f"A batch of {_LARGEST_TRIED:,} fits, too."
         return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
@@ -184,7 +192,9 @@ class _Tried:
     def _largest(self, memory: int, tell: Tell) -> int | None:
         tell("the smallest ones")
         small, *_ = [each.size for each in self.learned()] or [1]
-        known = {size: self.step(size).peak_bytes for size in (small, small + 1)}
+        known: dict[int, int] = {}
+        for size in (small, small + 1):
+            known[size] = self._peak(size, known)
         while True:
             fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
             not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
@@ -194,7 +204,22 @@ class _Tried:
                 return fitting
             size = _guess(known, memory, fitting, not_fitting)
             tell(f"{size:,} (try {len(known) - 1})")
-            known[size] = self.step(size).peak_bytes
+            known[size] = self._peak(size, known)
+
+    def _peak(self, size: int, smaller: Iterable[int]) -> int:
+        """Return the peak with a batch of this size, which must really have this size."""
+        try:
+            step = self.step(size)
+        except Exception as error:
+            error.add_note(f"tapehead: with a batch of {size:,}, tried by th.fits to find the largest one that fits")
+            raise
+        elements = step.batch_elements
+        if elements < size or any(other < size and self.step(other).batch_elements == elements for other in smaller):
+            raise ValueError(
+                f"make_batch({size}) gives a smaller batch than that, of {elements:,} elements; expected a batch of "
+                "the size that it is given, such as torch.randn(size, 64)"
+            )
+        return step.peak_bytes
 
 
 def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:

@@ -104,7 +104,10 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
         return
     parts = 2
     while parts <= size:
-        peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
+        try:
+            peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
+        except Exception:  # e.g. a state of one batch size, sparse gradients that meet: no smaller parts
+            return
         if peak <= memory or 2 * parts > size:
             yield (
                 "accumulation",
@@ -126,7 +129,10 @@ def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: in
             kinds.append(type(each).__name__)
             each.forward = partial(checkpoint, each.forward, use_reentrant=False)
 
-    peak = fake_step(recipe, learned=learned, change=wrap).peak_bytes
+    try:
+        peak = fake_step(recipe, learned=learned, change=wrap).peak_bytes
+    except Exception:  # layers that can't run in a checkpoint
+        return
     count = len(kinds)
     if count:
         more_flops = fake_step(recipe, change=wrap, count=True).flops

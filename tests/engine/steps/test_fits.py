@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch.optim import Adam
 
 import tapehead as th
 from tapehead.__main__ import main
+from tapehead.commands.fits import fit_told
 from tapehead.engine.steps.remedies import repeated_layers
 from tapehead.engine.words.estimates import direction_of
 
@@ -94,6 +96,36 @@ def test_a_real_model_is_left_alone_and_counts_as_one_that_is_made() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class Teacher(nn.Module):
+    """Has a copy of itself, as self-distillation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.tied = copy.deepcopy([self.student[1].running_mean] * 2)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.student(batch) - self.teacher(batch)
+
+
+@pytest.mark.parametrize("deep_copy", [False, True])
+def test_a_model_may_be_a_deep_copy_and_hold_deep_copies(deep_copy: bool) -> None:
+    model = Teacher()
+    assert model.tied[0] is model.tied[1]
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    fit = th.fits(
+        (lambda: copy.deepcopy(model)) if deep_copy else Teacher,
+        lambda: torch.randn(4, 8),
+        partial(torch.optim.SGD, lr=0.1),
+        "1GB",
+        total,
+    )
+    assert fit.parts["forward"]["parameters"] == sum(each.nbytes for each in model.parameters())
+    assert fit.parts["forward"]["buffers"] == sum(each.nbytes for each in model.buffers())
+    assert all(torch.equal(before[name], each) and type(each) is Tensor for name, each in model.state_dict().items())
+
+
 def test_in_a_notebook_it_is_a_table() -> None:
     shown = th.fits(perceptron, pairs, OPTIMIZERS["adam"], "4MiB", cross_entropy)._repr_html_()
     assert "<p>It fits" in shown
@@ -109,6 +141,47 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert fits_in("3MiB", batch_size=largest).fits and not fits_in("3MiB", batch_size=largest + 1).fits
     assert fits_in("1MiB").largest_batch == 0
     assert fits_in("1MiB", lambda: pairs(4)).largest_batch is None
+
+
+class Carrying(nn.Module):
+    """Carries its hidden state on, which has the size of one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.state = nn.GRU(8, 16), torch.zeros(1, 4, 16)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        out, self.state = self.rnn(batch, self.state.detach())
+        return out
+
+
+def test_a_program_that_takes_one_size_alone_is_answered_for_that_size() -> None:
+    def fit(memory: str) -> th.Fit:
+        return th.fits(Carrying, lambda size=4: torch.randn(5, size, 8), partial(Adam, lr=1e-3), memory, total)
+
+    assert "fits with a batch of 4" in str(fit("1GB")) and "not known" in str(fit("1GB"))
+    small = fit("3KB")  # which looks for remedies, too: smaller batches are none
+    assert "Expected hidden size (1, 1, 16), got [1, 4, 16]" in str(small)
+    assert "accumulation" not in {each.name for each in small.remedies}
+    assert fit_told(small)["largest_batch"] is None
+    with pytest.raises(RuntimeError, match="Expected hidden size") as raised:
+        _ = small.largest_batch
+    assert any("a batch of 1" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("memory", ["2KB", "1GB"])
+def test_batches_that_end_with_the_data_are_not_called_larger(memory: str) -> None:
+    data = torch.randn(64, 8)
+    fit = th.fits(nn.Linear(8, 1), lambda size=4: data[:size], partial(Adam, lr=1e-3), memory, total)
+    assert "of 512 elements" in str(fit)
+    with pytest.raises(ValueError, match=r"make_batch\(\d+\).* of 512 elements"):
+        _ = fit.largest_batch
+
+
+def test_a_batch_in_parts_is_no_remedy_where_its_sparse_gradients_cannot_be_added() -> None:
+    model = nn.EmbeddingBag(50, 8, sparse=True)
+    fit = th.fits(model, lambda size=6: torch.zeros(size, 3, dtype=torch.long), torch.optim.SparseAdam, "1KB", total)
+    assert "does not fit" in str(fit) and "accumulation" not in {each.name for each in fit.remedies}
 
 
 def test_each_batch_is_run_once_that_of_the_default_size_too() -> None:
