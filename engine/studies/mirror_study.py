@@ -308,7 +308,7 @@ def mirror_study(
         sized: StudySize | None = size
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world, sized = stack.enter_context(AsFound(found.make_loss, "the study")), None
+            world, sized = stack.enter_context(AsFound(found.make_loss, "tapehead bench mirroring")), None
             own = OwnModules.of(world)
             bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
             blocks, place, called = own.blocks, own.device, own.is_one

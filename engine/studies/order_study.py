@@ -125,7 +125,7 @@ def _studied(
     if progress is not None:
         progress("the times of its tasks")
     runs = []
-    with AsFound(make_loss, "the study") as world:  # of a program of a user's nothing is known but what it does
+    with AsFound(make_loss, "tapehead bench orders") as world:
         world.watch()
         for _ in range(TIMED_RUNS):
             with world.run():
