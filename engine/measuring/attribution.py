@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
+from weakref import ref
+
+from torch import Tensor
 
 from ...inspector.graph.facts import CallRecord, Operation, StoredOperation
 from ...inspector.graph.graph import Graph
@@ -66,6 +69,7 @@ class Measured:
         trees: the tasks of each sum that was made as one product, in the order in which they ran.
         of_model: the addresses of parameters and buffers, which count in no level, also where the forward made them.
         variables: see `variables_of`.
+        tensors: by address weak references to the tensors that were returned there.
     """
 
     graph: Graph
@@ -84,6 +88,7 @@ class Measured:
     trees: Sequence[Sequence[int]] = ()
     of_model: Collection[int] = ()
     variables: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    tensors: Mapping[int, Sequence[ref[Tensor]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -264,6 +269,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         listed=tuple(listed),
         event_places=array("q", event_places),
         began_ns=_began(measured, base_ns),
+        tensors=_tensors_held(measured, lives, [number for number in forward if number in kinds.held], renumbered),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
 
@@ -273,6 +279,18 @@ def _forward_maker(measured: Measured, lives: Lives, kinds: Kinds, number: int) 
     if any(slot in (RANDOM_STATE, *RANDOM_STATES_ON_CTX) for _, slot in kinds.saved.get(number, ())):
         return _CHECKPOINT
     return forward_maker(measured, lives.births[number])
+
+
+def _tensors_held(
+    measured: Measured, lives: Lives, held: Sequence[int], renumbered: Mapping[int, int]
+) -> dict[int, tuple[int, Sequence[ref[Tensor]]]]:
+    """See `Timeline.tensors`."""
+    addresses = {number: lives.rows[lives.births[number]].address for number in held if lives.deaths[number] is None}
+    return {
+        renumbered[number]: (address, measured.tensors[address])
+        for number, address in addresses.items()
+        if address in measured.tensors
+    }
 
 
 def _began(measured: Measured, base_ns: int) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class Measurement:
         self._forward: dict[torch.device, AllocatorRecording] = {}
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
+        self._tensors: dict[int, list[ref[Tensor]]] = {}  # the same tensors
         self._hooked = False
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
         self._threads = False
@@ -100,6 +102,7 @@ class Measurement:
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
                     self._returned.setdefault(seen.address, []).append(len(self._made))
+                    self._tensors.setdefault(seen.address, []).append(ref(tensor))
             if result is None and isinstance(made, Operation) and made.name == "torch.Tensor.retain_grad":
                 self._hooked = True
             if isinstance(made, Operation) and made.writes_in_place:
@@ -277,6 +280,7 @@ class Measurement:
             trees,
             self._births.of_model,
             variables_of(self._made) if device in self._forward else {},
+            self._tensors,
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)

@@ -19,6 +19,10 @@ from .category_walk import CategoryWalk
 from .consumers import Consumers
 
 if TYPE_CHECKING:
+    from weakref import ref
+
+    from torch import Tensor
+
     from ...inspector.graph.facts import Operation, StoredOperation
     from ...inspector.graph.source import Source
 
@@ -267,6 +271,8 @@ class Timeline:
         event_places: by event the place of the task in whose thread it happened, where each device had a queue of its
             own: tasks overlap then, and `starts` and `task_peaks` go from a task's start to that of the next one on any
             device. Empty: one came after the other.
+        tensors: by storage of the forward that the user's code went on holding its address, and weak references to the
+            tensors which the forward's operations returned on it. Empty: not recorded.
     """
 
     graph: Graph
@@ -294,6 +300,7 @@ class Timeline:
     is_of_step: bool = False
     began_ns: int | None = None
     event_places: array[int] = field(default_factory=lambda: array("q"))
+    tensors: Mapping[int, tuple[int, Sequence[ref[Tensor]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)

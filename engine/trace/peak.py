@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ...inspector.arguments import expect, expect_choice
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import Source
+from ...inspector.holding.search import who_holds
 from ...inspector.shown import GraphTheme, drawn, text_of
+from ...inspector.torch_internals.tensors import address_below
 from ..memory.forward_levels import forward_peak_event
 from ..memory.not_counted import NotCounted
 from ..memory.storage_words import StorageWords
@@ -24,12 +26,15 @@ from .trace import Trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
+    from torch import Tensor
 
 
 Phase = Literal["backward", "forward"]
 
 _MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
 _LEAST_SHARE = 0.005  # of the peak
+_MOST_HELD = 4  # storages of which is asked who holds them, and tensors on each
+_MOST_LOOKED_AT = 5_000  # objects on the way to a name
 _LEAST_BYTES = 16  # of the widest scalar: everybody holds the loss
 _Alike = tuple[Category, bool, str | None, Source | None, tuple[tuple[str, int], ...]]
 
@@ -49,6 +54,7 @@ class PeakGroup:
         storages: the last to be freed first.
         made_by, kept_by, freed_by: who made them, who kept them from the peak on, and what frees them, in words.
         variables: to which variables the forward assigned them as they were made, see `Maker`.
+        holders: who in the program's code holds the largest of them as the report is made: `trainer.outputs[3]`.
     """
 
     category: Category
@@ -62,6 +68,7 @@ class PeakGroup:
     kept_by: str
     freed_by: str
     variables: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +117,8 @@ class PeakReport:
         """The story of a group: (what is told, in words)."""
         many = f", {len(group.storages):,} storages" if len(group.storages) > 1 else ""
         assigned = [("assigned to", joined(group.variables))] if group.variables else []
-        return [("made by", group.made_by + many), *assigned, ("kept", group.kept_by), ("freed", group.freed_by)]
+        held = [("held as", "; ".join(group.holders))] if group.holders else []
+        return [("made by", group.made_by + many), *assigned, ("kept", group.kept_by), *held, ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per storage, for `pandas.DataFrame(report.records())`.
@@ -293,6 +301,7 @@ def groups_of(
 ) -> tuple[PeakGroup, ...]:
     """Storages by what they were for at the peak, module and source line; the categories with most bytes first."""
     words = StorageWords(timeline)
+    holders = _holders(timeline, [storage for storage, _ in storages])
     _, since = _moment(timeline, phase)
     found: dict[tuple[Category, bool, str | None, Source | None], list[Storage]] = {}
     totals: dict[Category, int] = {}
@@ -327,9 +336,30 @@ def groups_of(
                 words.kept_by(each, category, since),
                 words.freed_by(each),
                 tuple(dict.fromkeys(storage.made_by.variable for storage in each if storage.made_by.variable)),
+                tuple(holders[storage.number] for storage in each if storage.number in holders),
             )
         )
     return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
+
+
+def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
+    """By number of the largest storages that the program's code held who does so now, where a name leads to them."""
+    least = _LEAST_SHARE * timeline.peak_bytes
+    held = [each for each in storages if each.number in timeline.tensors and each.nbytes >= max(least, _LEAST_BYTES)]
+    numbers: list[int] = []
+    tensors: list[Tensor] = []
+    for storage in sorted(held, key=lambda storage: -storage.nbytes)[:_MOST_HELD]:
+        address, references = timeline.tensors[storage.number]
+        alive = [tensor for each in references if (tensor := each()) is not None]
+        there = [tensor for tensor in alive if address_below(tensor) == address][-_MOST_HELD:]
+        numbers += [storage.number] * len(there)
+        tensors += there
+    found: dict[int, str] = {}
+    if tensors:
+        for number, holder in zip(numbers, who_holds(tensors, _MOST_LOOKED_AT), strict=True):
+            if holder.kind == "named":
+                found.setdefault(number, holder.text)
+    return found
 
 
 def title_of(graph: Graph, group: PeakGroup) -> str:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 import pandas as pd
 import pytest
@@ -388,6 +391,59 @@ def test_a_variable_is_that_of_the_result_alone() -> None:
     del alive[""]
     once = dict.fromkeys(("chosen", "right", "both", "first", "last"), large)
     assert alive == {**once, "values, _places": 3 * large}  # places are int64
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.outputs: list[Any] = [None, {}]
+        self.model = nn.Sequential(nn.Linear(64, 256), nn.Tanh())
+
+    def make_loss(self) -> torch.Tensor:
+        hidden = self.model(torch.ones(64, 64))
+        self.outputs[1]["hidden"] = hidden.detach()
+        self.model.cache = (hidden * 2).view(-1)
+        return hidden.exp().sum()
+
+
+def test_what_the_program_holds_has_the_name_of_its_holder(tmp_path: Path) -> None:
+    trainer, rows = Trainer(), list[torch.Tensor]()
+
+    def make_loss() -> torch.Tensor:
+        loss = trainer.make_loss()
+        rows.append(loss * torch.ones(5000))
+        return rows[0].sum()
+
+    def holders(run: th.Run) -> list[str]:
+        return [holder for group in run.peak().groups for holder in group.holders]
+
+    run = th.profile(make_loss)
+    gc.collect()
+    gc.disable()
+    try:
+        said = str(run.peak())
+        assert "trainer.outputs[1]['hidden']" in said and "trainer.model.cache" in said and "rows[0]" in said
+        kept = [ref(trainer.outputs[1]["hidden"]), ref(trainer.model.cache), ref(rows[0])]
+        assert holders(th.load(run.save(tmp_path / "run.json"))) == []
+        trainer.outputs[1].clear()
+        rows.clear()
+        del trainer.model.cache
+        assert [each() for each in kept] == [None] * 3 and holders(run) == []
+    finally:
+        gc.enable()
+
+
+def test_a_tensor_with_other_data_is_not_the_holder() -> None:
+    def make_loss() -> torch.Tensor:
+        hidden = trainer.make_loss() * torch.ones(5000)
+        trainer.outputs[0] = hidden.detach()
+        storages.append(hidden.detach().untyped_storage())
+        return hidden.sum()
+
+    trainer, storages = Trainer(), list[Any]()
+    run = th.profile(make_loss)
+    assert "trainer.outputs[0]" in str(run.peak())
+    trainer.outputs[0].data = torch.zeros(5000)
+    assert "trainer.outputs[0]" not in str(run.peak())
 
 
 def test_a_forward_that_was_not_recorded_has_no_peak() -> None:
