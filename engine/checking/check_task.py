@@ -176,7 +176,10 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
                 f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
             )
     if not isinstance(operation, Operation):
-        raise UncheckableError(f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING}")
+        raise UncheckableError(
+            f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING} (not inside a transform of "
+            "torch.func, where a capture can't look)"
+        )
     if isinstance(operation.function, type) and not issubclass(operation.function, Function):
         raise UncheckableError(
             f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "

@@ -740,3 +740,10 @@ def test_an_interrupted_check_has_ended_and_draws_no_more() -> None:
         check_task(graph, 0)
     assert Signals.ran and not [each for each in threading.enumerate() if "check" in each.name]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_task_of_a_transform_is_not_said_to_want_the_capture_that_it_had() -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    graph = captured(lambda: torch.func.vmap(lambda row: (weight @ row).tanh())(torch.randn(4, 3)).sum())
+    said = str(checks(graph)["TanhBackward0"])
+    assert "not checked" in said and "inside a transform of torch.func" in said

@@ -78,6 +78,8 @@ def test_why_a_loss_has_no_graph_is_said_in_errors_and_findings(how: str) -> Non
     assert why.replace("\\", "") in str(th.find_nan(make_loss))
     with torch.no_grad(), pytest.raises(RuntimeError, match="switched off here"):
         th.graph(loss())
+    with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func .*outside"):
+        torch.func.vmap(lambda row: th.graph(MODEL(row).sum()))(torch.ones(2, 3))
 
 
 def test_a_size_without_its_unit_is_asked_about() -> None:
