@@ -66,7 +66,7 @@ class NormSums:
             parts: Sequence[Tensor] = (tensor,)
             is_strided = tensor.layout is torch.strided and not tensor.is_meta
             if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or not is_strided:
-                parts, unread = _plain(tensor)
+                parts, unread = plain_elements(tensor)
                 if unread:
                     self.unread[column] = unread
             for plain in parts:
@@ -111,8 +111,8 @@ def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     return together if together.device.type in _WITHOUT_DOUBLES else together.double()
 
 
-def _plain(tensor: Tensor) -> Elements:
-    """Its elements as tensors whose norm can be taken, and why they cannot be read."""
+def plain_elements(tensor: Tensor) -> Elements:
+    """Return a tensor's elements as tensors whose norm can be taken, and why they cannot be read."""
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()

@@ -17,7 +17,7 @@ from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
 from ...inspector.torch_internals.optimizer_steps import parameters_of
 from ...inspector.torch_internals.tensors import local_of
-from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms
+from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms, plain_elements
 from ..norms.norms import NO_SCALAR, Norms
 from ..norms.step_table import ABSENT
 from ..steps.loop_watch import BackwardGiven
@@ -163,17 +163,25 @@ class NormWatch(LoopPart):
         found = [(each, column) for each, column in zip(floating, columns, strict=True) if column in chosen]
         if not found:
             return None
-        copies = [each.detach().clone() for each, _ in found]
-        return [each for each, _ in found], copies, [column for _, column in found]
+        copies: list[Tensor] = []
+        columns_of_parts: list[int] = []
+        for each, column in found:  # a subclass may have neither clone() nor what subtracts lists
+            parts, unread = plain_elements(each)
+            if unread:
+                self._sums.unread[column] = unread
+            copies += [part.clone() for part in parts]
+            columns_of_parts += [column] * len(parts)
+        return [each for each, _ in found], copies, columns_of_parts
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._before is None:
             return
         (parameters, before, columns), self._before = self._before, None
         self._step.weights += self._sums.take(before, columns)
-        # in place: no third copy is made; of parts on ranks the parts, as a list may have others beside them
-        torch._foreach_sub_([*map(local_of, before)], [local_of(each.detach()) for each in parameters])
-        self._step.updates += self._sums.take(before, columns)
+        after = [part for each in parameters for part in plain_elements(each).parts]
+        if before and [each.shape for each in before] == [each.shape for each in after]:  # a sparse one may store more
+            torch._foreach_sub_(before, after)  # in place: no third copy is made
+            self._step.updates += self._sums.take(before, columns)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._take_gradients(optimizer, parameters_of(optimizer))

@@ -345,3 +345,56 @@ def test_an_optimizer_may_have_parameters_in_parts_on_ranks_and_whole_ones(tmp_p
     finally:
         torch.distributed.destroy_process_group()
     assert not training.notes and sorted(training.norms.updates[0].tolist()) == pytest.approx([1e-2, 2e-2], rel=1e-4)
+
+
+class Wrapped(Tensor):
+    """A user's wrapper subclass, which does what a step by hand needs and nothing else."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: object, stride: object) -> Wrapped:
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "foreach" in str(function) or "clone" in str(function):
+            raise NotImplementedError(f"{function} is not for Wrapped")
+        unwrapped = [each.inner if isinstance(each, Wrapped) else each for each in args]
+        found = function(*unwrapped, **kwargs or {})
+        if function in (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor):
+            return args[0]
+        return Wrapped(found) if isinstance(found, Tensor) and function is torch.ops.aten.detach.default else found
+
+
+def test_updates_of_a_subclass_are_taken_of_the_tensors_inside() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.wrapped = nn.Linear(2, 1), nn.Module()
+            self.wrapped.weight = nn.Parameter(Wrapped(torch.ones(3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    model = Model()
+    parameter = model.wrapped.weight
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, foreach=False)
+    with th.training(model, optimizer, every=1) as training:
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            parameter.grad = Wrapped(torch.full((3,), step + 1.0))
+            optimizer.step()
+    assert not training.notes
+    updates = training.norms.updates[:, training.norms.modules.index("wrapped")]
+    close(updates, [0.5 * (step + 1) * 3**0.5 for step in range(3)])
