@@ -385,7 +385,7 @@ def model_on_fakes(recipe: Recipe, fakes: FakeTraining) -> nn.Module:
     """
     made = recipe.make_model
     _refuse_wrappers(made)
-    with fakes.making(), _refusing_ddp(), _CopiesOfFakes():  # type: ignore[no-untyped-call]
+    with fakes.making(), _refusing_ddp(), _CopiesOfFakes():
         model = made if isinstance(made, nn.Module) else made()
         if isinstance(model, nn.Module) and (model is made or _is_there(model)):
             model = stand_in(model)
