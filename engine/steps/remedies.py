@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from ...inspector.torch_internals.optimizer_steps import is_fused
 from ..mirroring.plan_mirror import plan_mirror
 from ..words.sizes import percent_text, share_text, size_text
-from .fake_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step, model_on_fakes
+from .fake_model import model_on_fakes
+from .fake_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
 from .phases import OPTIMIZER
 from .recipe import Recipe
 
