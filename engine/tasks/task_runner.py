@@ -33,7 +33,7 @@ from ..memory.accumulation import Accumulate
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_call import BackwardCall
-from .backward_inputs import as_inputs, needed_tasks, retain_gradients
+from .backward_inputs import as_inputs, needed_tasks
 from .bare_tasks import BareLoop, BareTasks
 from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
@@ -114,7 +114,6 @@ class TaskRunner(Runner):
                 memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
         runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)
         runner.memory = memory
-        retain_gradients(limits or ())  # once nothing is refused any more
         return runner
 
     def fitted_roots(self) -> list[Tensor | None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.queue.policy import Policy
 
 from ..backward_programs import Scale
 from ..comparing import ENGINES
@@ -107,6 +108,17 @@ def test_an_input_that_requires_no_grad_leaves_the_others_as_they_were() -> None
     h, x = torch.ones(3, requires_grad=True) * 2, torch.ones(3)
     with pytest.raises(RuntimeError, match="requires_grad=False"):
         th.backward((h * 3).sum(), inputs=[h, x], engine="direct")
+    assert not h.retains_grad
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_policy_that_fails_to_plan_leaves_inputs_as_they_were(engine: Any) -> None:
+    def plan(problem: object, ran: object) -> list[int]:
+        raise LookupError("no plan")
+
+    h = torch.ones(3, requires_grad=True) * 2
+    with pytest.raises(LookupError, match="no plan"):
+        th.backward((h * 3).sum(), inputs=[h], engine=engine, policy=Policy("bad", "fails", plan=plan))
     assert not h.retains_grad
 
 
