@@ -9,7 +9,7 @@ from itertools import chain
 from operator import is_
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -273,7 +273,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
     def __init__(self, note_leaf: Callable[[Tensor], None]) -> None:
         super().__init__()
         self.leaves: list[ref[Tensor]] = []
-        self._note_leaf = WeakMethod(note_leaf)  # of who holds this, and what the program keeps
+        self._note_leaf = note_leaf
         self._seen: dict[int, ref[Tensor]] = {}  # by id() the leaves
         self._made: dict[int, FollowedStorage] = {}  # by address what operations of the run made
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # by address, and a copy
@@ -310,9 +310,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
     def _take_leaf(self, leaf: Tensor) -> None:
-        note_leaf = self._note_leaf()
-        if note_leaf is not None:
-            note_leaf(leaf)
+        self._note_leaf(leaf)
         self.leaves.append(self._seen[id(leaf)])
         if leaf.grad is not None:  # is not written into: another graph may have saved it
             with unobserved():

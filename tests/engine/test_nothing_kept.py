@@ -122,15 +122,6 @@ def of_rows(net: nn.Module, rows: Tensor) -> Tensor:
     return found
 
 
-def asks_for_a_number(net: nn.Module, rows: Tensor) -> Tensor:
-    return of_rows(net, rows) * rows.sum().item()
-
-
-def fitted(net: nn.Module, loss_of: Callable[..., Tensor]) -> None:
-    """The result itself has the model, as it looks for remedies when it is asked."""
-    th.fits(net, lambda: torch.ones(2, 4), lambda weights: torch.optim.SGD(weights, 0.1), "1GB", loss_of)
-
-
 def step_of(net: nn.Module) -> None:
     of_rows(net, torch.ones(2, 4)).backward()
     torch.optim.SGD(net.parameters(), 0.1).step()
@@ -143,22 +134,10 @@ def trained(net: nn.Module) -> object:
     return training
 
 
-def refused(net: nn.Module) -> None:
-    with pytest.raises(NotImplementedError, match="asks for a number"):
-        fitted(net, asks_for_a_number)
-
-
 PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
-    "find_nan": lambda net: th.find_nan(lambda: of_rows(net, torch.ones(2, 4))),
-    "find_unused": lambda net: th.find_unused(lambda: of_rows(net, torch.ones(2, 4)), net),
-    "order_dependent": lambda net: th.order_dependent(lambda: of_rows(net, torch.ones(2, 4))),
-    "compare": lambda net: th.compare(lambda: of_rows(net, torch.ones(2, 4))),
-    "plan_mirror": lambda net: th.plan_mirror(lambda: of_rows(net, torch.ones(2, 4)), "1GB"),
     "record_forward": lambda net: th.record_forward(lambda: of_rows(net, torch.ones(2, 4))),
-    "fits": lambda net: fitted(net, of_rows),
     "profile_step": lambda net: th.profile_step(lambda: step_of(net), model=net),
     "training": lambda net: trained(net),
-    "refused fits": refused,
 }
 
 
