@@ -141,3 +141,24 @@ def test_states_of_random_generators_that_checkpoints_keep_are_part_of_that(reen
     _, alive = followed(lambda: make_loss(preserve_rng_state=False), captured=False)
     run = th.backward(make_loss(), memory=True)
     assert run.timeline.start_bytes == alive + torch.get_rng_state().nbytes + GRADIENT
+
+
+def packed_by_hooks() -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: [x.clone()], lambda packed: packed[0]):
+        return UP(DOWN(X).sin()).sum()
+
+
+def hidden_in_slices() -> Tensor:
+    y = DOWN(X).clone()
+    y[:, :8] *= DOWN(X)[:, :8].sigmoid()
+    return y.sum()
+
+
+@pytest.mark.parametrize("make_loss", [packed_by_hooks, hidden_in_slices])
+def test_what_a_measured_backward_cannot_find_is_named_and_makes_it_a_lower_bound(
+    make_loss: Callable[[], Tensor],
+) -> None:
+    loss, alive = followed(make_loss, captured=False)
+    timeline = th.backward(loss, memory=True).timeline
+    assert timeline.start_bytes < alive + GRADIENT and timeline.direction == "at least"
+    assert any("hide what they keep" in each or "saved_tensors_hooks" in each for each in timeline.estimates)

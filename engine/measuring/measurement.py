@@ -21,13 +21,13 @@ from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import bucketed
-from ...inspector.torch_internals.saved import saved_slots
+from ...inspector.torch_internals.saved import hides_saved, saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, local_of, without_bytes
 from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import devices_of, measurable
 from ..memory.timeline import Maker, Timeline
-from ..prediction.dry_run_limits import limit_sentence
+from ..prediction.dry_run_limits import HIDDEN, PACKED, limit_sentence
 from ..prediction.start_storages import ForwardStorages
 from ..tasks.tensor_hooks import TensorHooks
 from ..words.estimates import Estimate
@@ -43,8 +43,9 @@ from .saved_blocks import kept_by
 class Measurement:
     """Measures one backward; and its forward, too, if `begin_forward` was called before that.
 
-    A context, which leaves no profiler running. Without the forward, the storages that nodes keep are found by looking
-    at the nodes: what only the user keeps, and what torch hides in its nodes, is not seen then. They are followed
+    A context, which leaves no profiler running. Without the forward, the storages that it left are found by looking at
+    the nodes and for its results. What nodes hide or hooks have packed is not found, and named among
+    `Timeline.estimates`; what nodes save and the user holds, without a graph, is taken for an input. They are followed
     through weak references, as the CPU's allocator does not tell of the end of what was there before; others do.
 
     In CUDA's history one recording serves both, and a mark parts them. When the engine begins a task is not known
@@ -171,6 +172,9 @@ class Measurement:
             each: [] if self._recorded else _find(graph, tensors, each, self._births, self._limit)
             for each in self._devices
         }
+        for task in () if self._recorded else sorted(self._kept.hiding):
+            if task not in self._kept.regions:
+                self._limit(HIDDEN if hides_saved(graph.nodes[task]) else PACKED, task)
         kept: dict[int, list[Followed]] = {}
         for device, found in self._found.items():
             for followed, _ in () if self._recorder.tells_of_older(device) else found:
@@ -284,8 +288,9 @@ class Measurement:
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
+        unknown = "not known, as the forward was not recorded"
         limits = tuple(
-            limit_sentence(self._graph, what, tasks, "not known, as the forward was not recorded")
+            Estimate(limit_sentence(self._graph, what, tasks, unknown), "at least")
             for what, tasks in self._limits.items()
         )
         timeline = replace(timeline_of(measured, lives, kinds), estimates=limits)

@@ -63,8 +63,9 @@ def backward(
             each device's own tasks; with engine="direct" one task at a time, in the order in which the devices would
             start them, see `Stepper`.
         memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`, on each device on which it
-            runs: `Run.timelines`. Of the forward it finds what the nodes keep; `th.profile` sees the forward, too, and
-            so all there is. With queues="per device" it is of this run, see there.
+            runs: `Run.timelines`. Of the forward it finds its results and what the nodes keep; a constant that nodes
+            save and your code holds counts as an input unless `th.capture()` saw it made. `th.profile` sees the
+            forward, too, and so all there is. With queues="per device" it is of this run, see there.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
         batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a
