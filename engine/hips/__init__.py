@@ -1,4 +1,4 @@
 """Backwards of HIPS autograd, run and measured.
 
-May import: inspector, memory, tasks, prediction, measuring.
+May import: inspector, words, memory, tasks, prediction, measuring.
 """
