@@ -119,26 +119,18 @@ def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
 
 
 def mirrored(world: World, policy: Any, chance: random.Random) -> Forward:
-    """All that may be is let go of in the forward and made again."""
-    state, buffers = torch.get_rng_state(), [each.clone() for each in world.modules.buffers()]
+    """All that may be is let go of in the forward and made again. Recording the forward leaves nothing behind."""
     found: list[Forward] = []
 
     def make_loss() -> Tensor:
         found[:] = [world.forward()]
         return found[0].roots[0]
 
-    log = len(world.log)
     plan = everything(record_forward(make_loss, 1))
-    del world.log[log:]
-    world.close()
-    torch.set_rng_state(state)
-    for leaf in (*found[0].leaves,):
-        leaf.grad = None
-    for each, value in zip(world.modules.buffers(), buffers, strict=True):
-        each.copy_(value)
+    assert not found, "th.record_forward has not put back a list of the program's"
     with th.mirror(plan):
         make_loss()
-    forward = found[0]
+    (forward,) = found
     th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
     return forward
 

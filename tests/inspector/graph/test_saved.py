@@ -411,5 +411,6 @@ def dropped_input() -> Tensor:
 def test_measuring_and_predicting_hold_nothing_as_they_look() -> None:
     assert [each.held for each in th.backward(dropped_input(), memory=True).graph.saved] == [False]
     graph = th.graph(dropped_input())
-    assert [(each.nbytes, each.held) for each in dry_run(graph).start] == [(4000, False), (4, True)]
+    start = [(each.nbytes, each.keepers, each.held) for each in dry_run(graph).start]
+    assert start == [(4000, ((0, "other"),), False), (4000, ((2, "leaf"),), False), (4, (), True)]
     assert [each.held for each in graph.saved] == [False]
