@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from playwright.sync_api import Browser, Locator, expect
+from torch.autograd.graph import get_gradient_edge
 
 import tapehead as th
 from tapehead.engine.workloads.workloads import workload
@@ -29,7 +30,7 @@ def document_of(name: str, with_groups: bool = True, **knobs: int) -> tuple[th.G
     model, make_loss = workload(name).build(**knobs)
     with th.capture(model):
         loss = make_loss()
-    graph = th.graph(loss)
+    graph = th.graph(get_gradient_edge(loss))  # which keeps the nodes, as a session does, where the loss is let go
     document = Document(graph, name, "direct")
     order = th.simulate(graph, "heap").order
     document.content["schedules"].append(schedule_content(graph, th.POLICIES["heap"], order))
