@@ -258,6 +258,6 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
     """What to look at: in place of a function of ours the user's that it calls."""
-    if not isinstance(make_loss, FunctionType) or not make_loss.__module__.startswith("tapehead"):
+    if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapehead"):
         return [make_loss]
     return [cell.cell_contents for cell in make_loss.__closure__ or ()]

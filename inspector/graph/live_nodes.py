@@ -75,7 +75,8 @@ def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
     nodes = nodes_ref()
     if nodes is None or not nodes.is_watching:
         return
-    if nodes._is_temporary(sys._getframe(1)):
+    frame = sys._getframe(0).f_back
+    if frame is not None and nodes._is_temporary(frame):  # no frame: the interpreter ends
         nodes.is_watching = False
     else:
         nodes.forget()

@@ -103,7 +103,7 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
     wrappers = {number: id(local) for number, local in locals_.items() if id(local) != number}
     distinct.update((id(local), local) for local in locals_.values())  # Python holds these, which is not told here
     locals_.clear()
-    bases = [base for base in map(base_of, distinct.values()) if base is not None]  # each view holds its base
+    bases = [base for tensor in distinct.values() for base in _bases_held(tensor)]
     slots = Counter(map(id, tensors))
     slots.update(map(id, bases))
     distinct.update((id(base), base) for base in bases)
@@ -129,6 +129,16 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
         uses = torch._C._storage_Use_Count(address)
         of_storages[address] = uses - users[address], sys.getrefcount(storages[address])
     return spare, of_storages
+
+
+def _bases_held(view: Tensor) -> list[Tensor]:
+    """Return the tensor of which this one is a view, once for each reference that the view has to it.
+
+    There are two if one of them is complex and the other is not: such a view keeps its base for forward-mode
+    derivatives apart (variable.h, DifferentiableViewMeta).
+    """
+    base = base_of(view)
+    return [] if base is None else [base] * (1 + (view.is_complex() != base.is_complex()))
 
 
 @cache

@@ -117,7 +117,7 @@ NONE = (
     "compare.model compare.step order_dependent.model order_dependent.progress find_nan.model plan_mirror.model "
     "profile.model record_forward.model mirrored.model plan.model groups.model makespan.model profile_step.model "
     "record_steps.model "
-    "fits.loss_of fits.batch_size mirrored.budget mirrored.overhead "
+    "fits.loss_of fits.batch_size fits.device fits.reserve mirrored.budget mirrored.overhead "
     "deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues deck.mirroring "
     "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
     "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "

@@ -48,7 +48,7 @@ class Program:
         is_repeatable: whether a second backward through one graph can be tried without further effects.
         is_exact: whether two plain runs are equal to the bit.
         is_rough: whether other orders differ by the rounding of a low-precision dtype.
-        has_counters: whether the forward counts in Python. Nobody can undo that; the verbs say so.
+        carries_state: whether each forward leaves something in Python that the next one reads.
         has_unused: whether some parameters have no effect on the loss.
     """
 
@@ -68,7 +68,7 @@ class Program:
     is_repeatable: bool = True
     is_exact: bool = True
     is_rough: bool = False
-    has_counters: bool = False
+    carries_state: bool = False
     has_unused: bool = False
 
     def __post_init__(self) -> None:

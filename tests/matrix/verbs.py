@@ -170,7 +170,9 @@ def debug_abandoned(cell: Cell) -> None:
 
         program.call(step)
         others = cell.fresh()
-        if program.log is not None or program.buffers or program.extra() or not program.is_repeatable:
+        if program.log is not None or program.buffers or program.extra() or program.carries_state:
+            continue
+        if not program.is_repeatable:
             continue
         for leaf, other in zip(program.leaves.values(), others.leaves.values(), strict=True):
             leaf.grad = other.grad

@@ -414,3 +414,25 @@ def test_measuring_and_predicting_hold_nothing_as_they_look() -> None:
     start = [(each.nbytes, each.keepers, each.held) for each in dry_run(graph).start]
     assert start == [(4000, ((0, "other"),), False), (4000, ((2, "leaf"),), False), (4, (), True)]
     assert [each.held for each in graph.saved] == [False]
+
+
+@pytest.mark.parametrize("part", [lambda z: z.real, lambda z: z.imag, torch.view_as_real], ids=["real", "imag", "both"])
+def test_a_real_view_of_a_complex_tensor_holds_it_for_the_graph_alone(part: Callable[[Tensor], Tensor]) -> None:
+    def held_by_power(z: Tensor) -> list[bool]:
+        graph = th.graph(loss := part(z).square().sum())
+        assert loss.requires_grad
+        return [each.held for each in graph.saved if "Pow" in graph.tasks[each.task].name]
+
+    a = torch.randn(8, requires_grad=True)
+    assert held_by_power(torch.fft.fft(a)) == [False]
+    kept = torch.fft.fft(a)
+    assert held_by_power(kept) == [True]
+
+
+def test_the_peak_of_a_real_part_is_predicted_to_the_byte() -> None:
+    a = torch.randn(8, requires_grad=True)
+    with th.capture():
+        loss = torch.fft.fft(a).real.square().sum()
+    predicted = th.simulate(th.graph(loss))
+    assert predicted.estimates == ()
+    assert predicted.peak_bytes == th.backward(loss, memory=True).peak_bytes

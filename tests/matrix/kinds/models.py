@@ -100,7 +100,7 @@ class Recurrence(nn.Module):
 
 @kind
 def state_in_an_attribute() -> Program:
-    return simple(Recurrence(), torch.randn(3, 4), has_optimizer=False)
+    return simple(Recurrence(), torch.randn(3, 4), has_optimizer=False, carries_state=True)
 
 
 @kind
@@ -112,7 +112,7 @@ def state_outside_of_modules() -> Program:
         memory["state"] = cell(x, memory["state"].detach() if memory else None)
         return memory["state"].square().mean()
 
-    return Program(loss, model=cell, has_counters=True)
+    return Program(loss, model=cell, carries_state=True)
 
 
 @kind
@@ -122,7 +122,7 @@ def own_generator() -> Program:
     def loss() -> Tensor:
         return model(x + torch.randn(3, 4, generator=generator)).square().mean()
 
-    return Program(loss, model=model, buffers={"generator": generator.get_state()}, has_counters=True)
+    return Program(loss, model=model, buffers={"generator": generator.get_state()}, carries_state=True)
 
 
 def recurrent(rnn: nn.Module, is_packed: bool = False) -> Program:
@@ -229,9 +229,9 @@ def averaged_weights() -> Program:
     def loss() -> Tensor:
         with torch.no_grad():
             target = average(x)
-        return (model(x) - target).square().mean()
+        return (model(x) - target).square().mean()  # zero, as the average begins with the model's weights
 
-    return Program(loss, model=model)
+    return Program(loss, model=model, has_unused=True)
 
 
 @kind
