@@ -90,7 +90,7 @@ class MemoryStates:
         self._kept_by: list[list[int]] = [[] for _ in graph.tasks]
         for storage, saved in start.saved.items():
             keepers = {task for task, _ in saved}
-            if storage not in start.held and not footprints.keep_graph and keepers <= self._runs:
+            if storage not in start.lasting and not footprints.keep_graph and keepers <= self._runs:
                 self._keep(storage, keepers)
             else:
                 self._keepers[storage] = _FOR_GOOD

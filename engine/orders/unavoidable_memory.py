@@ -172,7 +172,7 @@ class _Reader:
                 keepers[storage].append(task)
         for storage, nbytes in enumerate(start.nbytes):
             tasks = keepers[storage]
-            goes = tasks and storage not in start.held and not self._keep_graph and all(runs[task] for task in tasks)
+            goes = tasks and storage not in start.lasting and not self._keep_graph and all(runs[task] for task in tasks)
             block = self._new(nbytes, (), stays=not goes)  # a root's gradient has no keepers: the caller holds it
             self._found.blocks[block].users = tasks
             self._ends[block] = 2  # so that no sum takes it for its own

@@ -79,6 +79,7 @@ class Start:
     uses: list[int] = field(default_factory=list)  # how many tensors, nodes and others hold each storage
     makers: list[Maker] = field(default_factory=list)
     held: set[int] = field(default_factory=set)  # storages that something else holds
+    lasting: set[int] = field(default_factory=set)  # storages that no task frees: those held, and those of the graph
     saved: dict[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
     storage_of: list[int] = field(default_factory=lambda: [OUTSIDE])
     layout_of: list[int] = field(default_factory=lambda: [-1])
@@ -175,10 +176,12 @@ class Compiled:
             if storage.held:
                 uses = 1
                 start.held.add(number)
+                start.lasting.add(number)
             if storage.keepers:
                 start.saved[number] = storage.keepers
             for task_id, slot in storage.keepers:
                 if lasts_with_graph(slot):
+                    start.lasting.add(number)
                     uses += 1
                     continue
                 storages = released[task_id]

@@ -161,6 +161,17 @@ def test_a_view_that_comes_first_makes_the_next_gradient_pay_for_the_sum() -> No
     check(problem, min(peaks))
 
 
+def test_a_leaf_that_the_forward_made_stays_when_its_gradient_has_come() -> None:
+    """Its AccumulateGrad holds it as long as there is the graph, also once it has run."""
+    w = torch.randn(64, 64, requires_grad=True)
+    made = torch.randn(64, 64, requires_grad=True)
+    made.grad = torch.zeros_like(made)
+    loss = (w.exp().exp() + made).sum()
+    del made
+    problem = Problem(th.graph(loss))
+    check(problem, min(peaks_of_all(problem) or ()))
+
+
 KILOBYTE = contiguous((16, 16), 4)
 
 
