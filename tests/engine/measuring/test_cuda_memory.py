@@ -89,7 +89,7 @@ def in_cudas_words(monkeypatch: pytest.MonkeyPatch) -> CpuInCudasWords:
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
-    """All but the clock, the blocks, and which graph it was."""
+    """All but the clock, the blocks, the tensors themselves, and which graph it was."""
     names = {field.name for field in dataclasses.fields(timeline)} - {
         "graph",
         "began_ns",
@@ -99,6 +99,7 @@ def facts(timeline: Timeline) -> dict[str, Any]:
         "makers",
         "changes",
         "blocks",
+        "tensors",
     }
     found = {name: getattr(timeline, name) for name in names}
     makers = [(each.task, each.module, each.operation and each.operation.name) for each in timeline.makers]
