@@ -97,9 +97,10 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     nothing else is unsure, `Footprints.limits` is empty: the prediction is exact.
 
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
-    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves, nor what the forward left
-    that no node saved and that has no gradient: positions that a model keeps for the next forward, say. Operators that
-    are not run alone (oneDNN's LSTM, what is too large, what is on an accelerator) are named among the limits, after
+    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What the forward left that
+    no node saved and that has no gradient (a detached hidden state that a model keeps for the next forward, say) counts
+    where a capture saw it being made; without one nothing is known of it. Operators that are not run alone (oneDNN's
+    LSTM, what is too large, what is on an accelerator) are named among the limits, after
     `WORKSPACE`.
 
     Args:

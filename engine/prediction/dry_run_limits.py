@@ -59,6 +59,10 @@ HELD_LEAVES = (
     "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
     "forward under th.capture() tells"
 )
+EARLIER = (
+    "tensors outside the graph that the capture saw being made before the forward's first node, and after other nodes: "
+    "they may be of an earlier step, and are not counted; a capture around one forward tells. Graphs"
+)
 HIDDEN = "nodes that hide what they keep from the forward"
 CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which computes them again)"
 PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
@@ -68,13 +72,13 @@ NO_STORAGE_ON_CTX = "custom Functions that keep sparse or nested tensors"
 
 _NOT_COUNTED = frozenset(
     (
-        *(HELD_LEAVES, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
+        *(HELD_LEAVES, EARLIER, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
         *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
     )
 )
 """Of what a dry run counts nothing: the truth is what it says, or more."""
 
-SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES))
+SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER))
 """What is the same in every order."""
 
 

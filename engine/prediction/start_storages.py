@@ -12,6 +12,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.torch_internals.checkpoints import cached_results, random_states, region_inputs, region_of
+from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.references import kept_by_others, owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import attributes_of, saved_slots
@@ -20,7 +21,7 @@ from ..memory.footprint import StartStorage
 from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
 from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_result_bytes
-from .dry_run_limits import HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
+from .dry_run_limits import EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
 
 
 class ForwardStorages:
@@ -110,6 +111,7 @@ class ForwardStorages:
             shown.add(made_by)
             if storage is not None:
                 yield storage, tensor
+        yield from self._outside_graph(known)
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
             if root.task not in shown and not graph.tasks[root.task].is_leaf and self._counts(meta.device):
@@ -230,6 +232,24 @@ class ForwardStorages:
                     of_region = self._regions.get(storage.address, ())
                     made = self._maker(task_id, set())
                     yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made), tensor
+
+    def _outside_graph(self, known: set[int]) -> Iterator[tuple[StartStorage, Tensor]]:
+        """Yield what captures saw the forward make and what is still alive, though nothing of this graph keeps it.
+
+        Args:
+            known: the addresses of storages to leave out.
+        """
+        for born in self._births.alive:
+            storage = None if born.address in known else born.storage()
+            if storage is not None and storage.nbytes() and self._counts(storage.device):
+                known.add(born.address)
+                with unobserved():
+                    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                yield StartStorage(storage.nbytes(), (), True, self._maker(None, set())), tensor
+        for born in self._births.earlier:
+            storage = None if born.address in known else born.storage()
+            if storage is not None and storage.nbytes() and self._counts(storage.device):
+                self._limit(EARLIER, self._graph.roots[0].task)
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device

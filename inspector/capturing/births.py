@@ -1,4 +1,4 @@
-"""Notes what a forward allocates in operations that make no node: masks, noise, and leaves that it makes.
+"""Notes what a forward allocates in operations that make no node: masks, noise, leaves, and what it keeps.
 
 `inspector/graph/births.py` reads these notes.
 """
@@ -12,21 +12,32 @@ from torch.nn import Parameter
 
 from ..graph.facts import Facts, Operation
 from ..graph.marks import operation_of, tensors_of
-from ..torch_internals.tensors import address_below, base_of
+from ..torch_internals.sequence_numbers import sequence_nr
+from ..torch_internals.tensors import FollowedStorage, address_below, base_of
 
 
-def note_births(facts: Facts, result: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Notes the address of a result that is on new bytes, or on bytes that the forward made before.
+def note_births(
+    facts: Facts, result: object, args: Sequence[object], kwargs: Mapping[str, object], *, is_new: bool = True
+) -> None:
+    """Notes the storage of a result that is on new bytes, or on bytes that the forward made before.
 
-    The second kind is, for example, the detached result of an operation with a node: the last step of an attack.
+    The second kind is, for example, the detached result of an operation with a node: the last step of an attack. Memory
+    that torch did not allocate, such as that of a NumPy array, is not noted.
+
+    Args:
+        facts: those of the capture.
+        result: what the operation returned.
+        args, kwargs: what it was called with.
+        is_new: whether a result on none of the arguments' bytes is on new ones. An attribute's (`.grad`) was there.
     """
     for made in (result,) if isinstance(result, Tensor) else tensors_of(result):
         address = _address(made)
-        if not address or address in facts.births:
+        if not address or (address in facts.births and facts.births[address][0].alive):
             continue
         owners = [each for each in (*tensors_of(args), *tensors_of(kwargs)) if _address(each) == address]
-        if not owners or any(_made_here(facts, each) for each in owners):
-            facts.births.add(address)
+        is_born = any(_made_here(facts, each) for each in owners) if owners else is_new
+        if is_born and made.untyped_storage().resizable():
+            facts.births[address] = FollowedStorage(made), sequence_nr()
 
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from ..torch_internals.nodes import leaf_of
 from ..torch_internals.references import kept_by_others
 from ..torch_internals.saved import saved_slots
-from ..torch_internals.tensors import address_below, local_of, storage_of
+from ..torch_internals.tensors import FollowedStorage, address_below, local_of, storage_of
 from .collector import collector_paused
 from .facts import Facts, Operation
 from .graph import Graph
@@ -31,6 +31,8 @@ class ForwardBirths:
         unsure: the tasks of leaves that may be older: no capture saw the forward, and something else holds them.
         addresses: the addresses of all bytes that captures saw being allocated, without the model's.
         of_model: the addresses of the model's bytes, as far as captures and the graph's leaves tell.
+        alive: the storages at these addresses that are alive.
+        earlier: those that may be of an earlier forward: the capture had seen other nodes, and none of this graph yet.
     """
 
     leaves: frozenset[int]
@@ -38,13 +40,17 @@ class ForwardBirths:
     unsure: frozenset[int]
     addresses: frozenset[int]
     of_model: frozenset[int]
+    alive: tuple[FollowedStorage, ...]
+    earlier: tuple[FollowedStorage, ...]
 
 
 @collector_paused()
 def forward_births(graph: Graph) -> ForwardBirths:
     """Finds what the forward of a graph, which still has its nodes, made besides what they computed."""
-    operations = (task.operation for task in graph.tasks)
-    seen = dict.fromkeys(each.facts for each in operations if isinstance(each, Operation))
+    seen: dict[Facts, int] = {}  # by capture the number of the first node that it saw of this graph
+    for each in (task.operation for task in graph.tasks):
+        if isinstance(each, Operation):
+            seen[each.facts] = min(each.start, seen.get(each.facts, each.start))
     of_model = {address for tensor in _model_tensors(graph, seen) if (address := address_below(tensor))}
     addresses = {address for facts in seen for address in facts.births} - of_model
     others = [
@@ -60,8 +66,20 @@ def forward_births(graph: Graph) -> ForwardBirths:
             made.add(task)
         elif not seen:
             unsure.add(task)
+    alive: list[FollowedStorage] = []
+    earlier: list[FollowedStorage] = []
+    for facts, first in seen.items():
+        for address, (storage, number) in facts.births.items():
+            if address not in of_model and storage.alive:
+                (alive if number > first or facts.first == first else earlier).append(storage)
     return ForwardBirths(
-        frozenset(made), frozenset(alone), frozenset(unsure), frozenset(addresses), frozenset(of_model)
+        frozenset(made),
+        frozenset(alone),
+        frozenset(unsure),
+        frozenset(addresses),
+        frozenset(of_model),
+        tuple(alive),
+        tuple(earlier),
     )
 
 

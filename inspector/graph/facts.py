@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from ..torch_internals.sequence_numbers import sequence_nr
-from ..torch_internals.tensors import storage_of
+from ..torch_internals.tensors import FollowedStorage, storage_of
 from .kept_inputs import KeptInputs, writes_first_argument
 from .source import Place, Source, source_at
 
@@ -148,15 +148,16 @@ class Facts:
     Attributes:
         thread: the thread; sequence numbers are counted per thread.
         first: the sequence number of the first node that could be made in the capture.
-        births: the addresses of the bytes that operations without a node allocated: of masks, noise, and leaves that
-            the forward makes.
+        births: the storages that operations without a node allocated, by the address of their bytes: of masks, noise,
+            leaves that the forward makes, and what it keeps outside the graph. With each the number of nodes that this
+            thread had made by then.
     """
 
     def __init__(self) -> None:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
-        self.births: set[int] = set()
+        self.births: dict[int, tuple[FollowedStorage, int]] = {}
         self._buffers: dict[int, ref[Tensor]] = {}  # of the modules, by id()
         # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
         self._leaves: dict[int, ref[Tensor]] = {}

@@ -346,6 +346,11 @@ class FollowedStorage:
     def alive(self) -> bool:
         return not self._reference.expired()  # type: ignore[no-untyped-call]
 
+    def storage(self) -> torch.UntypedStorage | None:
+        """Return the storage; None if it is gone."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.address)
+        return found
+
 
 def is_lift(operator: object) -> bool:
     """Whether it hands over a tensor that was filled with Python's or NumPy's numbers, which no operation shows."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -256,3 +257,73 @@ def test_what_nodes_hide_makes_an_estimate_of_unknown_direction() -> None:
     normed.relu_()  # on a view, and so a CopySlices
     found = th.simulate(th.graph(normed.square().mean()))
     assert found.direction == "unknown" and "nodes that hide what they keep" in found.estimates[0]
+
+
+class Keeper(nn.Module):
+    """A model that leaves what `keep` makes of its hidden values in an attribute, outside the graph."""
+
+    def __init__(self, keep: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 64), nn.Linear(64, 1)
+        self.keep = keep
+        self.kept: object = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.kept = self.keep(hidden)
+        return self.last(torch.relu(hidden + 1))  # type: ignore[no-any-return]
+
+
+def without_gradients(hidden: Tensor) -> object:
+    with torch.no_grad():
+        return [hidden.exp(), {"mean": hidden.mean(0)}]
+
+
+KEPT = {
+    "computed": lambda hidden: hidden.detach() * 2,
+    "detached": lambda hidden: hidden.detach(),
+    "data": lambda hidden: hidden.data,
+    "part": lambda hidden: (hidden.detach() * 2)[:3].data,
+    "numpy": lambda hidden: hidden.detach().numpy(),
+    "without gradients": without_gradients,
+    "indices": lambda hidden: hidden.sort(1)[1],
+    "mask": lambda hidden: torch.rand(hidden.shape) > 0.5,
+    "of numpy": lambda hidden: torch.from_numpy(np.zeros(10_000)),
+    "freed": lambda hidden: (hidden.detach() * 2) is None,
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(kind: str) -> None:
+    model, x = Keeper(KEPT[kind]), torch.randn(32, 16)
+
+    def make_loss() -> Tensor:
+        model.kept = None
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    make_loss()  # torch keeps some numbers from the first time on
+    expected_peaks = [profiled(make_loss, heap_order).peak for _ in range(2)]
+    model.zero_grad()
+    for _ in range(2):  # the second time each leaf has a .grad
+        with th.capture(model):
+            loss = make_loss()
+        found = th.simulate(th.graph(loss))
+        planned = th.plan(loss)["heap"].peak_bytes
+        measured = th.backward(loss, memory=True).peak_bytes
+        expected = expected_peaks.pop(0)
+        assert (found.peak_bytes, found.direction) == (expected, None)
+        assert planned == measured == expected
+
+
+def test_what_a_capture_of_several_steps_saw_before_the_forward_makes_it_a_lower_bound() -> None:
+    model, x = net(), torch.randn(ROWS, 32)
+    optimizer = torch.optim.Adam(model.parameters())
+    with th.capture(model):
+        first = th.simulate(th.graph(model(x).square().mean()))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        second = th.simulate(th.graph(model(x).square().mean()))
+    assert (first.direction, second.direction) == (None, "at least")
+    assert first.peak_bytes == second.peak_bytes  # Adam's states are not the forward's
+    assert "of an earlier step" in second.estimates[0]
