@@ -282,7 +282,7 @@ def deep() -> Program:
 
     def loss() -> Tensor:
         h = a
-        for _ in range(20_000):
+        for _ in range(4_000):
             h = h + 0.0001
         return h.sum()
 

@@ -100,7 +100,7 @@ class Recurrence(nn.Module):
 
 @kind
 def state_in_an_attribute() -> Program:
-    return simple(Recurrence(), torch.randn(3, 4), has_optimizer=False, carries_state=True)
+    return simple(Recurrence(), torch.randn(3, 4), has_optimizer=False, carries_state=True, has_unused=True)
 
 
 @kind
@@ -112,7 +112,7 @@ def state_outside_of_modules() -> Program:
         memory["state"] = cell(x, memory["state"].detach() if memory else None)
         return memory["state"].square().mean()
 
-    return Program(loss, model=cell, carries_state=True)
+    return Program(loss, model=cell, carries_state=True, has_unused=True)  # the first state is zero
 
 
 @kind
