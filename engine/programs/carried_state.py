@@ -188,6 +188,8 @@ class CarriedState:
 
     def _of_module(self, module: nn.Module) -> Iterator[Any]:
         if _is_left_alone(module):
+            if isinstance(module, DistributedDataParallel):  # whether the next forward broadcasts buffers
+                self._note_place(ByKey(vars(module), ("require_forward_param_sync",)))
             self._left_alone.update(map(id, (vars(module), *vars(module).values())))
             return
         self._note_place(ByKey(vars(module)))

@@ -27,8 +27,8 @@ State = dict[str, Any]
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-_SET_ONCE = {"_has_rebuilt_buckets", "_lazy_init_ran"}
-"""Attributes of DistributedDataParallel that its first forward sets, with state in C++ that nobody can take back."""
+_SET_ONCE = {"_has_rebuilt_buckets", "_lazy_init_ran", "_static_graph_delay_allreduce_enqueued"}
+"""Attributes of DistributedDataParallel that its first iteration sets, with state in C++ that nobody can take back."""
 
 
 def bits(tensor: Tensor | None) -> Any:
