@@ -54,7 +54,8 @@ def bits(tensor: Tensor | None) -> Any:
         return "quantized", bits(tensor.int_repr())
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not Tensor:
         names, _ = tensor.__tensor_flatten__()
-        return type(tensor).__name__, *(bits(getattr(tensor, name)) for name in names)
+        inner = [getattr(tensor, name) for name in names]  # of a DTensor the mesh is among them
+        return type(tensor).__name__, *(bits(each) for each in inner if isinstance(each, Tensor))
     plain = tensor.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
     raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else plain.new_empty(0, dtype=torch.uint8)
     return str(plain.dtype), tuple(plain.shape), raw.numpy().tobytes()
