@@ -271,8 +271,8 @@ class Timeline:
         event_places: by event the place of the task in whose thread it happened, where each device had a queue of its
             own: tasks overlap then, and `starts` and `task_peaks` go from a task's start to that of the next one on any
             device. Empty: one came after the other.
-        tensors: by storage of the forward that the user's code went on holding its address, and weak references to the
-            tensors which the forward's operations returned on it. Empty: not recorded.
+        tensors: for each storage of the forward that the user's code went on holding, its address and weak references
+            to the tensors, of any shape, that the forward's operations returned on it. Empty: not recorded.
     """
 
     graph: Graph

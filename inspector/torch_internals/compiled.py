@@ -80,7 +80,8 @@ def out_of_compiled_code(leave: Leave) -> Iterator[None]:
             _end_switch()
 
 
-_TORCH, _PACKAGE = Path(torch.__file__).parent, Path(__file__).parents[2]
+_TORCH, _ROOT = Path(torch.__file__).parent, Path(__file__).parents[2]
+_PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "commands"))  # a clone has tests beside
 _OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
 _COMPILED = (
     "is compiled by torch.compile, which chooses itself what it saves and what it makes again, so {result}: plan and "
@@ -190,7 +191,7 @@ def _operator_called(function: Any) -> str | None:
     if code is None or not any(map(Path(code.co_filename).is_relative_to, _OPERATORS)):
         return None
     frame: FrameType | None = sys._getframe()
-    while frame is not None and any(map(Path(frame.f_code.co_filename).is_relative_to, (_TORCH, _PACKAGE))):
+    while frame is not None and any(map(Path(frame.f_code.co_filename).is_relative_to, (_TORCH, *_PACKAGES))):
         frame = frame.f_back
     name = function.__qualname__.partition(".")[0]
     return name if frame is None else f"{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
