@@ -98,7 +98,7 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a comparison of an operation with finite differences has found; `reason`: why it could not be made."""
+    """The result of comparing an operation with finite differences; `reason` says why it could not be compared."""
 
     findings: _Findings
     at_kink: bool

@@ -88,7 +88,7 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
 
 
 def _changes_of_ctx(node: Node, given: Sequence[Tensor | None], task: Task, replay: OperationReplay) -> Sequence[str]:
-    """What a custom Function's backward changes on its ctx, seen in a replay: the task's own is still to run."""
+    """Return what a custom Function's backward changes on its ctx. A replay runs it, not the task itself."""
     if not isinstance(node, BackwardCFunction):
         return ()
     with InFloat64():

@@ -181,7 +181,7 @@ class Difference:
 
     @property
     def unread(self) -> tuple[TaskDifference, ...]:
-        """The tasks of which a gradient has no statistics in a run, and so is not compared."""
+        """Tasks that are not compared because a run has no statistics of one of their gradients."""
         return tuple(each for each in self.tasks if None in each.takes)
 
     @property

@@ -145,7 +145,7 @@ def _as_named(each: _Alive) -> Hashable:
 
 
 def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
-    """What is alive at the peak. `known`: by task the first run's."""
+    """Return the storages alive at the peak. `known` maps this run's tasks to those of the first run."""
     found: list[_Alive] = []
     for number in timeline.alive():
         storage = timeline.storage(number)

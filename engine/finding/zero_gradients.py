@@ -22,7 +22,7 @@ from ..programs.make_loss import own_gradients
 from .zero_reasons import passing, reason_of
 
 State = bool | None
-"""Of a gradient: None where it is undefined, else whether any element is not zero, or may be."""
+"""The state of a gradient: None if it is undefined, else whether any element is, or may be, non-zero."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ HIDDEN = "hidden"
 """The slot of what a node keeps, as its being freed shows, and torch does not."""
 
 _CHECKPOINT = Maker(None, StoredOperation("get_rng_state", None), "torch.utils.checkpoint")
-"""What makes the random state that a checkpoint saves."""
+"""The maker that reports name for the random state that a checkpoint saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
 
 
 def _forward_maker(measured: Measured, lives: Lives, kinds: Kinds, number: int) -> Maker:
-    """What made a storage of the forward. A checkpoint reads the random state before the first operation inside."""
+    """Return the maker of a storage of the forward. A checkpoint reads its random state before its first operation."""
     if any(slot in (RANDOM_STATE, *RANDOM_STATES_ON_CTX) for _, slot in kinds.saved.get(number, ())):
         return _CHECKPOINT
     return forward_maker(measured, lives.births[number])
@@ -344,7 +344,7 @@ def forward_maker(measured: Measured, row: int) -> Maker:
 
 
 def maker_of(made: Operation | CallRecord | None) -> Maker:
-    """What made the storages that were born while this ran."""
+    """The makers of the storages allocated while this ran."""
     if made is None:
         return Maker(None, None, None)
     if isinstance(made, CallRecord):

@@ -95,6 +95,16 @@ def under_flop_counter() -> Program:
     return surrounded(lambda: FlopCounterMode(display=False))
 
 
+@contextlib.contextmanager
+def switched(switch: Callable[[Any], object], during: Any, after: Any) -> Iterator[None]:
+    """Set a flag of the process while the block runs."""
+    switch(during)
+    try:
+        yield
+    finally:
+        switch(after)
+
+
 @kind
 def under_device_meta() -> Program:
     return surrounded(lambda: torch.device("meta"))
@@ -102,28 +112,12 @@ def under_device_meta() -> Program:
 
 @kind
 def under_default_device_meta() -> Program:
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        torch.set_default_device("meta")
-        try:
-            yield
-        finally:
-            torch.set_default_device(None)
-
-    return surrounded(context)
+    return surrounded(lambda: switched(torch.set_default_device, "meta", None))
 
 
 @kind
 def under_default_dtype_float64() -> Program:
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        torch.set_default_dtype(torch.float64)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    return surrounded(context)
+    return surrounded(lambda: switched(torch.set_default_dtype, torch.float64, torch.float32))
 
 
 @kind
@@ -133,15 +127,7 @@ def under_autocast() -> Program:
 
 @kind
 def under_deterministic_algorithms() -> Program:
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-    return surrounded(context)
+    return surrounded(lambda: switched(torch.use_deterministic_algorithms, True, False))
 
 
 @kind
