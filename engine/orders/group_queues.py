@@ -75,7 +75,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
         self._held: dict[int, tuple[Key, int]] = {}
 
     def push(self, task_id: int) -> Key:
-        key = sort_key(self._policy, self._tasks[task_id], self._arrive(task_id))
+        key = sort_key(self._policy, self._graph, task_id, self._arrive(task_id))
         self._held[task_id] = key, task_id
         self.let_go(self._missing.arrive(task_id))
         return key

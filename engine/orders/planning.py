@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from time import perf_counter
 
-from ...inspector.graph.graph import Graph
+from ...inspector.arguments import a_kind
+from ...inspector.graph.graph import Graph, told_apart
 from ..queue.chosen_order import allowed, chosen_order
 from ..queue.device_queues import DeviceQueues, MakeQueue, Queues
+from ..queue.pending import Pending
 from ..queue.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
 from ..queue.ready_queue import PolicyError, ready_queue
 from ..queue.stages import POST_BACKWARD, has_stages, unknown_task
@@ -72,23 +75,86 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         ran: those that have run already.
 
     Raises:
-        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them.
+        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them; or a plan
+            is not an order of the tasks.
     """
     if policy is not HEAP:
         refuse_stages(policy, problem.graph)
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     if policy.choose is not None:
-        return policy.choose(problem, ran)
+        chosen = policy.choose(problem, ran)
+        if not isinstance(chosen, Policy) or chosen.plan is not None:
+            raise PolicyError(
+                f"policy {policy_name(policy)} returned {chosen!r} from choose; expected a th.Policy with key= and "
+                "without plan="
+            )
+        return chosen
     return following(policy, planned(policy, problem, ran))
 
 
 def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
-    """The order that a policy plans, which begins with the tasks that `ran`."""
-    assert policy.plan is not None
+    """Return the order that a policy plans, which begins with the tasks that `ran`.
+
+    Raises:
+        PolicyError: it is not a list of task ids, leaves a task out, has one twice, or a task before its inputs.
+    """
+    plan = policy.plan
+    assert plan is not None
+
+    def checked(problem: Problem, ran: Sequence[int]) -> list[int]:
+        return _legal_plan(policy_name(policy), plan(problem, ran), problem, ran)
+
     if policy.keeps and not problem.given:
-        return kept_plan(policy.name, policy.plan, problem, ran)
-    return policy.plan(problem, ran)
+        return kept_plan(policy.name, checked, problem, ran)
+    return checked(problem, ran)
+
+
+def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -> list[int]:
+    """Return the plan of the policy `name`: the tasks that `ran`, then the others that run, in its order.
+
+    A plan may contain tasks that do not run (`inputs=`), and those that ran at any place.
+
+    Raises:
+        PolicyError: it is no order of the tasks that are left.
+    """
+    graph = problem.graph
+    expected = "expected each task's id once, after the ids of all tasks whose outputs it takes"
+    if not isinstance(plan, Iterable) or isinstance(plan, str):
+        raise PolicyError(
+            f"policy {name} returned {a_kind(plan)} from plan; expected a list of the ids of {len(problem.tasks)} tasks"
+        )
+    order: list[int] = []
+    for each in plan:
+        try:
+            order.append(index(each))
+        except TypeError:
+            raise PolicyError(f"policy {name} planned {each!r}, which is not the id of a task; {expected}") from None
+        if not 0 <= order[-1] < len(graph):
+            known = f"the graph has tasks 0 to {len(graph) - 1}"
+            raise PolicyError(f"policy {name} planned task {order[-1]}, and {known}; {expected}")
+    pending, gone, seen = Pending(graph, problem.needed), frozenset(ran), set()
+    ready, found = set(pending.start()), list(ran)
+    for task_id in ran:
+        ready.update(pending.run(task_id))
+    for task_id in order:
+        if task_id in seen:
+            raise PolicyError(f"policy {name} planned {told_apart(graph, task_id)} twice; {expected}")
+        seen.add(task_id)
+        if task_id in gone or not (problem.needed is None or task_id in problem.needed):
+            continue
+        if task_id not in ready:
+            before = min({edge.task for edge in graph.in_edges[task_id]}.difference(found))
+            raise PolicyError(
+                f"policy {name} planned {told_apart(graph, task_id)} before {told_apart(graph, before)}, whose output "
+                f"it takes; {expected}"
+            )
+        ready.update(pending.run(task_id))
+        found.append(task_id)
+    if missing := sorted(set(problem.tasks).difference(found)):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PolicyError(f"policy {name} left {told_apart(graph, missing[0])}{others} out of its plan; {expected}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from .binary_heap import pop, push
 from .device_queues import MakeQueue
 from .pending import Pending
 from .policy import HEAP, Choice, Key, Policy
-from .ready_queue import ready_queue
+from .ready_queue import bad_key, ready_queue
 from .stages import has_stages, stage_numbers
 
 _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()
@@ -105,7 +105,11 @@ def _order_by_keys(graph: Graph, policy: Policy, pending: Pending) -> list[int]:
     ready = pending.start()
     while ready or heap:
         for task_id in ready:
-            push(heap, (key_of(tasks[task_id], arrived), task_id))
+            key = key_of(tasks[task_id], arrived)
+            try:
+                push(heap, (key, task_id))
+            except TypeError:
+                raise bad_key(policy, graph, task_id, key) from None
             arrived += 1
         task_id = pop(heap)[1]
         order.append(task_id)

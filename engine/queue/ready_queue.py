@@ -41,10 +41,24 @@ AnyTask = Task | ReadyTask | int
 """A task as people name it: itself, its entry in the ready queue, or its number."""
 
 
-def sort_key(policy: Policy, task: Task, arrival: int) -> Key:
-    """The policy's key for a task that gets ready; where it is dynamic, first come first served among equals."""
-    key = policy.key(task, arrival)
+def sort_key(policy: Policy, graph: Graph, task_id: int, arrival: int) -> Key:
+    """The policy's key for a task that gets ready; where it is dynamic, first come first served among equals.
+
+    Raises:
+        PolicyError: the policy is dynamic, and the key is not a tuple.
+    """
+    key = policy.key(graph.tasks[task_id], arrival)
+    if policy.dynamic and not isinstance(key, tuple):
+        raise bad_key(policy, graph, task_id, key)
     return (*key, arrival) if policy.dynamic else key
+
+
+def bad_key(policy: Policy, graph: Graph, task_id: int, key: object) -> PolicyError:
+    """Return the error for a key that does not compare with other tasks' keys."""
+    return PolicyError(
+        f"policy {policy.name} returned the key {key!r} for {told_apart(graph, task_id)}; expected a tuple of numbers "
+        "that compares with the other tasks' keys"
+    )
 
 
 class _Arrivals:
@@ -55,6 +69,7 @@ class _Arrivals:
     """
 
     def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self._tasks = graph.tasks
         self._arrivals: dict[int, int] = {}
         self._arrived = 0
@@ -96,9 +111,12 @@ class KeyedQueue(_Arrivals):
         arrival = self._arrivals[task_id] = self._arrived
         self._arrived = arrival + 1
         key = policy.key(self._tasks[task_id], arrival)
-        if policy.dynamic:
-            key = (*key, arrival)  # as `sort_key`, of which a call for each task would be felt
-        push(self._heap, (key, task_id))
+        try:
+            if policy.dynamic:
+                key = (*key, arrival)  # as `sort_key`, of which a call for each task would be felt
+            push(self._heap, (key, task_id))
+        except TypeError:
+            raise bad_key(policy, self._graph, task_id, key) from None
         return key
 
     def label(self, task_id: int) -> str:
@@ -149,7 +167,7 @@ class KeyedQueue(_Arrivals):
         for task_id in self._outside:
             arrivals.pop(task_id, None)
         for task_id in arrivals.keys() - {task_id for _, task_id in heap}:
-            push(heap, (sort_key(self._policy, self._tasks[task_id], arrivals[task_id]), task_id))
+            push(heap, (sort_key(self._policy, self._graph, task_id, arrivals[task_id]), task_id))
         in_order = dict.fromkeys(pop(heap)[1] for _ in range(len(heap)))
         return [(task_id, arrivals[task_id]) for task_id in in_order if task_id in arrivals]
 
@@ -164,7 +182,6 @@ class ChoiceQueue(_Arrivals):
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int]) -> None:
         super().__init__(graph)
-        self._graph = graph
         self._choice = choice
         self._state = QueueState(graph, order)
         self._chosen: dict[None, int] = {}  # in this state of the queue, once asked: each change ends with another one
@@ -208,18 +225,21 @@ class ChoiceQueue(_Arrivals):
             chosen = self._choice(ready, self._state)
         finally:
             caller.ended = True
-        if not isinstance(chosen, Task):
-            raise PolicyError(
-                f"policy {name} returned {chosen!r}; it must return one of the {len(ready)} ready tasks it got"
-            )
         if not any(chosen is task for task in ready):
-            described = told_apart(graph, chosen.id) if chosen.id < len(self._tasks) else "a task of another graph"
-            raise PolicyError(
-                f"policy {name} returned {described}, which is not ready; ready: "
-                f"{', '.join(told_apart(graph, task.id) for task in ready[:5])}"
-                f"{' and more' if len(ready) > 5 else ''}"
-            )
+            raise PolicyError(f"policy {name} returned {self._described(chosen)}; expected {_named(graph, ready)}")
         return chosen.id
+
+    def _described(self, chosen: object) -> str:
+        """Describe what the user's policy returned in place of a ready task."""
+        graph, known = self._graph, range(len(self._tasks))
+        if isinstance(chosen, int) and not isinstance(chosen, bool):
+            meant = f"the id of {told_apart(graph, chosen)}" if chosen in known else "no task's id"
+            return f"{chosen}, {meant} and not a th.Task"
+        if not isinstance(chosen, Task):
+            return f"{chosen!r}, which is not a th.Task"
+        if chosen.id not in known or self._tasks[chosen.id] != chosen:
+            return f"{chosen!r}, a task of another graph"
+        return f"{told_apart(graph, chosen)}, which is not ready"
 
     def _offered(self) -> Collection[int]:
         """Of which the user may choose, first arrived first."""
@@ -240,6 +260,14 @@ class ChoiceQueue(_Arrivals):
         if order is not None:
             found._state = QueueState(self._graph, order)
         return found
+
+
+def _named(graph: Graph, ready: Sequence[Task]) -> str:
+    """Name the tasks a policy may return, of many the first five: "one of the 7 ready tasks: ..."."""
+    names = ", ".join(told_apart(graph, task) for task in ready[:5])
+    if len(ready) == 1:
+        return f"{names}, the only ready task"
+    return f"one of the {len(ready)} ready tasks: {names}{', ...' if len(ready) > 5 else ''}"
 
 
 _asked: WeakValueDictionary[tuple[int, int, int], Caller] = WeakValueDictionary()

@@ -227,8 +227,13 @@ class DirectBackward:
 
     def run_one(self, task_id: int, by_hand: bool, last: int | None = None) -> None:
         """Runs a ready task, and those that run as one with it, but for `last`."""
+
+        def body() -> None:
+            self.runner.retain_inputs()
+            _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last)
+
         self.stops.stopped = None
-        self.inside(lambda: _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last), ends=True)
+        self.inside(body, ends=True)
 
     def run_to(self, task_id: int) -> None:
         """Runs what the policy picks before this task, or up to what stops a run."""
@@ -240,6 +245,9 @@ class DirectBackward:
         """Runs up to this task, to what stops a run, or to the end."""
 
         def body() -> None:
+            if self.queue:
+                self.queue.choose()  # a policy that fails to do so changes nothing
+            self.runner.retain_inputs()
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
             bare = watch is not None and not ask and not stops.watches

@@ -264,7 +264,7 @@ class Watch:
             self.live = LiveNumbers(lambda task_id, number: pin.number(nodes[task_id], number))
             for task_id, arrival in self.ready.items():
                 if task_id != self.taken:
-                    self.live.add(task_id, sort_key(policy, self.graph.tasks[task_id], arrival))
+                    self.live.add(task_id, sort_key(policy, self.graph, task_id, arrival))
         elif self._pinned:
             pin.reorder([nodes[task_id] for task_id in planned[len(self.order) :]])
         else:
@@ -420,7 +420,7 @@ class Watch:
             key = None
             if self.live is not None:
                 assert isinstance(self.policy, Policy)
-                key = sort_key(self.policy, self.graph.tasks[task_id], arrival)
+                key = sort_key(self.policy, self.graph, task_id, arrival)
                 self.live.add(task_id, key)
             if self.recorder is not None:
                 self.recorder.arrive(task_id, self.label(task_id), key)

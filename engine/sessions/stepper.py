@@ -25,7 +25,6 @@ from ..queue.policy import AnyPolicy, Choice, Policy, policy_name
 from ..queue.ready_queue import AnyTask, ReadyTask
 from ..stops.stopped import Stop
 from ..tasks.backward_call import BackwardCall
-from ..tasks.backward_inputs import retain_gradients
 from ..tasks.edits import as_gradients, check_edit
 from ..tasks.history import BUDGET_BYTES, expect_budget
 from ..tasks.runner import Measuring, Runner
@@ -133,8 +132,6 @@ class Stepper(GoesBack):
             runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
         )
         self._backward.start(bool(call.create_graph))
-        if isinstance(runner, TaskRunner):
-            retain_gradients(call.limits or ())  # once nothing is refused any more
         self._turn = SessionTurn()
         self._rewinder = Rewinder(self._backward)
         begins(self)

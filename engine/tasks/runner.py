@@ -132,6 +132,9 @@ class Runner(Protocol):
             watch: its own, which has seen no hook.
         """
 
+    def retain_inputs(self) -> None:
+        """Make the tensors of `inputs=` retain their gradients: the backward begins. Does nothing a second time."""
+
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
         """Calls something as tasks are run. `order` gives all tasks in the order in which they ran or are going to."""
         body()

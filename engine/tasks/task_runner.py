@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Edge, Graph, Task, TensorMeta
@@ -33,7 +33,7 @@ from ..memory.accumulation import Accumulate
 from .accumulate import accumulate
 from .anomaly import check_nan, warn_of_forward
 from .backward_call import BackwardCall
-from .backward_inputs import as_inputs, needed_tasks
+from .backward_inputs import as_inputs, needed_tasks, retain_gradients
 from .bare_tasks import BareLoop, BareTasks
 from .function_nodes import APPLIED, by_edge
 from .graph_task import GraphTask
@@ -86,6 +86,7 @@ class TaskRunner(Runner):
         self.frees = not keep_graph
         self.roots = list(roots)
         self.hooked: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._limits: tuple[Tensor | GradientEdge, ...] = ()
         self._spent = SpentNodes()
         self.changes = NodeChanges(graph, self.graph_task)
 
@@ -114,6 +115,7 @@ class TaskRunner(Runner):
                 memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
         runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)
         runner.memory = memory
+        runner._limits = limits or ()
         return runner
 
     def fitted_roots(self) -> list[Tensor | None]:
@@ -226,6 +228,10 @@ class TaskRunner(Runner):
     def _bare(self) -> BareTasks:
         free = free_saved if self.streams is None else self.streams.free_saved
         return BareTasks(self._graph, self.takes, self.records_bare, self.keep_graph, self.graph_task, free)
+
+    def retain_inputs(self) -> None:
+        limits, self._limits = self._limits, ()
+        retain_gradients(limits)
 
     def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
         with nullcontext() if self.streams is None else self.streams.entered():

@@ -45,9 +45,9 @@ class _Reign:
         self.keeps_keys = self._keys is not None
         self.label_of = _FOLLOWING.get(policy.label) if isinstance(policy, Policy) else _FOLLOWING[arrival_label]
 
-    def arrive(self, task: Task, arrival: int, key: Key | None) -> None:
+    def arrive(self, graph: Graph, task_id: int, arrival: int, key: Key | None) -> None:
         if self._keys is not None and isinstance(self._policy, Policy):
-            self._keys.append(sort_key(self._policy, task, arrival) if key is None else key)
+            self._keys.append(sort_key(self._policy, graph, task_id, arrival) if key is None else key)
 
     def forget(self, arrived: int) -> None:
         """Only so many tasks have arrived after all."""
@@ -120,7 +120,7 @@ class Recorder:
             self._reigns.append(reign)
             for arrival, task_id in enumerate(columns.arrivals):
                 waits = columns.started_ns[task_id] < 0
-                reign.arrive(self._tasks[task_id], arrival, None if waits else ())
+                reign.arrive(self.graph, task_id, arrival, None if waits else ())
 
     def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
         """The task got ready. `label` is its key as people read it.
@@ -128,7 +128,7 @@ class Recorder:
         `key` is what the queue sorts by; under a dynamic policy it is asked for here where it is not given.
         """
         with self._lock:
-            self._reigns[-1].arrive(self._tasks[task_id], len(self._columns.arrivals), key)
+            self._reigns[-1].arrive(self.graph, task_id, len(self._columns.arrivals), key)
             self._columns.arrivals.append(task_id)
             self._new_labels.append(label)
             if len(self._new_labels) >= MOST_NEW:

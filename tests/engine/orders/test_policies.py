@@ -141,13 +141,19 @@ def test_a_policy_that_returns_what_is_not_ready_is_told_what_is() -> None:
     def eager(ready: list[th.Task], state: QueueState) -> th.Task:
         return state.graph.tasks[4]
 
-    with pytest.raises(th.PolicyError, match=r"policy eager returned AccumulateGrad, which is not ready; ready: Stack"):
+    with pytest.raises(th.PolicyError, match=r"policy eager returned AccumulateGrad, which is not ready; expected Stack"):
         schedule(graph, eager)
-    with pytest.raises(th.PolicyError, match="returned None; it must return one of the 1 ready tasks"):
+    with pytest.raises(th.PolicyError, match="returned None, which is not a th.Task; expected Stack"):
         schedule(graph, lambda ready, state: None)  # type: ignore[arg-type,return-value]
     other = fan()
-    with pytest.raises(th.PolicyError, match="not ready"):
+    with pytest.raises(th.PolicyError, match="a task of another graph"):
         schedule(graph, lambda ready, state: other.tasks[ready[0].id])
+
+    def again(ready: list[th.Task], state: QueueState) -> th.Task:
+        return state.graph.tasks[state.order[0]] if state.order else ready[0]
+
+    with pytest.raises(th.PolicyError, match="Stack.* not ready; expected one of the 3 ready tasks: Exp.*, Sin.*, Cos"):
+        schedule(graph, again)
 
 
 def test_labels_are_arrivals_or_creation_ranks() -> None:
