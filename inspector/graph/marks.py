@@ -9,8 +9,10 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ..torch_internals.modes import functorch_is_active
 from ..torch_internals.nodes import notes_on
 from ..torch_internals.sequence_numbers import UNNUMBERED, number_of
+from ..torch_internals.tensors import nodes_beneath_transforms
 from .facts import Facts, Operation
 
 _MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
@@ -46,11 +48,13 @@ def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
 
 
 def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
-    """The nodes of the tensors in a value."""
+    """Yield the nodes of the tensors in a value; inside transforms of torch.func, those of each level."""
     for tensor in tensors_of(value, depth):
         node = tensor.grad_fn
         if node is not None:
             yield node
+        if functorch_is_active():
+            yield from nodes_beneath_transforms(tensor)
 
 
 def mark(nodes: Iterable[Node], operation: Operation) -> None:
@@ -61,7 +65,7 @@ def mark(nodes: Iterable[Node], operation: Operation) -> None:
 
 def mark_result(result: object, operation: Operation) -> None:
     """`mark` for what a torch function returned: nearly always one tensor."""
-    if isinstance(result, Tensor):
+    if isinstance(result, Tensor) and not functorch_is_active():
         node = result.grad_fn
         if node is not None:
             notes_on(node).setdefault(_MARK, operation)
@@ -79,14 +83,15 @@ def mark_foreign(arguments: Sequence[object], start: int, newest: object = None)
 
     The thread's `newest` result it has made: looking at its number takes as long as much else of a capture.
     """
+    inside_transforms = functorch_is_active()
     for argument in arguments:
         if argument is newest or type(argument) in _PLAIN:
             continue
-        if isinstance(argument, Tensor):
+        if isinstance(argument, Tensor) and not inside_transforms:
             node = argument.grad_fn
             if node is not None and number_of(node) >= start:
                 notes_on(node).setdefault(_MARK, None)
-        elif isinstance(argument, _HOLDERS):
+        elif isinstance(argument, _HOLDERS) or inside_transforms:
             for node in nodes_of(argument, depth=1):
                 if number_of(node) >= start:
                     notes_on(node).setdefault(_MARK, None)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
@@ -154,6 +155,17 @@ def beneath_transforms(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def nodes_beneath_transforms(tensor: Tensor) -> Iterator[Node]:
+    """Yield the nodes that made the tensors beneath functorch's wrappers, from the innermost transform outwards.
+
+    Each level that differentiates has a graph of its own. A level of `vmap` has none: its wrapper's `grad_fn` is None.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+        if (node := tensor.grad_fn) is not None:
+            yield node
 
 
 def beneath_all_transforms(value: Kind) -> Kind:
