@@ -20,9 +20,13 @@ def group_content(graph: Graph) -> Json:
         ValueError: the graph has no nodes.
     """
     if graph.is_tape:
-        why = "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."
-        return {"found": [], "refused": [], "said": {"backward": why}}
+        return no_groups("The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors.")
     return groups_content(groups(graph))
+
+
+def no_groups(why: str) -> Json:
+    """Return the content of a graph whose groups are not known, with the sentence that says why."""
+    return {"found": [], "refused": [], "said": {"backward": why}}
 
 
 def groups_content(found: Groups) -> Json:

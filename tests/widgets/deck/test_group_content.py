@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from threading import Event
 
 import pytest
 from torch.autograd.graph import get_gradient_edge
@@ -104,11 +105,55 @@ def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: p
     page.send(kind="groups")
     settle(deck)
     assert "no factors here" in page.last["trouble"]
+    assert page.document["groups"]["said"]["backward"] == "Groups can't be found: no factors here"
     deck.step()
     assert deck.position == 1
 
 
-def fails(graph: th.Graph) -> None:
+@pytest.mark.parametrize("asks", ["after the close", "before the close", "never"])
+def test_a_closed_deck_of_a_large_graph_says_why_it_has_no_groups(
+    page: Page, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    settle(deck)
+    live = deck._live
+    if asks == "before the close":  # which drops what has not begun
+        entered, leave = Event(), Event()
+        live.driver.do(lambda: entered.set() or leave.wait(30))
+        assert entered.wait(30)
+        page.send(kind="groups")
+        closing = live.close(lambda: None)
+        leave.set()
+        closing.result(30)
+    else:
+        live.close(lambda: None).result(30)
+    if asks == "after the close":
+        page.send(kind="groups")
+        settle(deck)
+    groups = page.document["groups"]
+    assert groups["found"] == groups["refused"] == [] and "over (closed)" in groups["said"]["backward"]
+    assert page.last["status"] == "closed"
+
+
+def test_a_deck_that_failed_says_why_it_has_no_groups(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
+    deck = ensemble_deck()
+    page.open(deck)
+    settle(deck)
+    monkeypatch.setattr("tapehead.engine.sessions.direct_backward.DirectBackward.execute", fails)
+    with pytest.raises(ValueError, match="no factors here"):
+        deck.step()
+    page.send(kind="groups")
+    settle(deck)
+    assert (
+        page.last["status"] == "failed"
+        and "The session is over (ValueError" in page.document["groups"]["said"]["backward"]
+    )
+
+
+def fails(*given: object, **options: object) -> None:
     raise ValueError("no factors here")
 
 

@@ -15,8 +15,8 @@ from ....engine.sessions.branch_comparison import BranchComparison
 from ....engine.sessions.native_session import NativeSession
 from ....engine.sessions.stepper import Stepper
 from ....inspector.graph.collector import collector_paused
-from ..document import Document
-from ..group_content import group_content
+from ..document import Document, Json
+from ..group_content import group_content, no_groups
 from ..mirror_content import MirrorContent
 from .branches import LiveBranches
 from .driver import Driver
@@ -28,7 +28,7 @@ from .report import LiveReport
 from .running import LiveRunning
 from .standing import LiveStanding
 from .stops import LiveStops
-from .trouble import in_trouble
+from .trouble import in_trouble, why
 
 if TYPE_CHECKING:
     from ....engine.mirroring.plan import MirrorPlan
@@ -123,9 +123,21 @@ class Live:
             self.report.tell(self.report.planned_anew())
 
     def find_groups(self) -> None:
-        """Tells which products could run as one, where that was not looked for yet: large graphs take a while."""
+        """Tells which products could run as one, where that was not looked for yet: large graphs take a while.
+
+        A page that asks waits for an answer: where there are none, it gets the reason in their place.
+        """
         if self.document.content["groups"] is None:
-            self.report.tell(replace(self.report.news(), groups=group_content(self.session.graph)))
+            over = self.session.over
+            try:
+                found = group_content(self.session.graph) if over is None else _not_found(over)
+            except Exception as error:
+                self._tell_groups(no_groups(f"Groups can't be found: {why(error)}"))
+                raise
+            self._tell_groups(found)
+
+    def _tell_groups(self, groups: Json) -> None:
+        self.report.tell(replace(self.report.news(), groups=groups))
 
     def switch(self, policy: AnyPolicy) -> None:
         """From here on this policy picks."""
@@ -168,7 +180,18 @@ class Live:
         self.branches.forget()
         self.at.let_tensors_go()
         self.at.status = "closed"
+        news = self.report.news()
+        if self.document.content["groups"] is None:  # a page that has asked gets no other answer
+            news = replace(news, groups=_not_found("closed"))
         try:
-            self.report.tell(self.report.news())
+            self.report.tell(news)
         finally:
             then()
+
+
+def _not_found(over: str) -> Json:
+    """Return what stands in place of groups that nobody looked for before the session was `over`."""
+    return no_groups(
+        f"The session is over ({over}): the factors of its products are gone, and groups were not looked for before. "
+        "th.groups(loss) finds them on a fresh forward."
+    )
