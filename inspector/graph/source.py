@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
 from types import CodeType
 from typing import Protocol
@@ -107,19 +108,74 @@ _in_library: dict[str, bool] = {}  # by file, since to look it up is much of wha
 
 
 def users_place() -> Place | None:
-    """The innermost place outside torch that the caller was called from; its line is found by `source_at`."""
+    """Return the innermost place outside torch that the caller was called from; `source_at` finds its line.
+
+    Frames that only pass arguments on are skipped: libraries that wrap torch's functions call them from one line.
+    """
     frame = sys._getframe(1)
+    wrapper: Place | None = None
     while True:
         code = frame.f_code
         try:
             if not _in_library[code.co_filename]:
-                return code, frame.f_lasti
+                place = code, frame.f_lasti
+                if not (code.co_flags & CO_VARARGS or code.co_name in _OVERRIDES) or not _passes_on(place):
+                    return place
+                wrapper = wrapper or place
         except KeyError:
             _note_file(code.co_filename)
             continue
         if (back := frame.f_back) is None:
-            return None
+            return wrapper
         frame = back
+
+
+_OVERRIDES = frozenset({"__torch_function__", "__torch_dispatch__"})
+"""Methods by which subclasses and modes call torch's functions on behalf of the user's line."""
+
+_MOST_PLACES = 10_000
+_passing: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # by id: the hash of a code object goes over all its bytes
+
+
+def _passes_on(place: Place) -> bool:
+    code, instruction = place
+    if code.co_name in _OVERRIDES:
+        return True
+    key = id(code), instruction
+    known = _passing.get(key)
+    if known is None or known[0] is not code:
+        if len(_passing) >= _MOST_PLACES:
+            _passing.clear()
+        known = _passing[key] = code, _is_call_with_own_arguments(code, instruction)
+    return known[1]
+
+
+def _is_call_with_own_arguments(code: CodeType, instruction: int) -> bool:
+    """Whether the instruction is `function(*args, **kwargs)`: it takes the code's parameters alone, all of `*args` among
+    them, and nothing else is called for its arguments."""
+    steps = list(dis.get_instructions(code))
+    call = next((step for step in reversed(steps) if step.offset <= instruction), None)
+    if call is None or call.opname != "CALL_FUNCTION_EX":
+        return False
+    loads: list[str] = []  # the function's own first
+    for step in steps:
+        if step.offset < call.offset and _is_within(step.positions, call.positions):
+            if step.opname in ("CALL", "CALL_KW", "PRECALL", "FOR_ITER"):
+                return False
+            if step.opname.startswith("LOAD_FAST"):
+                loads += step.argval if isinstance(step.argval, tuple) else (step.argval,)  # two instructions in one
+            elif step.opname.startswith("LOAD_") and not loads:
+                loads.append("")
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[: count + 1 + bool(code.co_flags & CO_VARKEYWORDS)]
+    return names[count] in loads[1:] and set(loads[1:]) <= set(names)
+
+
+def _is_within(inner: dis.Positions | None, outer: dis.Positions | None) -> bool:
+    if inner is None or outer is None or None in (*inner, *outer):
+        return False
+    starts = (outer.lineno, outer.col_offset) <= (inner.lineno, inner.col_offset)
+    return starts and (inner.end_lineno, inner.end_col_offset) <= (outer.end_lineno, outer.end_col_offset)
 
 
 def _note_file(filename: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
@@ -203,3 +204,58 @@ def test_lines_of_many_operations_are_those_of_each() -> None:
     resolve_sources([*together, *together])
     assert [each.source for each in together] == [each.source for each in alone]
     assert len({each.source for each in alone}) > 1
+
+
+def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            raise TypeError("no arguments")
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def test_the_line_is_the_users_where_a_library_has_wrapped_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((torch, "sub"), (Tensor, "sin"), (nn.functional, "linear"), (Tensor, "sum")):
+        monkeypatch.setattr(owner, name, passing_on(passing_on(getattr(owner, name))))
+    with th.capture():
+        y = torch.sub(torch.ones(4, 4, requires_grad=True), 2).sin()  # the line of two wrapped functions
+        loss = Scaled()(y).sum()
+    lines = {task.name: task.source for task in th.graph(loss).tasks if not task.is_leaf}
+    assert all(source is not None and source.function != "wrapper" for source in lines.values())
+    for name in ("SubBackward0", "SinBackward0"):
+        assert "# the line of two wrapped functions" in lines[name].code()[0]
+    assert "# a call over several lines" in lines["AddmmBackward0"].code()[0]
+
+
+def test_a_wrapper_that_computes_is_a_users_line() -> None:
+    def twice(*args: Tensor) -> Tensor:
+        return torch.add(*[each * 2 for each in args])  # the line of the wrapper
+
+    with th.capture():
+        loss = twice(torch.ones(2, requires_grad=True), torch.ones(2))
+    for task in th.graph(loss).tasks[:2]:
+        assert task.source is not None and "# the line of the wrapper" in task.source.code()[0]
+
+
+def test_a_wrapper_without_a_caller_is_the_line_itself() -> None:
+    places: list[Place | None] = []
+    names = {"found": places.append, "users_place": users_place}
+    call = eval(compile("lambda *args: found(users_place())", "<frozen call>", "eval"), names)
+    _thread.start_new_thread(passing_on(call), (1,))  # where no frame is below it
+    while not places:
+        time.sleep(0.001)
+    (place,) = places
+    assert place is not None and place[0].co_name == "wrapper"
+
+
+def test_the_line_is_the_users_inside_a_mode_of_theirs() -> None:
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    with th.capture(), Mode():
+        y = torch.ones(2, requires_grad=True).exp()  # the line inside a mode
+    source = th.graph(y).tasks[0].source
+    assert source is not None and "# the line inside a mode" in source.code()[0]
