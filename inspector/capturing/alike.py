@@ -85,13 +85,13 @@ class Sight:
         graph = Graph(
             as_tasks(tasks), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
         )
-        vars(graph).update(like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
+        vars(graph).update(_like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
         return graph
 
     def keep(self, graph: Graph) -> None:
         """It has been read: this is the graph."""
         places = {node: place for place, node in enumerate(self._nodes)}
-        vars(graph)["like"] = like = replace(graph, nodes=())
+        vars(graph)["_like"] = like = replace(graph, nodes=())
         _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
 
 

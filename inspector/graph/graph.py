@@ -224,11 +224,12 @@ class Graph:
             grouped[edge.task].append(edge)
         return tuple(map(tuple, grouped))
 
-    @cached_property
+    @property
     def like(self) -> Graph:
         """The first graph of all that look like this one, without its nodes: tasks and edges have the same numbers in
         all of them. The graph itself where it was compared with none."""
-        return self
+        found: Graph = vars(self).get("_like", self)  # never itself in there: a cycle would keep the nodes
+        return found
 
     @property
     def leaves(self) -> dict[int, Tensor]:
