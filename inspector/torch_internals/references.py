@@ -53,11 +53,16 @@ def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
 def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     usual, usual_of_storage = _references_of_one()
     with without_torch_function():
-        spare, of_storages = _spare_references(tensors)
+        spare, of_storages, through = _spare_references(tensors)
     held = {address for address, counts in of_storages.items() if counts != usual_of_storage}
     held.update(address for address, counts in spare.values() if counts != usual and address is not None)
     if fakes := {address for tensor in tensors if is_fake(tensor) and (address := spare[id(tensor)][0]) is not None}:
-        held = held - fakes | _held_fakes(fakes, Counter(map(id, tensors)))
+        held = held - fakes | _held_by_python(fakes, Counter(map(id, tensors)), FakeTensor)
+    # Two views may share a tensor between them and their base: then there are fewer users than were expected.
+    shared = {address for address in through if of_storages[address] < usual_of_storage}
+    held -= shared
+    if through := through - held - fakes:
+        held |= _held_by_python(through, Counter(map(id, tensors)), Tensor)
     found = []
     for number in map(id, tensors):
         address, counts = spare[number]
@@ -65,45 +70,54 @@ def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     return found
 
 
-def _held_fakes(addresses: set[int], slots: Mapping[int, int]) -> set[int]:
-    """Of storages below fake tensors those which Python holds, by their addresses.
+def _held_by_python(addresses: set[int], slots: Mapping[int, int], kind: type[Tensor]) -> set[int]:
+    """Return the addresses of the storages that the user's Python code holds.
 
-    Such a tensor has a Python object as long as it lives, and a view of a view keeps the one between them alive, which
-    others don't. So what C++ alone holds tells nothing; an AccumulateGrad is none of those who do.
+    This decides where C++ holds tensors that no slot leads to: those between a view and its base, and of fake tensors
+    the one between a view and a view of it. Each that was made in Python has a Python object as long as it lives.
 
     Args:
-        addresses: of the storages.
+        addresses: the addresses of all storages to check.
         slots: by `id` how often the caller holds a tensor.
+        kind: the class of the tensors to look at.
     """
     found: set[int] = set()
     with all_objects() as objects:
-        fakes = [each for each in objects if issubclass(type(each), FakeTensor)]
-    while fakes:
-        number, storage = id(fakes[-1]), storage_of(fakes[-1])
+        tensors = [each for each in objects if issubclass(type(each), kind)]
+    while tensors:
+        number, storage = id(tensors[-1]), storage_of(tensors[-1])
         if storage is not None and storage.address in addresses:
-            from_cpp = fakes[-1]._use_count() > 1
-            if sys.getrefcount(fakes[-1]) > _ALONE + slots.get(number, 0) + from_cpp:
+            from_cpp = tensors[-1]._use_count() > 1
+            if sys.getrefcount(tensors[-1]) > _ALONE + slots.get(number, 0) + from_cpp:
                 found.add(storage.address)
-        fakes.pop()
+        tensors.pop()
     return found
 
 
 _Counts = tuple[int, int]  # references from C++, and from Python
 
 
-def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | None, _Counts]], dict[int, _Counts]]:
+_Spare = tuple[dict[int, tuple[int | None, _Counts]], dict[int, _Counts], set[int]]
+
+
+def _spare_references(tensors: Sequence[Tensor]) -> _Spare:
     """How many references there are to tensors and storages, less one from each slot, each view and each tensor.
 
     What is left is equal for all that nothing else holds: the references of this function, and those by which the
     Python object and its C++ side hold each other. By `id` the address of the tensor's storage and the references to
-    the tensor, and by address those to the storage.
+    the tensor, and by address those to the storage; and the addresses of storages that views hold through others.
     """
     distinct = {id(tensor): tensor for tensor in tensors}
     locals_ = {number: local_of(tensor) for number, tensor in distinct.items() if computes_itself(tensor)}
     wrappers = {number: id(local) for number, local in locals_.items() if id(local) != number}
     distinct.update((id(local), local) for local in locals_.values())  # Python holds these, which is not told here
     locals_.clear()
-    bases = [base for tensor in distinct.values() for base in _bases_held(tensor)]
+    bases: list[Tensor] = []
+    between: Counter[int] = Counter()
+    for number in distinct:
+        of_view, between[number] = _bases_held(distinct[number])
+        bases += of_view
+        of_view.clear()
     slots = Counter(map(id, tensors))
     slots.update(map(id, bases))
     distinct.update((id(base), base) for base in bases)
@@ -119,6 +133,8 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
         storages[storage._cdata] = storage
         del storage
     users = Counter(address for number, address in addresses.items() if number not in wrappers)
+    for number, count in between.items():
+        users[addresses[number]] += count
     spare = {}
     for number in distinct:
         count = slots[number]
@@ -128,17 +144,37 @@ def _spare_references(tensors: Sequence[Tensor]) -> tuple[dict[int, tuple[int | 
     for address in storages:
         uses = torch._C._storage_Use_Count(address)
         of_storages[address] = uses - users[address], sys.getrefcount(storages[address])
-    return spare, of_storages
+    return (
+        spare,
+        of_storages,
+        {address for number, count in between.items() if count and (address := addresses[number])},
+    )
 
 
-def _bases_held(view: Tensor) -> list[Tensor]:
-    """Return the tensor of which this one is a view, once for each reference that the view has to it.
+def _bases_held(view: Tensor) -> tuple[list[Tensor], int]:
+    """Return the tensor of which this one is a view, once for each reference that the view has to it, and how many
+    tensors between the two it holds.
 
-    There are two if one of them is complex and the other is not: such a view keeps its base for forward-mode
-    derivatives apart (variable.h, DifferentiableViewMeta).
+    A view that reads its base's numbers in another way (`view_as_real`, `conj`, `imag`) holds each tensor through which
+    it was made, to be able to go back (VariableTypeUtils.h, as_view: `rev_view_func`). To count them the view is made
+    again.
     """
     base = base_of(view)
-    return [] if base is None else [base] * (1 + (view.is_complex() != base.is_complex()))
+    if base is None or computes_itself(base):
+        return [] if base is None else [base], 0
+    if not (base.is_complex() or view.is_complex() or view.is_neg()):
+        return [base], 0
+    with unobserved():
+        uses, users = base._use_count(), _users_of(base)  # type: ignore[attr-defined]
+        again = view._view_func_unsafe(base)
+        uses, users = base._use_count() - uses, _users_of(base) - users  # type: ignore[attr-defined]
+        del again
+    return [base] * uses, users - 1
+
+
+def _users_of(tensor: Tensor) -> int:
+    """The number of tensors on the tensor's storage, as C++ counts them, and a constant."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 @cache
@@ -151,7 +187,7 @@ def _count_references_of_one() -> tuple[_Counts, _Counts]:
     with unobserved(), torch.inference_mode(False), torch.enable_grad():
         result = torch.ones((), requires_grad=True) * torch.ones(())
     assert result.grad_fn is not None
-    spare, of_storages = _spare_references([slot.tensor for slot in saved_slots(result.grad_fn)])
+    spare, of_storages, _ = _spare_references([slot.tensor for slot in saved_slots(result.grad_fn)])
     ((_, counts),) = spare.values()
     (of_storage,) = of_storages.values()
     return counts, of_storage

@@ -231,6 +231,24 @@ def complex_numbers() -> Program:
 
 
 @program
+def views_between_real_and_complex() -> Program:
+    """Views of views: a complex one of a real one, and a real one of a conjugated one."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(64, 128), nn.Linear(64, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.fft.fft(self.inner(x))
+            again = torch.view_as_complex(torch.view_as_real(z.tanh()))
+            part = z.sin().conj().imag
+            return self.outer((again * again).abs()[:, :64] + (part * part)[:, :64])
+
+    return trained(Turned)
+
+
+@program
 def views_and_expand() -> Program:
     class Views(nn.Module):
         def __init__(self) -> None:

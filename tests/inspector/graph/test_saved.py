@@ -416,18 +416,50 @@ def test_measuring_and_predicting_hold_nothing_as_they_look() -> None:
     assert [each.held for each in graph.saved] == [False]
 
 
-@pytest.mark.parametrize("part", [lambda z: z.real, lambda z: z.imag, torch.view_as_real], ids=["real", "imag", "both"])
-def test_a_real_view_of_a_complex_tensor_holds_it_for_the_graph_alone(part: Callable[[Tensor], Tensor]) -> None:
-    def held_by_power(loss: Tensor) -> list[bool]:
-        graph = th.graph(loss)
-        return [each.held for each in graph.saved if "Pow" in graph.tasks[each.task].name]
+def held_by_power(loss: Tensor) -> list[bool]:
+    graph = th.graph(loss)
+    return [each.held for each in graph.saved if "Pow" in graph.tasks[each.task].name]
 
+
+def complex_again(z: Tensor) -> Tensor:
+    return torch.view_as_complex(torch.view_as_real(z))
+
+
+VIEWS = {
+    "real": lambda z: z.real,
+    "imag": lambda z: z.imag,
+    "both": torch.view_as_real,
+    "conj": lambda z: z.conj(),
+    "imag of conj": lambda z: z.conj().imag,
+    "complex again": complex_again,
+    "part of complex again": lambda z: complex_again(z)[1:],
+    "real part of complex again": lambda z: complex_again(z[1:]).real,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_between_real_and_complex_holds_its_base_for_the_graph_alone(view: Callable[[Tensor], Tensor]) -> None:
     a = torch.randn(8, requires_grad=True)
-    held = held_by_power(part(torch.fft.fft(a)).square().sum())  # not in the assertion, which keeps what it calls
+    held = held_by_power(view(torch.fft.fft(a)).square().abs().sum())  # not in the assertion, which keeps what it calls
     assert held == [False]
     kept = torch.fft.fft(a)
-    held = held_by_power(part(kept).square().sum())
+    held = held_by_power(view(kept).square().abs().sum())
     assert held == [True]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_tensor_between_two_views_and_their_base_holds_the_bytes_if_the_user_has_it(keeps: bool) -> None:
+    a = torch.randn(8, requires_grad=True)
+    kept = []
+
+    def make_loss() -> Tensor:
+        pairs = torch.view_as_real(torch.fft.fft(a))
+        kept.extend([pairs] if keeps else [])
+        one, other = torch.view_as_complex(pairs), torch.view_as_complex(pairs)
+        return (one.square().abs() + other.square().abs()).sum() + pairs.square().sum()
+
+    held = held_by_power(make_loss())
+    assert held == [keeps] * 3
 
 
 def test_the_peak_of_a_real_part_is_predicted_to_the_byte() -> None:
