@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from ...inspector.graph.graph import Graph
@@ -85,7 +84,7 @@ class DeviceQueues:
         self._last: int | None = None
         self._latest_ns = 0
         self._arrived = 0
-        self._next: str | None = None
+        self._next: tuple[int, str] | None = None
         self._chosen: dict[None, int] = {}  # by `first` in this state: each change ends with another one
 
     def __len__(self) -> int:
@@ -120,30 +119,46 @@ class DeviceQueues:
         if chosen := self._chosen:
             return chosen[None]
         if self._next is None:
-            self._next = min(filter(self._has, self.devices), key=self._start_ns)  # the first of several
-        return self._choose_on(self._next)
+            self._next = self._first_device()
+        assert self._next is not None, "a task is ready"
+        return self._choose_on(*self._next)
 
     def first(self, ask: bool = True) -> int | None:
-        """The task which starts next; None where none is ready. As of `ReadyQueue.first`, of which any thread may be
-        told at any time."""
-        if not self._ready:
-            return None
+        """Return the task which starts next; None where none is ready. Any thread may ask, at any time.
+
+        Unlike `choose` this moves nothing: while a task runs, it may still make others ready that come before. It takes
+        O(devices), and O(k log k) for k tasks that have got ready since the device took its last one.
+
+        Args:
+            ask: as of `ReadyQueue.first`.
+        """
         chosen = self._chosen
         if chosen:
             return chosen[None]
-        if not ask:
-            return next((entry.task.id for entry in self.entries()), None)
-        found = copy(self)
-        found._queues = {name: queue.copy() for name, queue in self._queues.items()}
-        found._coming = {name: list(coming) for name, coming in self._coming.items()}
-        return chosen.setdefault(None, found.choose())
+        if (found := self._first_device()) is None:
+            return None
+        start_ns, device = found
+        first = self._queues[device].first_with(self._arriving(device, start_ns), ask)
+        return first if first is None or not ask else chosen.setdefault(None, first)
+
+    def _arriving(self, device: str, until_ns: int) -> list[int]:
+        """The tasks which `_take_in` would take, in their order: those at the top of the heap."""
+        coming, places = self._coming[device], [0]
+        found: list[tuple[tuple[int, int, int], int]] = []
+        for place in places:
+            for entry in coming[place : place + 1]:  # none, where another thread has taken some meanwhile
+                if entry[0][0] <= until_ns:
+                    found.append(entry)
+                    places += (2 * place + 1, 2 * place + 2)
+        return [task_id for _, task_id in sorted(found)]
 
     def choose_on(self, device: str) -> int | None:
         """The task which starts next on this device; None where none is ready."""
-        return self._choose_on(device) if self._has(device) else None
+        start_ns = self._start_ns(device)
+        return None if start_ns is None else self._choose_on(start_ns, device)
 
-    def _choose_on(self, device: str) -> int:
-        self._take_in(device, self._start_ns(device))
+    def _choose_on(self, start_ns: int, device: str) -> int:
+        self._take_in(device, start_ns)
         return self._queues[device].choose()
 
     def remove(self, task_id: int) -> TaskTime:
@@ -190,13 +205,17 @@ class DeviceQueues:
             yield at_ns, task_id
             at_ns += self._durations_ns[task_id]
 
-    def _has(self, device: str) -> bool:
-        return len(self._queues[device]) > 0 or len(self._coming[device]) > 0
+    def _first_device(self) -> tuple[int, str] | None:
+        """When the next task starts, and on which device, the first of several; None where none is ready."""
+        starts = [(start_ns, device) for device in self.devices if (start_ns := self._start_ns(device)) is not None]
+        return min(starts, key=itemgetter(0), default=None)
 
-    def _start_ns(self, device: str) -> int:
-        """When its worker takes its next task, where any is ready."""
+    def _start_ns(self, device: str) -> int | None:
+        """When its worker takes its next task; None where none is ready."""
         free_ns = self._free_ns[device]
-        return free_ns if len(self._queues[device]) else max(free_ns, self._coming[device][0][0][0])
+        if len(self._queues[device]):
+            return free_ns
+        return next((max(free_ns, ready_ns) for (ready_ns, *_), _ in self._coming[device][:1]), None)
 
     def _take_in(self, device: str, until_ns: int) -> None:
         """What has got ready by then comes into the queue."""

@@ -135,6 +135,20 @@ class KeyedQueue(_Arrivals):
         in_order = self._in_order()  # another thread is removing the first
         return in_order[0][0] if in_order else None
 
+    def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
+        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        if not arriving:
+            return self.first()
+        first = next((entry for entry in self._heap[:1] if entry[1] in self._arrivals), None)
+        for arrival, task_id in enumerate(arriving, self._arrived):
+            key = sort_key(self._policy, self._graph, task_id, arrival)
+            try:
+                if first is None or first[0] > key:  # as `push` compares
+                    first = key, task_id
+            except TypeError:
+                raise bad_key(self._policy, self._graph, task_id, key) from None
+        return None if first is None else first[1]
+
     def remove(self, task_id: int) -> None:
         del self._arrivals[task_id]
         self._drop_removed()
@@ -210,6 +224,15 @@ class ChoiceQueue(_Arrivals):
         if chosen or not ready:
             return next(iter(chosen.values()), None)
         return chosen.setdefault(None, self._ask(ready)) if ask else ready[0]
+
+    def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
+        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        if not arriving:
+            return self.first(ask)
+        found = self.copy()
+        for task_id in arriving:
+            found.push(task_id)
+        return found.first(ask)
 
     def _ask(self, offered: Collection[int]) -> int:
         graph, name = self._graph, policy_name(self._choice)

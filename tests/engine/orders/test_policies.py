@@ -141,7 +141,7 @@ def test_a_policy_that_returns_what_is_not_ready_is_told_what_is() -> None:
     def eager(ready: list[th.Task], state: QueueState) -> th.Task:
         return state.graph.tasks[4]
 
-    with pytest.raises(th.PolicyError, match=r"policy eager returned AccumulateGrad, which is not ready; expected Stack"):
+    with pytest.raises(th.PolicyError, match="eager returned AccumulateGrad, which is not ready; expected Stack"):
         schedule(graph, eager)
     with pytest.raises(th.PolicyError, match="returned None, which is not a th.Task; expected Stack"):
         schedule(graph, lambda ready, state: None)  # type: ignore[arg-type,return-value]
