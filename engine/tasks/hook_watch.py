@@ -110,13 +110,18 @@ def _belong_to_modules(registries: list[Registry]) -> bool:
 
 
 def _held_by_objects(registries: list[Registry]) -> set[int]:
-    """By id those of the dicts that Python objects hold, and other things: hooks of modules and optimizers. Those of
-    nodes are held by C++ alone, or by a tensor or the node."""
+    """By id those of the dicts that Python objects hold, and other things: hooks of modules and optimizers.
+
+    C++ alone holds those of nodes, or a tensor or the node does. These count as such whoever else holds them: a list of
+    the user's, or what notes them to put them back.
+    """
     held: set[int] = set()
+    of_graphs: set[int] = set()
     for holder in gc.get_referrers(*registries) if registries else ():
-        if holder is not registries and not isinstance(holder, Tensor | Node | FrameType):
-            held.update(map(id, gc.get_referents(holder)))
-    return held
+        if holder is not registries and not isinstance(holder, FrameType):
+            found = of_graphs if isinstance(holder, Tensor | Node) else held
+            found.update(map(id, gc.get_referents(holder)))
+    return held - of_graphs
 
 
 def _has_hooks(found: Registry) -> bool:

@@ -422,3 +422,17 @@ def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward(accel
     while session.current is not None:
         session.step()
     assert seen == [2]
+
+
+@pytest.mark.parametrize("trace", ["cheap", None])
+def test_a_hook_runs_in_a_long_backward_though_the_program_holds_its_dict(trace: Any) -> None:
+    leaf, ran = torch.ones(3, requires_grad=True), []
+    handle = leaf.register_hook(lambda gradient: ran.append(gradient.tolist()))
+    held = [leaf._backward_hooks]
+    loss = leaf * 1.0
+    for _ in range(1500):
+        loss = loss * 1.0
+    th.backward(loss.sum(), engine="direct", trace=trace)
+    handle.remove()
+    assert ran == [[1.0] * 3]
+    del held

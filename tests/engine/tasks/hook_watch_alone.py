@@ -58,6 +58,17 @@ def what_is_no_hook_of_a_graph_is_not_counted() -> None:
     assert not watch.possible(), "nor is our own look at a node"
 
 
+def a_hook_is_a_tensors_whoever_else_holds_its_dict() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    handle = x.register_hook(lambda gradient: None)
+    other = [x._backward_hooks]
+    assert HookWatch([y.grad_fn]).possible()
+    handle.remove()
+    del other
+
+
 a_watch_finds_hooks_of_dead_tensors_of_nodes_and_retained_gradients()
 a_hook_that_comes_later_is_noticed_without_looking_again()
 what_is_no_hook_of_a_graph_is_not_counted()
+a_hook_is_a_tensors_whoever_else_holds_its_dict()
