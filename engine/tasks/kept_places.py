@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ...inspector.torch_internals.hooks import set_post_accumulate_hooks
+
 MISSING = object()
 
 
@@ -134,6 +136,12 @@ class OfLeaf(Attributes):
     """The hooks of a leaf. Where there never was any, torch has None in place of the dict."""
 
     _NAMES = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "_post_accumulate_grad_hooks":
+            set_post_accumulate_hooks(self._found, value)
+        else:
+            setattr(self._found, name, value)
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self._found, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,17 @@ def hooks_registered() -> int:
 def post_accumulate_hooks(leaf: Tensor) -> Hooks:
     """The hooks of `leaf.register_post_accumulate_grad_hook`, in running order."""
     return list((leaf._post_accumulate_grad_hooks or {}).values())
+
+
+def set_post_accumulate_hooks(leaf: Tensor, hooks: OrderedDict[int, Any] | None) -> None:
+    """Binds a leaf's dict of post-accumulate-grad hooks; None removes the hooks.
+
+    torch's setter ignores None in C++: the leaf goes on to run the hooks of the dict before, and to keep it alive,
+    until it is given another one. So it gets an empty dict first.
+    """
+    if hooks is None:
+        leaf._post_accumulate_grad_hooks = OrderedDict()
+    leaf._post_accumulate_grad_hooks = hooks  # type: ignore[assignment]
 
 
 def leaf_hooks(leaf: Tensor) -> Hooks:

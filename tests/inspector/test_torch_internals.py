@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import subprocess
@@ -28,7 +29,7 @@ from tapehead.inspector.torch_internals.allocators import _log_level, start_allo
 from tapehead.inspector.torch_internals.applied_functions import around_function_apply
 from tapehead.inspector.torch_internals.compiled import compiled_autograd_is_on
 from tapehead.inspector.torch_internals.engine import redirect_backward, torch_backward
-from tapehead.inspector.torch_internals.hooks import node_hooks
+from tapehead.inspector.torch_internals.hooks import node_hooks, set_post_accumulate_hooks
 from tapehead.inspector.torch_internals.modes import (
     close_hooks,
     close_mode,
@@ -260,6 +261,33 @@ def test_the_hooks_of_a_node_are_listed_in_order_and_none_is_added() -> None:
         hook((), ())
     assert calls == ["before 1", "before 2", "after"]
     assert node_hooks(node) == (before, after)
+
+
+def test_hooks_that_wait_for_grad_are_unbound_and_bound_again() -> None:
+    leaf, ran = torch.ones(2, requires_grad=True), []
+    handle = leaf.register_post_accumulate_grad_hook(ran.append)
+    hooks = leaf._post_accumulate_grad_hooks
+    set_post_accumulate_hooks(leaf, None)
+    leaf.sum().backward()
+    assert not ran and leaf._post_accumulate_grad_hooks is None
+    set_post_accumulate_hooks(leaf, hooks)
+    leaf.sum().backward()
+    assert ran == [leaf]
+    handle.remove()
+
+
+def test_torch_never_frees_a_leaf_to_which_its_own_post_accumulate_hook_leads() -> None:
+    """C++ refers to the hooks' dict, too, and `Tensor.__traverse__` shows the collector one reference of the two."""
+    found = []
+    for register in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
+        leaf = torch.ones(2, requires_grad=True)
+        handle = register(leaf, lambda *given, leaf=leaf: None)
+        found.append((weakref.ref(leaf), handle))
+        del leaf
+    gc.collect()
+    assert [leaf() is None for leaf, _ in found] == [True, False]
+    found[1][1].remove()
+    assert found[1][0]() is None
 
 
 def test_apply_is_watched_and_given_back() -> None:

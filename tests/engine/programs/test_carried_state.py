@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.hooks import RemovableHandle
 
 import tapehead as th
 
@@ -91,8 +92,9 @@ class Lazily:
         return self.made[parameter]
 
 
-def stepping(kind: str) -> tuple[nn.Module, Callable[[], Tensor], object]:
-    """A model that is stepped inside of its backward; what keeps the optimizers."""
+def stepping(kind: str) -> tuple[nn.Module, Callable[[], Tensor], list[RemovableHandle]]:
+    """A model that is stepped inside of its backward, and its hooks: they lead to the parameters, and torch never frees
+    such a cycle, see `test_nothing_kept`."""
     model = mlp()
     kinds: dict[str, Callable[[Tensor], Any]] = {
         "momentum": lambda each: SGD([each], 0.1, momentum=0.9),
@@ -115,9 +117,8 @@ def stepping(kind: str) -> tuple[nn.Module, Callable[[], Tensor], object]:
             optimizer.param_groups[0]["lr"].mul_(0.5)
         parameter.grad = None
 
-    for each in model.parameters():
-        each.register_post_accumulate_grad_hook(step)
-    return model, lambda: model(X).square().mean(), (optimizers, lazily)
+    handles = [each.register_post_accumulate_grad_hook(step) for each in model.parameters()]
+    return model, lambda: model(X).square().mean(), handles
 
 
 @pytest.mark.parametrize("verb", BACKWARDS)
@@ -126,7 +127,7 @@ def stepping(kind: str) -> tuple[nn.Module, Callable[[], Tensor], object]:
 def test_optimizers_that_step_in_the_backward_go_on_as_if_nobody_had_asked(kind: str, before: int, verb: str) -> None:
     trained = []
     for asks in (False, True):
-        model, make_loss, _keeps = stepping(kind)
+        model, make_loss, handles = stepping(kind)
         for _ in range(before):
             make_loss().backward()
         if asks:
@@ -134,6 +135,8 @@ def test_optimizers_that_step_in_the_backward_go_on_as_if_nobody_had_asked(kind:
         for _ in range(3):
             make_loss().backward()
         trained.append(list(model.parameters()))
+        for each in handles:
+            each.remove()
     assert all(map(torch.equal, *trained))
 
 
@@ -178,7 +181,6 @@ def all_of(model: Carries) -> list[Any]:
     ]
 
 
-@pytest.mark.leaves_hooks  # of the leaf of a model that, after some other tests, is not collected with the test
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_a_module_keeps_is_as_it_was_to_the_object(verb: str, recwarn: pytest.WarningsRecorder) -> None:
     model = Carries().eval()
@@ -187,6 +189,21 @@ def test_what_a_module_keeps_is_as_it_was_to_the_object(verb: str, recwarn: pyte
     before = all_of(model)
     VERBS[verb](lambda: model(X), model)
     assert all_of(model) == before and not [each for each in recwarn if "put this back" in str(each.message)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_hook_that_the_forward_registers_is_gone_with_the_run(verb: str) -> None:
+    weight, ran = torch.ones(4, requires_grad=True), []
+
+    def make_loss() -> Tensor:
+        weight.register_post_accumulate_grad_hook(lambda leaf: ran.append("post-accumulate"))
+        weight.register_hook(lambda gradient: ran.append("gradient"))
+        return (X @ weight).square().sum()
+
+    VERBS[verb](make_loss, nn.Sequential())
+    ran.clear()
+    weight.sum().backward()
+    assert not ran
 
 
 @pytest.mark.parametrize("verb", VERBS)
