@@ -484,7 +484,6 @@ class _OtherRule(_Simulation):
     ) -> None:
         super().__init__(graph, footprints, program, keep_graph)
         self.accumulation = accumulation
-        self._begin = self._begin_task
         self._lists: dict[int, list[int]] = {}  # by place in `waiting`
         self._inputs: dict[int, tuple[int, int]] = {}  # of these the task, and its input
         self._consumed: list[int] = []
@@ -517,7 +516,7 @@ class _OtherRule(_Simulation):
         self._drop(waits)
         return False
 
-    def _begin_task(self, task_id: int, given: list[int]) -> None:
+    def _begin(self, task_id: int, given: list[int]) -> None:
         """Sums what is in lists, and goes on holding what the task consumes, where that is never let go."""
         self._place += 1
         keeps = self.accumulation.keeps and self._program.leaf_layouts[task_id] == NO_LEAF

@@ -83,12 +83,9 @@ class AsFound:
     ) -> None:
         self._given = make_loss, verb, refuses, also
         self.carried: CarriedState
-        self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
-        self._known: dict[int, ref[Tensor]] = {}  # by id()
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # modules' parameters and buffers by name
-        self._data: list[tuple[ref[Tensor], Tensor]] = []  # leaves and buffers, and where their bytes were
-        self._written = _Written(self._note_leaf)
+        self._tensors = _Tensors()
         self._opened = ExitStack()
         self._depth = 0
 
@@ -120,7 +117,7 @@ class AsFound:
     @property
     def leaves(self) -> list[Tensor]:
         """Those that operations of watched runs took, as long as they live."""
-        return [each for reference in self._written.leaves if (each := reference()) is not None]
+        return [each for reference in self._tensors.leaves if (each := reference()) is not None]
 
     @property
     def make_loss(self) -> MakeLoss:
@@ -130,7 +127,7 @@ class AsFound:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""
-        with self._part(), uncompiled(), self._written:
+        with self._part(), uncompiled(), self._tensors:
             yield
 
     def watch(self, backward: bool = True) -> Tensor | HipsTape:
@@ -177,23 +174,9 @@ class AsFound:
         with without_torch_function(), all_objects() as objects:
             for each in objects:
                 if type(each) in kinds:
-                    self._note_leaf(each)
+                    self._tensors.note_leaf(each)
                     if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one
-                        self._note_data(each)
-
-    def _note_leaf(self, tensor: Tensor) -> None:
-        """Notes its .grad, if it may get one."""
-        if tensor.requires_grad and _keeps_gradient(tensor) and _is_new(tensor, self._known):
-            self._grads.append((self._known[id(tensor)], tensor.grad))
-            if tensor.is_leaf:
-                self._note_data(tensor)
-
-    def _note_data(self, tensor: Tensor) -> None:
-        """Notes where its bytes are, should `.data` be set; a lazy module's has none yet."""
-        own = not (is_lazy(tensor) or computes_itself(tensor) or tensor.is_nested)
-        if own and bytes_below(tensor) is not None:
-            with unobserved():
-                self._data.append((ref(tensor), tensor.detach()))
+                        self._tensors.note_data(each)
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
         if is_dynamo_compiling() or module in self._modules or _in_functional_call():
@@ -209,16 +192,14 @@ class AsFound:
                     self._bound.append((each._parameters, dict(each._parameters)))
             for buffer in each._buffers.values():
                 if buffer is not None:
-                    self._note_data(buffer)
+                    self._tensors.note_data(buffer)
 
     def _restore(self) -> None:
         """Puts all back, each also where another can't be."""
         steps: list[Callable[[], object]] = [
             self.carried.put_back,
             lambda: for_all(self._bound, _bind),
-            lambda: for_all(self._data, _put_data),
-            lambda: for_all(self._grads, _put_grad),  # of the dtype that the data has again
-            self._written.restore,
+            self._tensors.restore,
         ]
         with unobserved():
             for_all(steps, lambda step: step())
@@ -261,19 +242,22 @@ def _put_version(kept: tuple[ref[Tensor], int]) -> None:
         set_version(tensor, version)
 
 
-class _Written(SeenOperations):  # type: ignore[no-untyped-call]
-    """Copies what was there before and is written, before it is; and sees which leaves operations take.
+class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
+    """The tensors that were there before: .grad and `.data` of those noted, and, while it is open as a mode, the bytes
+    of those that operations write, copied before the first write. Refers to no `AsFound`, which would make a cycle.
 
     Attributes:
-        leaves: these.
+        leaves: leaves that operations take.
     """
 
     sees_backward = True
 
-    def __init__(self, note_leaf: Callable[[Tensor], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.leaves: list[ref[Tensor]] = []
-        self._note_leaf = note_leaf
+        self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
+        self._data: list[tuple[ref[Tensor], Tensor]] = []  # leaves and buffers, and where their bytes were
+        self._known: dict[int, ref[Tensor]] = {}  # by id() those in `_grads`
         self._seen: dict[int, ref[Tensor]] = {}  # by id() the leaves
         self._made: dict[int, FollowedStorage] = {}  # by address what operations of the run made
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # by address, and a copy
@@ -281,9 +265,25 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         self._contents: dict[int, Callable[[], None]] = {}  # by id() what puts back those without a storage
         self._generators: dict[torch.Generator, Tensor] = {}
 
+    def note_leaf(self, tensor: Tensor) -> None:
+        """Notes its .grad, if it may get one."""
+        if tensor.requires_grad and _keeps_gradient(tensor) and _is_new(tensor, self._known):
+            self._grads.append((self._known[id(tensor)], tensor.grad))
+            if tensor.is_leaf:
+                self.note_data(tensor)
+
+    def note_data(self, tensor: Tensor) -> None:
+        """Notes where its bytes are, should `.data` be set; a lazy module's has none yet."""
+        own = not (is_lazy(tensor) or computes_itself(tensor) or tensor.is_nested)
+        if own and bytes_below(tensor) is not None:
+            with unobserved():
+                self._data.append((ref(tensor), tensor.detach()))
+
     def restore(self) -> None:
-        """Writes back what was found."""
+        """Puts back what was found."""
         steps: list[Callable[[], object]] = [
+            lambda: for_all(self._data, _put_data),
+            lambda: for_all(self._grads, _put_grad),  # of the dtype that the data has again
             lambda: for_all(self._before.values(), _put_bytes),
             lambda: for_all(self._versions, lambda each: set_version(*each)),
             lambda: for_all(self._contents.values(), lambda put_back: put_back()),
@@ -310,7 +310,7 @@ class _Written(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
     def _take_leaf(self, leaf: Tensor) -> None:
-        self._note_leaf(leaf)
+        self.note_leaf(leaf)
         self.leaves.append(self._seen[id(leaf)])
         if leaf.grad is not None:  # is not written into: another graph may have saved it
             with unobserved():
