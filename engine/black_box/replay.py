@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,11 +20,13 @@ from ...inspector.torch_internals.module_calls import watching_modules
 from ..finding.find_nan import NanReport, find_nan
 from ..programs.backward import backward
 from ..programs.make_loss import loss_of as one_number
-from ..programs.make_loss import refuse_in_transform, same_random_numbers
+from ..programs.make_loss import same_random_numbers
+from ..tasks.refusals import refuse_transforms
 from ..trace.run import Run
 from ..words.findings import ShownAsFindings
 from ..words.phrases import counted, joined
 from ..words.told_line import telling
+from ..words.warn import warn
 from .batch import batch_of
 from .loaded_model import as_recorded, differences, home_of, modules_of, put_buffers, put_in, refuse_other
 from .models import named
@@ -291,7 +292,7 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
         ValueError: the folder is no such folder or is not as it was written; or the model is another one.
         OSError: it can't be read.
     """
-    refuse_in_transform("th.replay")
+    refuse_transforms("th.replay")
     expect_callable(make_model, 0, "make_model", "a function that makes the model")
     expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
     step = read_step(folder)
@@ -303,7 +304,7 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
     refuse_other(modules, step)
     told = list(differences(modules, step))
     for each in told:
-        warnings.warn(f"replay of {step.folder}: {each}", stacklevel=3)
+        warn(f"replay of {step.folder}: {each}")
     player = _Player(step, made, modules, loss_of)
     return _run(player, told)
 

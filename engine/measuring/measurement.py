@@ -11,9 +11,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ...inspector.graph.births import ForwardBirths, forward_births
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
+from ...inspector.graph.forward_allocations import ForwardAllocations, forward_allocations
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
@@ -157,19 +157,19 @@ class Measurement:
         tells = accumulation is not None
         self._graph, self._given = graph, given
         self._keep_graph, self._create_graph = keep_graph, create_graph
-        self._births = forward_births(graph)
+        self._allocations = forward_allocations(graph)
         reduced = bucketed(graph.leaves)
         self._leaves = {
             task_id: LeafState(
-                seen.layout, leaf.grad is not None, task_id in self._births.leaves, reduced.get(task_id, "no")
+                seen.layout, leaf.grad is not None, task_id in self._allocations.leaves, reduced.get(task_id, "no")
             )
             for task_id, leaf in graph.leaves.items()
             if (seen := look(leaf)) is not None
         }
-        self._kept = kept_by(graph, self._written, self._births.alone)
+        self._kept = kept_by(graph, self._written, self._allocations.alone)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
         self._found = {
-            each: [] if self._recorded else _find(graph, tensors, each, self._births, self._limit)
+            each: [] if self._recorded else _find(graph, tensors, each, self._allocations, self._limit)
             for each in self._devices
         }
         for task in () if self._recorded else sorted(self._kept.hiding):
@@ -282,7 +282,7 @@ class Measurement:
             self._create_graph,
             self._accumulation,
             trees,
-            self._births.of_model,
+            self._allocations.of_model,
             variables_of(self._made) if device in self._forward else {},
             self._tensors,
         )
@@ -336,7 +336,7 @@ def _find(
     graph: Graph,
     outputs: Sequence[Tensor],
     device: torch.device,
-    births: ForwardBirths,
+    allocations: ForwardAllocations,
     limit: Callable[[str, int], None],
 ) -> list[tuple[Followed, Maker]]:
     """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
@@ -345,12 +345,12 @@ def _find(
         graph: the graph.
         outputs: what the backward starts from.
         device: whose storages.
-        births: what the forward made besides what its nodes computed.
+        allocations: the tensors that the forward made without a node.
         limit: as in `ForwardStorages`.
     """
     found: dict[int, tuple[Followed, Maker]] = {}
     _ = graph.saved  # looks who holds what, before anything here does
-    left = ForwardStorages(graph, device, births, TensorHooks(graph.nodes), limit)
+    left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), limit)
     for storage, tensor in left.found():
         if isinstance(tensor, SavedTensor):
             slots = saved_slots(graph.nodes[tensor.task])
@@ -360,7 +360,7 @@ def _find(
             found[seen.address] = followed, storage.made_by
     for root, output in zip(graph.roots, outputs, strict=False):
         seen = look(output)
-        if seen is not None and output.device == device and seen.address not in {*found, *births.of_model}:
+        if seen is not None and output.device == device and seen.address not in {*found, *allocations.of_model}:
             storage_below = local_of(output).untyped_storage()
             followed = Followed(seen.address, storage_below.nbytes(), FollowedStorage(local_of(output)))
             found[seen.address] = followed, _maker_of(graph, root.task)

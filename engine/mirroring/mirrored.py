@@ -13,7 +13,8 @@ from torch import nn
 
 from ...inspector.arguments import expect_callable, expect_model
 from ..programs.as_found import AsFound
-from ..programs.make_loss import MakeLoss, refuse_in_transform
+from ..programs.make_loss import MakeLoss
+from ..tasks.refusals import refuse_transforms
 from ..trace.buckets import nothing_reduced
 from .mirror import MirrorReport, mirror
 from .plan_mirror import plan_mirror
@@ -91,7 +92,7 @@ class mirrored:
         if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         if self.plan is None:
-            refuse_in_transform("th.mirrored")
+            refuse_transforms("th.mirrored")
             _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plans(lambda: _loss_in(_called(function, args, kwargs)))
         self._newest = mirror(self.plan)

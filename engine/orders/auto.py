@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.kept_turns import forget_turns
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
+from ..words.warn import warn
 from .kept_orders import forget_orders
 from .kept_plans import fingerprint, forget_kept
 from .lower_bound import lower_bound
@@ -140,7 +140,7 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                 ):
                     best = row
         except Exception as error:  # whatever a node's own code raises on fake tensors: training goes on
-            warnings.warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}', stacklevel=2)
+            warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}')
             return _Taken("heap", why=f"no order could be planned: {error}")
     return _Taken("heap") if best is own else _Taken(best.policy, best.order)
 

@@ -14,8 +14,8 @@ from torch.autograd.graph import Node
 
 from ...inspector.arguments import expect, expect_truth
 from ...inspector.graph.begun import begun_by_session
-from ...inspector.graph.births import forward_births
 from ...inspector.graph.collector import collector_paused
+from ...inspector.graph.forward_allocations import forward_allocations
 from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.tapes.hips_tape import tape_of
@@ -151,9 +151,9 @@ class _DryRun:
         self._limits: dict[str, dict[int, None]] = {}
         self._saved = graph.saved  # looks who holds what, so before anything here does
         self._hooks = TensorHooks(graph.nodes)
-        self._births = forward_births(graph)
+        self._allocations = forward_allocations(graph)
         limit = partial(_note_limit, self._limits)  # not a method, which would make a cycle
-        self._left = ForwardStorages(graph, device, self._births, self._hooks, limit)
+        self._left = ForwardStorages(graph, device, self._allocations, self._hooks, limit)
         self._packed, self._saves_subclass = [], []
         for each in map(saved_variables, graph.nodes):
             self._packed.append(packed_by_user(each))
@@ -173,7 +173,7 @@ class _DryRun:
         reduced = bucketed(leaves)
         states = {
             task_id: LeafState(
-                layout_of(leaf), leaf.grad is not None, task_id in self._births.leaves, reduced.get(task_id, "no")
+                layout_of(leaf), leaf.grad is not None, task_id in self._allocations.leaves, reduced.get(task_id, "no")
             )
             for task_id, leaf in leaves.items()
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 import torch
 from torch import Tensor
 
-from ...inspector.graph.births import ForwardBirths
+from ...inspector.graph.forward_allocations import ForwardAllocations
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
@@ -30,7 +30,7 @@ class ForwardStorages:
     Args:
         graph: the graph, of whose `saved` nothing else may hold a tensor meanwhile.
         device: whose storages.
-        births: what the forward made besides what its nodes computed.
+        allocations: the tensors that the forward made without a node.
         hooks: those of the graph's tensors.
         limit: is told what is not known, and of which task.
 
@@ -42,13 +42,13 @@ class ForwardStorages:
         self,
         graph: Graph,
         device: torch.device,
-        births: ForwardBirths,
+        allocations: ForwardAllocations,
         hooks: TensorHooks,
         limit: Callable[[str, int], None],
     ) -> None:
         self._graph = graph
         self._device = device
-        self._births = births
+        self._allocations = allocations
         self._hooks = hooks
         self._limit = limit
         self.addresses, self._bytes_at = self._addresses_of_saved()
@@ -67,10 +67,11 @@ class ForwardStorages:
         Saved tensors are not unpacked here, which would take as long as all the rest.
         """
         graph = self._graph
-        births = self._births
+        allocations = self._allocations
         of_leaves: dict[int, int] = {}  # by address the task of a leaf there, of one that the forward made if it is
         for task_id, leaf in graph.leaves.items():
-            if (below := storage_of(leaf)) is not None and (task_id in births.leaves or below.address not in of_leaves):
+            below, is_made = storage_of(leaf), task_id in allocations.leaves
+            if below is not None and (is_made or below.address not in of_leaves):
                 of_leaves[below.address] = task_id
         storages: dict[int, list[SavedTensor]] = {}
         slots_of_leaves: dict[int, list[tuple[int, str]]] = {}
@@ -79,7 +80,7 @@ class ForwardStorages:
                 self._limit(NO_STORAGE, saved.task)
             elif (leaf_task := of_leaves.get(self.addresses[saved.storage])) is not None:
                 slots_of_leaves.setdefault(leaf_task, []).append((saved.task, saved.slot))
-            elif self._bytes_at[saved.storage] in births.of_model:
+            elif self._bytes_at[saved.storage] in allocations.of_model:
                 continue
             elif self._counts(saved.device) and saved.storage_bytes:
                 storages.setdefault(saved.storage, []).append(saved)
@@ -87,7 +88,7 @@ class ForwardStorages:
         for number, found in storages.items():
             held = any(saved.held for saved in found)
             makers = {saved.made_by for saved in found if saved.made_by is not None}
-            if held and not makers and self._bytes_at[number] not in births.addresses:
+            if held and not makers and self._bytes_at[number] not in allocations.addresses:
                 continue
             for root in graph.roots:
                 if root.task in makers and held:
@@ -102,9 +103,9 @@ class ForwardStorages:
             yield kept, found[0]
         for task_id in of_leaves.values():
             if self._counts(graph.tasks[task_id].inputs[0].device):
-                if task_id in births.leaves:
+                if task_id in allocations.leaves:
                     yield self._of_leaf(task_id, slots_of_leaves.get(task_id, [])), leaf_of(graph.nodes[task_id])
-                elif task_id in births.unsure:
+                elif task_id in allocations.unsure:
                     self._limit(HELD_LEAVES, task_id)
         known = {*of_leaves, *self.addresses.values()}
         for made_by, storage, tensor in [*self._in_regions(known), *self._on_ctx(known), *self._in_variables(known)]:
@@ -122,7 +123,7 @@ class ForwardStorages:
         """The storage of a leaf that the forward made. Its AccumulateGrad holds it as long as there is the graph."""
         storage = storage_of(leaf_of(self._graph.nodes[task_id]))
         assert storage is not None
-        alone = task_id in self._births.alone
+        alone = task_id in self._allocations.alone
         keepers = (*savers, (task_id, LEAF)) if alone else tuple(savers)
         return StartStorage(storage.nbytes, keepers, not alone, self._maker(None, {task for task, _ in savers}))
 
@@ -174,13 +175,13 @@ class ForwardStorages:
             kept += [
                 (tensor, REGION)
                 for tensor, is_held in zip(inputs, held, strict=True)
-                if not is_held or address_below(tensor) in self._births.addresses
+                if not is_held or address_below(tensor) in self._allocations.addresses
             ]
             for tensor, slot in kept:
                 storage = storage_of(tensor)
                 if storage is None or storage.address in known or not self._counts(tensor.device):
                     continue
-                if not storage.nbytes or address_below(tensor) in self._births.of_model:
+                if not storage.nbytes or address_below(tensor) in self._allocations.of_model:
                     continue
                 known.add(storage.address)
                 keepers = tuple((task, slot) for task in tasks)
@@ -207,7 +208,7 @@ class ForwardStorages:
                 made_by = None if maker is None else ids.get(maker)
                 if (
                     made_by is None
-                    and address_below(tensors[number]) not in self._births.addresses
+                    and address_below(tensors[number]) not in self._allocations.addresses
                     and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number]))
                 ):
                     continue  # was there before, as far as can be known
@@ -239,14 +240,14 @@ class ForwardStorages:
         Args:
             known: the addresses of storages to leave out.
         """
-        for born in self._births.alive:
+        for born in self._allocations.alive:
             storage = None if born.address in known else born.storage()
             if storage is not None and storage.nbytes() and self._counts(storage.device):
                 known.add(born.address)
                 with unobserved():
                     tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
                 yield StartStorage(storage.nbytes(), (), True, self._maker(None, set())), tensor
-        for born in self._births.earlier:
+        for born in self._allocations.earlier:
             storage = None if born.address in known else born.storage()
             if storage is not None and storage.nbytes() and self._counts(storage.device):
                 self._limit(EARLIER, self._graph.roots[0].task)

@@ -114,7 +114,7 @@ class CarriedState:
         """Puts back what the runs have changed."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._places, self._undo),
-            lambda: for_all(self._flags, _put_flag),
+            lambda: for_all(self._flags, _put_requires_grad),
         ]
         with unobserved():
             for_all(steps, lambda step: step())
@@ -234,7 +234,7 @@ class CarriedState:
         return None
 
 
-def _put_flag(kept: tuple[ref[Tensor], bool]) -> None:
+def _put_requires_grad(kept: tuple[ref[Tensor], bool]) -> None:
     tensor, requires_grad = kept[0](), kept[1]
     if tensor is None or tensor.requires_grad is requires_grad:
         return

@@ -18,13 +18,13 @@ from ...inspector.arguments import a_kind, expect_callable
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.torch_internals.checkpoints import watching_reentrant_checkpoints
 from ...inspector.torch_internals.flags import FLAGS
-from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.module_calls import watching_modules
 from ...inspector.torch_internals.random_states import accelerators_awake, same_random_states
 from ...inspector.torch_internals.ranks import Sharding, flattens, is_flattened, is_fully_sharded, sharded_parameters
 from ...inspector.torch_internals.saved import first_freed
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_internals.tensors import without_bytes
+from ..tasks.refusals import refuse_transforms
 
 MakeLoss = Callable[[], Tensor]
 
@@ -39,24 +39,11 @@ def expect_make_loss(make_loss: object, verb: str) -> None:
 
     Raises:
         TypeError: it can't be called as `make_loss()`.
-        RuntimeError: as `refuse_in_transform`.
+        RuntimeError: this is inside a transform of torch.func.
     """
-    refuse_in_transform(verb)
+    refuse_transforms(verb)
     wanted = "a function that runs the forward and returns the loss, such as `lambda: model(x).sum()`"
     expect_callable(make_loss, 0, "make_loss", wanted)
-
-
-def refuse_in_transform(verb: str) -> None:
-    """Refuses to run a backward inside a transform of torch.func.
-
-    Raises:
-        RuntimeError: this is inside one.
-    """
-    if functorch_is_active():
-        raise RuntimeError(
-            f"{verb}() was called inside a transform of torch.func (grad, vmap, jvp, ...), where no backward of "
-            "PyTorch's can run; call it outside of the transform, which the function that it runs may use"
-        )
 
 
 def loss_of(made: object) -> Tensor:
@@ -215,10 +202,10 @@ def same_flags() -> Iterator[None]:
     try:
         yield
     finally:
-        for_all(before, _put_flag)
+        for_all(before, _put_process_flag)
 
 
-def _put_flag(kept: tuple[Callable[[Any], object], Callable[[], Any], Any]) -> None:
+def _put_process_flag(kept: tuple[Callable[[Any], object], Callable[[], Any], Any]) -> None:
     write, read, before = kept
     if read() != before:
         write(before)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from array import array
 from collections.abc import Collection, Sequence
 from hashlib import sha256
@@ -36,6 +35,7 @@ from ...inspector.torch_internals.ranks import collectives_issued, part_of, worl
 from ...inspector.torch_internals.saved import hides_saved, is_packed
 from ...inspector.torch_internals.tensors import computes_itself
 from ..tasks.hook_watch import no_hooks
+from ..words.warn import warn
 
 _MOST_KINDS = 256  # of graphs and orders that are asked for: the store keeps some 100 bytes of each for every rank
 _YES = "yes"
@@ -93,10 +93,9 @@ def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] |
         found = asking.ask(graph, needed, order)
         if found is not None and order is not None and not asking.warned:
             asking.warned = True
-            warnings.warn(
+            warn(
                 f"a backward runs in PyTorch's own order: {found}. In a process group another order is run only if all "
-                "ranks run it. This is said once; Run.note says it of each backward",
-                stacklevel=4,
+                "ranks run it. This is said once; Run.note says it of each backward"
             )
     return found
 

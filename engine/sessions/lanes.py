@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from ..tasks.backward_call import BackwardCall
 from ..tasks.task_hooks import Gradients
 from ..trace.recorder import Recorder
 from ..words.phrases import joined
+from ..words.warn import warn
 from .native import Plan, Watch
 from .native_backward import NativeBackward
 from .standing_still import why_still
@@ -160,7 +160,7 @@ class Lanes(Worker):
         if timeout_s is None and runs:
             running = [task_id for lane in self.lanes.values() if (task_id := lane.running) is not None]
             what = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
-            warnings.warn(f"the session is closed, but {what} has not ended for {_ENDS_WITHIN_S:.0f} s", stacklevel=3)
+            warn(f"the session is closed, but {what} has not ended for {_ENDS_WITHIN_S:.0f} s")
 
     def let_go(self) -> None:
         super().let_go()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from ..trace.recorder import Recorder
 from ..trace.run import Run
 from ..trace.spoiled_graph import backward_begins, explain_spoiled_graph
 from ..trace.statistics import Level
+from ..words.warn import warn
 from .agreement import in_group, why_not
 
 _FREED = FREED.partition(" (")[0]
@@ -161,7 +161,7 @@ def run_native(
         if pin is not None:
             settle_queue()
     if pin is not None and pin.disturbed:
-        warnings.warn(DISTURBED, stacklevel=3)
+        warn(DISTURBED)
     order = tuple(plan.order if watch is None else watch.order)
     planned = order if dynamic else tuple(plan.order)
     record = None if watch is None or watch.recorder is None else watch.recorder.trace()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -47,6 +46,7 @@ from ..tasks.backward_call import BackwardCall
 from ..tasks.roots import check_root_gradients, root_gradients
 from ..trace.run import Run
 from ..trace.spoiled_graph import backward_begins
+from ..words.warn import warn
 from .agreement import in_group
 from .native import DISTURBED, Plan, explain, is_engines_own, run_native
 
@@ -119,7 +119,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
         if start.pin is not None:
             start.pin.close()
     if start.pin is not None and start.pin.disturbed:
-        warnings.warn(DISTURBED, stacklevel=4)
+        warn(DISTURBED)
     kept, nodes = start.kept, start.ordered
     if kept is None:
         return _planned(call, policy, start)

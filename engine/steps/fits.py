@@ -10,7 +10,7 @@ import torch
 
 from ...inspector.arguments import SIZES, bytes_of, expect, expect_number, refuse_bare_size
 from ...inspector.torch_internals.compiled import keep_compiler_out
-from ..programs.make_loss import refuse_in_transform
+from ..tasks.refusals import refuse_transforms
 from ..words.estimates import Estimate, bounded_size, estimate_sentence
 from ..words.sizes import both_units, share_text, size_text
 from ..words.tables import ShownAsTable
@@ -292,7 +292,7 @@ def fits(
     if limit <= 0:
         raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")
     kept = None if reserve is None else _reserve(reserve, limit)
-    refuse_in_transform("th.fits")
+    refuse_transforms("th.fits")
     recipe = replace(
         Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
         device=None if device is None else _device(device),

@@ -24,7 +24,7 @@ from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
 from ..memory.not_counted import OLDER_THAN_RECORDING
-from ..programs.make_loss import refuse_in_transform
+from ..tasks.refusals import refuse_transforms
 from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..words.phrases import nth
 from ..words.sizes import size_text
@@ -377,7 +377,7 @@ def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None)
         RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
         NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
     """
-    refuse_in_transform("th.profile_step")
+    refuse_transforms("th.profile_step")
     expect_callable(function, 0, "function", "a function that runs one whole training step")
     expect_model(model)
     with telling(None, "profiling a step") as tell:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.torch_internals.nodes import notes_on
+from ..words.warn import warn
 
 
 def check_nan(name: str, outputs: Sequence[Tensor | None]) -> None:
@@ -23,25 +23,22 @@ def warn_of_forward(node: Node) -> None:
     """Shows where the forward made the node, as anomaly mode noted it (python_anomaly_mode.cpp, print_stack)."""
     notes = notes_on(node)
     if "traceback_" not in notes:
-        warnings.warn(
+        warn(
             f"Error detected in {node.name()}. No forward pass information available. Enable detect anomaly during "
-            "forward pass for more information.",
-            stacklevel=2,
+            "forward pass for more information."
         )
         return
-    warnings.warn(
+    warn(
         f"Error detected in {node.name()}. Traceback of forward call that caused the error:\n"
-        f"{''.join(notes['traceback_'])}",
-        stacklevel=2,
+        f"{''.join(notes['traceback_'])}"
     )
     parent = notes.get("parent_")
     while parent is not None:
         notes = notes_on(parent)
         if "traceback_" not in notes:
             break
-        warnings.warn(
+        warn(
             f"\n\nPrevious calculation was induced by {parent.name()}. Traceback of forward call that induced the "
-            f"previous calculation:\n{''.join(notes['traceback_'])}",
-            stacklevel=2,
+            f"previous calculation:\n{''.join(notes['traceback_'])}"
         )
         parent = notes.get("parent_")

@@ -33,13 +33,27 @@ def refuse_surroundings() -> None:
         raise cannot("run under compiled autograd")
 
 
-def refuse_transforms() -> None:
-    """Says as PyTorch does, before anything runs, that a backward can't be run inside a transform of torch.func."""
-    if functorch_is_active():
+def refuse_transforms(verb: str | None = None) -> None:
+    """Refuse to run a backward inside a transform of torch.func, before anything runs.
+
+    Args:
+        verb: the function that runs its own backward, `th.find_nan`; None: it is the user's, which PyTorch refuses in
+            these words.
+
+    Raises:
+        RuntimeError: this is inside one.
+    """
+    if not functorch_is_active():
+        return
+    if verb is None:
         raise RuntimeError(
             "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
             "functorch.vjp instead or call backward() outside of functorch transforms."
         )
+    raise RuntimeError(
+        f"{verb}() was called inside a transform of torch.func (grad, vmap, jvp, ...), where PyTorch can't run a "
+        "backward; call it outside of the transform, which the function that it runs may use"
+    )
 
 
 def cannot(what: str) -> NotImplementedError:

@@ -28,7 +28,7 @@ from ..torch_internals.modes import without_torch_function
 from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import base_of, is_leaf
-from .births import note_births
+from .note_allocations import note_allocations
 from .opened import Opened
 from .tape import Tape
 from .writes import Versions, note_writes, versions_before, versions_before_apply
@@ -250,7 +250,8 @@ class _OperationWatcher(TorchFunctionMode):
             operation = Operation(calls.facts, function, start, end, calls.current, users_place(), inputs, began_ns)
             mark_result(result, operation)
             if not isinstance(result, Tensor):  # indices beside values
-                note_births(calls.facts, [each for each in tensors_of(result) if is_leaf(each)], args, kwargs or {})
+                leaves = [each for each in tensors_of(result) if is_leaf(each)]
+                note_allocations(calls.facts, leaves, args, kwargs or {})
             calls.note_stream(operation, result)
             newest = calls.last_result
             calls.last_result = ref(result) if isinstance(result, Tensor) else None
@@ -269,7 +270,7 @@ class _OperationWatcher(TorchFunctionMode):
         is_attribute = name == "__get__"  # such as .grad, which was there before, and .data
         if not is_attribute or isinstance(result, Tensor):
             with without_torch_function():
-                note_births(self._calls.facts, result, args, kwargs, is_new=not is_attribute)
+                note_allocations(self._calls.facts, result, args, kwargs, is_new=not is_attribute)
         hooks = name in HOOKING and bool(args) and isinstance(args[0], Tensor)
         observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
         if hooks or observed:

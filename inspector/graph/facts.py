@@ -148,16 +148,15 @@ class Facts:
     Attributes:
         thread: the thread; sequence numbers are counted per thread.
         first: the sequence number of the first node that could be made in the capture.
-        births: the storages that operations without a node allocated, by the address of their bytes: of masks, noise,
-            leaves that the forward makes, and what it keeps outside the graph. With each the number of nodes that this
-            thread had made by then.
+        allocations: by address the storages that operations without a node allocated (masks, noise, leaves made in the
+            forward, tensors kept outside the graph), each with the number of nodes that this thread had made by then.
     """
 
     def __init__(self) -> None:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
-        self.births: dict[int, tuple[FollowedStorage, int]] = {}
+        self.allocations: dict[int, tuple[FollowedStorage, int]] = {}
         self._buffers: dict[int, ref[Tensor]] = {}  # of the modules, by id()
         # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
         self._leaves: dict[int, ref[Tensor]] = {}

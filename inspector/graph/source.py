@@ -151,8 +151,8 @@ def _passes_on(place: Place) -> bool:
 
 
 def _is_call_with_own_arguments(code: CodeType, instruction: int) -> bool:
-    """Whether the instruction is `function(*args, **kwargs)`: it takes the code's parameters alone, all of `*args` among
-    them, and nothing else is called for its arguments."""
+    """Whether the instruction is `function(*args, **kwargs)`: it takes the code's parameters alone, `*args` among them,
+    and nothing else is called for its arguments."""
     steps = list(dis.get_instructions(code))
     call = next((step for step in reversed(steps) if step.offset <= instruction), None)
     if call is None or call.opname != "CALL_FUNCTION_EX":

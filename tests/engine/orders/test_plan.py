@@ -193,9 +193,10 @@ def test_a_graph_that_can_not_be_planned_keeps_pytorchs_order_and_says_so() -> N
     graph = th.graph((x.sin() * x.cos()).sum())
     with (
         mock.patch("tapehead.engine.orders.auto.planned_order", side_effect=RuntimeError("no values")),
-        pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values"),
+        pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values") as told,
     ):
         assert auto.auto_order(Problem(graph), (), portfolio()) == schedule(graph, "heap")
+    assert [each.filename for each in told] == [__file__]
 
 
 @pytest.mark.parametrize("name", ["ensemble", "recommender", "lstm_cell", "linear50", "unet"])

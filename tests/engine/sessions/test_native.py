@@ -219,8 +219,9 @@ def test_an_order_that_another_backward_spoils_is_told() -> None:
         Pin(nodes).during(lambda: Pin(nodes[::-1]).during(lambda: None))
 
     z.grad_fn.register_prehook(spoil)
-    with pytest.warns(UserWarning, match="another backward renumbered leaves"):
+    with pytest.warns(UserWarning, match="another backward renumbered leaves") as told:
         th.backward((z + y).sum(), policy="bfs")
+    assert [each.filename for each in told] == [__file__]
     assert x.grad is not None
 
 

@@ -19,7 +19,7 @@ from .graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardBirths:
+class ForwardAllocations:
     """The tensors that a forward made without a node: leaves, masks, noise.
 
     Parameters, and the buffers of modules that a capture saw, belong to the model and are not among these, wherever
@@ -45,14 +45,14 @@ class ForwardBirths:
 
 
 @collector_paused()
-def forward_births(graph: Graph) -> ForwardBirths:
+def forward_allocations(graph: Graph) -> ForwardAllocations:
     """Finds what the forward of a graph, which still has its nodes, made besides what they computed."""
     seen: dict[Facts, int] = {}  # by capture the number of the first node that it saw of this graph
     for each in (task.operation for task in graph.tasks):
         if isinstance(each, Operation):
             seen[each.facts] = min(each.start, seen.get(each.facts, each.start))
     of_model = {address for tensor in _model_tensors(graph, seen) if (address := address_below(tensor))}
-    addresses = {address for facts in seen for address in facts.births} - of_model
+    addresses = {address for facts in seen for address in facts.allocations} - of_model
     others = [
         task
         for task, leaf in graph.leaves.items()
@@ -69,10 +69,10 @@ def forward_births(graph: Graph) -> ForwardBirths:
     alive: list[FollowedStorage] = []
     earlier: list[FollowedStorage] = []
     for facts, first in seen.items():
-        for address, (storage, number) in facts.births.items():
+        for address, (storage, number) in facts.allocations.items():
             if address not in of_model and storage.alive:
                 (alive if number > first or facts.first == first else earlier).append(storage)
-    return ForwardBirths(
+    return ForwardAllocations(
         frozenset(made),
         frozenset(alone),
         frozenset(unsure),

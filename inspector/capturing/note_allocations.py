@@ -1,6 +1,6 @@
-"""Notes what a forward allocates in operations that make no node: masks, noise, leaves, and what it keeps.
+"""Note the storages that a forward allocates in operations without a node: masks, noise, leaves, kept tensors.
 
-`inspector/graph/births.py` reads these notes.
+`inspector/graph/forward_allocations.py` reads these notes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..torch_internals.sequence_numbers import sequence_nr
 from ..torch_internals.tensors import FollowedStorage, address_below, base_of
 
 
-def note_births(
+def note_allocations(
     facts: Facts, result: object, args: Sequence[object], kwargs: Mapping[str, object], *, is_new: bool = True
 ) -> None:
-    """Notes the storage of a result that is on new bytes, or on bytes that the forward made before.
+    """Note the storage of a result that occupies new bytes, or bytes that the forward allocated before.
 
     The second kind is, for example, the detached result of an operation with a node: the last step of an attack. Memory
     that torch did not allocate, such as that of a NumPy array, is not noted.
@@ -32,12 +32,12 @@ def note_births(
     """
     for made in (result,) if isinstance(result, Tensor) else tensors_of(result):
         address = _address(made)
-        if not address or (address in facts.births and facts.births[address][0].alive):
+        if not address or (address in facts.allocations and facts.allocations[address][0].alive):
             continue
         owners = [each for each in (*tensors_of(args), *tensors_of(kwargs)) if _address(each) == address]
         is_born = any(_made_here(facts, each) for each in owners) if owners else is_new
         if is_born and made.untyped_storage().resizable():
-            facts.births[address] = FollowedStorage(made), sequence_nr()
+            facts.allocations[address] = FollowedStorage(made), sequence_nr()
 
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:

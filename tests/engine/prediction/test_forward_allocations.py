@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.engine.queue.chosen_order import heap_order
-from tapehead.inspector.graph.births import forward_births
+from tapehead.inspector.graph.forward_allocations import forward_allocations
 
 from ..profiled import profiled
 
@@ -141,7 +141,7 @@ def test_an_old_tensor_that_starts_to_require_gradients_is_none_that_the_forward
     with th.capture():
         z = x.detach().requires_grad_()
         loss = model(z).sum() + x.view(-1).requires_grad_().sum()
-    assert not forward_births(th.graph(loss)).leaves
+    assert not forward_allocations(th.graph(loss)).leaves
 
 
 def of_model(make: Callable[[], nn.Module]) -> tuple[MakeLoss, MakeLoss, nn.Module]:
