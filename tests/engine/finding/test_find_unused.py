@@ -663,7 +663,7 @@ OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 @given(
     st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=14)
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_of_any_program_those_are_found_that_pytorch_gives_none_and_each_has_its_story(
     program: list[tuple[Callable[[Tensor, Tensor], Tensor], int, int]],
 ) -> None:

@@ -115,7 +115,7 @@ def interrupt(verb: str, at: int, left_behind: Callable[[], list[str]]) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("samples", [6, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [3, pytest.param(150, marks=pytest.mark.slow)])
 def test_an_interrupt_leaves_the_process_as_it_was(
     verb: str, samples: int, left_behind: Callable[[], list[str]]
 ) -> None:
