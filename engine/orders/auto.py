@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ...inspector.capturing.alike import forget_graphs
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.latest import Latest
-from ...inspector.torch_internals.nodes import input_metadata, leaf_of
+from ...inspector.torch_internals.nodes import leaf_of, output_metadata
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.kept_turns import forget_turns
@@ -222,7 +222,7 @@ def _first_nodes(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[Hashable]
             seen.add(node)
             leaf = leaf_of(node) if node.name().endswith("AccumulateGrad") else None
             if leaf is None:
-                yield node.name(), is_packed(node), *input_metadata(node)
+                yield node.name(), is_packed(node), *output_metadata(node)
             else:
                 yield leaf.shape, leaf.grad is None
             nodes.extend(following for following, _ in node.next_functions if following is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.latest import Latest, LongKey
 from ...inspector.torch_internals.hooks import hooks_registered
-from ...inspector.torch_internals.nodes import have_grad, input_metadata, types_of
+from ...inspector.torch_internals.nodes import have_grad, input_metadata_of_each, types_of
 from ...inspector.torch_internals.saved import is_packed
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED
 from ..queue.policy import Policy
@@ -105,10 +105,10 @@ def forget_orders() -> None:
     _orders.clear()
 
 
-def facts_of_each(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
+def facts_of_each(nodes: Sequence[Node]) -> list[tuple[Any, ...]]:
     """What decides on a plan besides kinds and edges: whether hooks packed what a node saved, of which a plan doesn't
     know that the task frees it, and what gradients it takes. To be called before the backward, which frees that."""
-    return [(is_packed(node), *input_metadata(node)) for node in nodes]
+    return [(is_packed(node), *metas) for node, metas in zip(nodes, input_metadata_of_each(nodes), strict=True)]
 
 
 def _edges_of(nodes: Sequence[Node]) -> list[int]:

@@ -292,6 +292,8 @@ class _DryRun:
     def _add(self, waiting: list[list[Gradient | None]], task_id: int, number: int, gradient: Gradient) -> None:
         other = waiting[task_id][number]
         if other is not None:
+            if other.dtype is not gradient.dtype:  # the kernel casts one of them, in memory of its own
+                self._limit("tasks that sum gradients of different dtypes", task_id)
             layout = sum_of(other.layout, gradient.layout)
             gradient = gradient._replace(layout=layout, conjugated=False, negated=False)
         waiting[task_id][number] = gradient

@@ -105,7 +105,8 @@ def _widens(output: Output) -> bool:
         return False
     came = [real_dtype(meta.dtype).itemsize for meta in output.task.inputs]
     dtype, takes = real_dtype(output.raw.dtype), output.takes
-    return (bool(came) and dtype.itemsize > max(came)) or (takes is not None and real_dtype(takes.dtype) != dtype)
+    is_cast = takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != dtype
+    return (bool(came) and dtype.itemsize > max(came)) or is_cast
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:

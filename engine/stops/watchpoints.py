@@ -159,7 +159,7 @@ def _words(term: str, output: Output, read: Reading) -> str:
 
 def _widening(output: Output) -> str:
     given, takes = dtype_name(output.raw.dtype), output.takes
-    if takes is not None and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
+    if takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
         return f"a gradient of {given}, which PyTorch casts to {dtype_name(takes.dtype)} on its way"
     came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
     return f"a gradient of {given}, where {came} came in"

@@ -241,5 +241,5 @@ class _Enough(BaseException):
 
 
 def _zeros(node: Node) -> Tensor:
-    shape, dtype, device = input_metadata(node)[0]
+    shape, dtype, device, _ = input_metadata(node)[0]
     return torch.zeros((), dtype=dtype, device=device).expand(shape or ())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.torch_internals.modes import without_torch_function
-from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.nodes import is_cast, leaf_of
 from ...inspector.torch_internals.references import owned_alone, storage_owned_alone
 from ..memory.accumulation import Accumulate
 from ..memory.layouts import is_dense
@@ -22,7 +22,7 @@ def fits(gradient: Tensor, meta: TensorMeta) -> bool:
     """Whether the gradient is as its receiver takes it, without more ado."""
     return (
         gradient.shape == meta.shape
-        and gradient.dtype is meta.dtype
+        and (gradient.dtype is meta.dtype or meta.any_dtype)
         and gradient.layout is torch.strided
         and gradient.device == meta.device
     )
@@ -49,7 +49,8 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
     if gradient.dtype != meta.dtype:
         if not (gradient.dtype.is_floating_point or gradient.is_complex() == meta.dtype.is_complex):
             raise _invalid(graph, edge, f"expected {meta.dtype} but got {gradient.dtype}")
-        gradient = gradient.to(meta.dtype)
+        if _is_cast(gradient, meta, graph, edge):
+            gradient = gradient.to(meta.dtype)
     if gradient.layout not in (torch.strided, torch.sparse_coo) and graph.tasks[edge.next_task].is_leaf:
         expected = leaf_of(graph.nodes[edge.next_task]).layout
         if gradient.layout != expected:
@@ -59,6 +60,13 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
             raise _invalid(graph, edge, f"expected device {meta.device} but got {gradient.device}")
         gradient = gradient.to(meta.device)
     return gradient
+
+
+def _is_cast(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> bool:
+    """Whether the engine casts this gradient, which is of another dtype than its receiver's."""
+    if meta.any_dtype:
+        return False
+    return graph.tasks[edge.next_task].is_leaf or is_cast(graph.nodes[edge.next_task], edge.input, gradient.dtype)
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

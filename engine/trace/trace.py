@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -335,7 +335,7 @@ class TaskRecord:
 
 
 def _form(meta: TensorMeta | None) -> Form | None:
-    return None if meta is None else Form(meta, torch.strided)
+    return None if meta is None else Form(replace(meta, any_dtype=False) if meta.any_dtype else meta, torch.strided)
 
 
 def usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:

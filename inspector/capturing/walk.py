@@ -19,7 +19,7 @@ from ..graph.live_nodes import LiveNodes
 from ..graph.marks import operations_of
 from ..tapes.hips_tape import HipsTape, refuse_parts
 from ..torch_internals.modes import without_torch_function
-from ..torch_internals.nodes import InputMetadata, input_metadata, leaf_of, notes_on
+from ..torch_internals.nodes import InputMetadata, input_metadata_of_each, leaf_of, notes_on
 from ..torch_internals.sequence_numbers import number_of, numbers_of
 from .alike import Found, sight_of
 from .no_graph import why_no_graph
@@ -229,14 +229,14 @@ def _build(
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
-    taken = dict(zip(found, takes, strict=True)) if takes is not None else None
+    taken = dict(zip(found, input_metadata_of_each(found) if takes is None else takes, strict=True))
     tasks = []
     edges = []
     for node, task_id in ids.items():
         kind, operation = kinds[node], operations.get(node)
         parameter = leaf_name(leaf_of(node)) if kind is named else None
         call = None if operation is None else calls.id_of(operation.call)
-        inputs = _metas(node, input_metadata(node) if taken is None else taken[node], metas)
+        inputs = _metas(node, taken[node], metas)
         tasks.append(TaskDraft(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation))
         for output, (child, number) in enumerate(found[node]):
             if child is not None:

@@ -47,11 +47,14 @@ class TensorMeta:
     Attributes:
         shape: None for nested tensors, which have none.
         dtype, device: those that it is going to have.
+        any_dtype: the forward declared that the gradient is not cast (`ctx.set_output_grad_dtype(None)`), so that it
+            may have another dtype than the forward's output, which is then `dtype`.
     """
 
     shape: tuple[int, ...] | None
     dtype: torch.dtype
     device: torch.device
+    any_dtype: bool = field(default=False, repr=False)
 
     @property
     def nbytes(self) -> int | None:
@@ -59,7 +62,8 @@ class TensorMeta:
         return None if self.shape is None else prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{shape_text(self.shape)} {dtype_name(self.dtype)} {self.device}"
+        dtype = "any dtype" if self.any_dtype else dtype_name(self.dtype)
+        return f"{shape_text(self.shape)} {dtype} {self.device}"
 
 
 @dataclass(frozen=True, slots=True)

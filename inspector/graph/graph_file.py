@@ -25,6 +25,7 @@ _MOST_TASKS = 2**22  # Python's objects for them take some two hundred bytes eac
 _MOST_EDGES = 2**23
 _MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
 _EXACT = 2**53  # from here on JavaScript has no integers
+_ANY_DTYPE = "any dtype"
 _DTYPES = {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
 
 Entry = TypeVar("Entry", bound=Hashable)
@@ -62,7 +63,8 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
 
     - By task: `name`, an index into `names`; `kind`, into `kinds` (see `Kind`); `sequence_nr`, a string where
       JavaScript has no such integer; `inputs`, into `input_lists`, whose entries are indices into `metas`: [shape or
-      null for a nested tensor, dtype, device]; `call`, into `calls`, or -1; `operation`, or -1.
+      null for a nested tensor, dtype, device], and "any dtype" where the gradient is not cast; `call`, into `calls`, or
+      -1; `operation`, or -1.
     - `parameters`: [task, name] for each AccumulateGrad whose leaf has a name.
     - By operation: `operation_name`, an index into `operation_names`; `operation_source`, into `sources`, or -1.
       `sources`: [file, line, function, the line's text or null].
@@ -126,17 +128,19 @@ def read_graph(section: Section) -> Graph:
 
 def meta_fields(meta: TensorMeta) -> list[Any]:
     """The fields of a meta as a file has them."""
-    return [meta.shape, dtype_name(meta.dtype), str(meta.device)]
+    return [meta.shape, dtype_name(meta.dtype), str(meta.device), *([_ANY_DTYPE] if meta.any_dtype else [])]
 
 
 def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
     """The meta with these fields."""
-    shape, dtype, device = _fields(section, key, row, 3)
+    any_dtype = isinstance(row, list) and row[3:] == [_ANY_DTYPE]
+    shape, dtype, device = _fields(section, key, row[:3] if any_dtype else row, 3)
     if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
         raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
     if not (isinstance(dtype, str) and dtype in _DTYPES):  # torch itself may import what it is asked for
         raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
-    return TensorMeta(None if shape is None else tuple(shape), _DTYPES[dtype], device_of(section, key, device))
+    sizes = None if shape is None else tuple(shape)
+    return TensorMeta(sizes, _DTYPES[dtype], device_of(section, key, device), any_dtype)
 
 
 def device_of(section: Section, key: str, device: Any) -> torch.device:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .compiled import keep_compiler_out
 from .hooks import own
 from .modes import unobserved, without_torch_function
-from .nodes import input_metadata
+from .nodes import input_metadata_of_each
 from .saved import refuse_spent
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
@@ -197,9 +197,9 @@ def retains_any(nodes: Sequence[Node]) -> bool:
     """
     try:
         with _NoClones():  # type: ignore[no-untyped-call]
-            for node in nodes:
+            for node, metas in zip(nodes, input_metadata_of_each(nodes), strict=True):
                 edges, zeros = [], []
-                for number, (shape, dtype, device) in enumerate(input_metadata(node)):
+                for number, (shape, dtype, device, _) in enumerate(metas):
                     if shape is not None:
                         edges.append(GradientEdge(node, number))
                         zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))

@@ -1,37 +1,219 @@
-"""Nodes of a graph: what they take, what they are of, calling one."""
+"""Nodes of a graph: the gradients they take, their leaves and types, and how to call one."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction, Function
-from torch.autograd.graph import Node
+from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
+from torch.autograd.graph import GradientEdge, Node
 
-InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device]
+from .modes import unobserved
+
+InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
+"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. The dtype
+is then the forward output's."""
 
 
-def input_metadata(node: Node) -> list[InputMetadata]:
-    """Shape (None for nested tensors), dtype and device of each gradient that `node` takes."""
+def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
+    """The metadata of each output of the forward operation that made `node`. Its gradient's dtype may be another."""
     metas: list[Any] = node._input_metadata
-    return [(None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device) for meta in metas]
+    return tuple([_facts(meta) for meta in metas])
+
+
+def input_metadata(node: Node) -> tuple[InputMetadata, ...]:
+    """The metadata of each gradient that `node` takes. For several nodes, `input_metadata_of_each` is cheaper."""
+    (found,) = input_metadata_of_each((node,))
+    return found
 
 
 def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, ...]]:
-    """`input_metadata` of many nodes, without a call for each."""
+    """The metadata of each gradient that these nodes take, with the dtype to which the engine casts it.
+
+    The leaves' is without `Tensor.grad_dtype`, which may still change: see `gradient_dtypes`.
+    """
     found: list[tuple[InputMetadata, ...]] = []
     add = found.append
+    nodes = list(nodes)
     for node in nodes:
         metas: list[Any] = node._input_metadata
         if len(metas) == 1:
             (meta,) = metas
-            add(((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device),))
+            add(((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False),))
         else:
-            add(tuple(input_metadata(node)))
+            add(output_metadata(node))
+    for (place, number), dtype in _declared_dtypes(nodes, found).items():
+        inputs = list(found[place])
+        shape, usual, device, _ = inputs[number]
+        inputs[number] = shape, dtype or usual, device, dtype is None
+        found[place] = tuple(inputs)
     return found
+
+
+def _facts(meta: Any) -> InputMetadata:
+    return None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False
+
+
+class _Input(NamedTuple):
+    """An input of a node: the place of the node in a sequence, and the number of the input."""
+
+    place: int
+    number: int
+
+
+_FUNCTIONS_DECLARE = hasattr(FunctionCtx, "set_output_grad_dtype")  # torch 2.14
+_CPU = torch.device("cpu")
+
+
+def _declared_dtypes(
+    nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
+) -> dict[_Input, torch.dtype | None]:
+    """Find the gradients that the engine casts to another dtype than the forward output's; None: it does not cast them.
+
+    A custom Function declares these dtypes for its outputs (`ctx.set_output_grad_dtype`). `Tensor.grad_dtype` declares
+    one for a leaf, and stays in force when an operation modifies that leaf in place. Only the engine knows either, so
+    it is shown a probe for each input (see `_accepts`). A None that comes from `Tensor.grad_dtype` would take a second
+    probe, and is not found here: see `is_cast`.
+    """
+    usual: list[_Input] = []
+    edges: list[GradientEdge] = []  # of the usual ones
+    probes: list[_Probe] = []
+    declarable: list[_Input] = []
+    doubtful: list[_Input] = []  # a Function's output without a gradient looks the same, and the engine raises there
+    shared: dict[InputMetadata, _Probe | None] = {}
+    kinds: dict[type[Node], str] = {}
+    with unobserved():
+        for place, (node, inputs) in enumerate(zip(nodes, metas, strict=True)):
+            if (kind := kinds.get(type(node))) is None:
+                kind = "Function" if issubclass(type(node), BackwardCFunction) else type(node).__name__
+                kinds[type(node)] = kind
+            if kind == "AccumulateGrad":
+                continue
+            for number, facts in enumerate(inputs):
+                try:
+                    probe = shared[facts]
+                except KeyError:
+                    probe = shared[facts] = _probe_of(facts)
+                except TypeError:  # torch.SymInt has no hash
+                    continue
+                if probe is None:
+                    continue
+                if len(inputs) > 1 and not facts[0] and facts[2] == _CPU:
+                    doubtful.append(_Input(place, number))
+                elif kind == "Function" and _FUNCTIONS_DECLARE:
+                    declarable.append(_Input(place, number))
+                else:
+                    usual.append(_Input(place, number))
+                    edges.append(GradientEdge(node, number))
+                    probes.append(probe)
+        if not _accepts(edges, probes):
+            doubtful += usual
+        elif any(probe is not None and probe.cast_to is not None for probe in shared.values()):
+            declarable += [each for each, probe in zip(usual, probes, strict=True) if probe.cast_to is not None]
+        declared = _asked(declarable, nodes, metas)
+        if declared is None:
+            declared, doubtful = {}, declarable + doubtful
+        for each in doubtful:
+            declared.update(_asked([each], nodes, metas) or {})
+    return declared
+
+
+def _probe_of(facts: InputMetadata) -> _Probe | None:
+    shape, dtype, device, _ = facts
+    if shape is None or not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    return _Probe(shape, dtype, device)
+
+
+def _asked(
+    inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
+) -> dict[_Input, torch.dtype | None] | None:
+    """The declared dtypes of these inputs' gradients, where any is declared. None: the engine raises for an input."""
+    edges = [GradientEdge(nodes[each.place], each.number) for each in inputs]
+    own, others = [], []
+    for each in inputs:
+        shape, dtype, device, _ = metas[each.place][each.number]
+        own.append(_Probe(shape or (), dtype, device))
+        others.append(_Probe(shape or (), _another(dtype), device))
+    if not _accepts([*edges, *edges], [*own, *others]):
+        return None
+    found = zip(inputs, own, others, strict=True)
+    return {each: one.cast_to for each, one, other in found if one.cast_to is not None or other.cast_to is None}
+
+
+def _another(dtype: torch.dtype) -> torch.dtype:
+    wide, narrow = (torch.complex128, torch.complex64) if dtype.is_complex else (torch.float64, torch.float32)
+    return narrow if dtype is wide else wide
+
+
+def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
+    """Whether the engine casts a gradient of this dtype, which is not the one in the metadata of the input.
+
+    It does not if `Tensor.grad_dtype` was None on a leaf that an operation then modified in place.
+    """
+    (shape, _, device, _) = output_metadata(node)[number]
+    if shape is None:
+        return True
+    with unobserved():
+        probe = _Probe(shape, dtype, device)
+        return not _accepts([GradientEdge(node, number)], [probe]) or probe.cast_to is not None
+
+
+def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
+    """Have the engine check and cast probes as gradients for these edges. Return whether it accepts all of them.
+
+    A backward first checks and casts the gradients that it is given, one after the other (engine.cpp,
+    validate_outputs). The last one here has one dimension too many, and raises when the engine sums over it. So no node
+    is executed and no hook runs.
+    """
+    if not edges:
+        return True
+    last = probes[-1]
+    end = _Probe((2, *last.shape), last.dtype, last.device)
+    try:
+        _engine.run_backward((*edges, edges[-1]), (*probes, end), True, False, (), True, True)
+    except _AllCheckedError:
+        return True
+    except RuntimeError:
+        return False
+    raise AssertionError("PyTorch's engine accepted a gradient with one dimension too many")
+
+
+_engine: Any = torch._C._ImperativeEngine()
+
+
+class _AllCheckedError(Exception):
+    """The engine has come to the last probe."""
+
+
+class _Probe(Tensor):
+    """A gradient without memory.
+
+    Attributes:
+        cast_to: the dtype to which it was cast; None: it was not cast.
+    """
+
+    __slots__ = ("cast_to",)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    cast_to: torch.dtype | None
+
+    @staticmethod
+    def __new__(cls: type[_Probe], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> _Probe:
+        made: _Probe = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.cast_to = None
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if operator is not torch.ops.aten._to_copy.default:
+            raise _AllCheckedError
+        probe: _Probe = args[0]
+        probe.cast_to = kwargs["dtype"]
+        return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:

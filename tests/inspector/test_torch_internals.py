@@ -39,7 +39,7 @@ from tapehead.inspector.torch_internals.modes import (
     open_mode,
     open_pack_hook,
 )
-from tapehead.inspector.torch_internals.nodes import call_node, input_metadata
+from tapehead.inspector.torch_internals.nodes import call_node, input_metadata, is_cast
 from tapehead.inspector.torch_internals.operators import (
     FakeOperations,
     Operator,
@@ -79,10 +79,29 @@ def test_accumulate_grad_has_the_highest_number() -> None:
 
 def test_input_metadata_of_each_output() -> None:
     node = torch.ones(4, 2, dtype=torch.bfloat16, requires_grad=True).split(3)[0].grad_fn
-    assert input_metadata(node) == [
-        ((3, 2), torch.bfloat16, torch.device("cpu")),
-        ((1, 2), torch.bfloat16, torch.device("cpu")),
-    ]
+    assert input_metadata(node) == (
+        ((3, 2), torch.bfloat16, torch.device("cpu"), False),
+        ((1, 2), torch.bfloat16, torch.device("cpu"), False),
+    )
+
+
+def test_asking_the_engine_for_a_gradients_dtype_runs_nothing() -> None:
+    """No node, no hook, on any thread; and no memory is allocated for the gradient it is asked about."""
+    leaf = torch.ones(1_000_000, dtype=torch.bfloat16, requires_grad=True)
+    buffer = torch.ones(1_000_000, dtype=torch.bfloat16)
+    buffer.grad_dtype = torch.float64
+    buffer.mul_(leaf)
+    ran: list[object] = []
+    buffer.register_hook(ran.append)
+    buffer.grad_fn.register_prehook(ran.append)
+    buffer.grad_fn.register_hook(lambda *given: ran.append(given))
+    buffer.retain_grad()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        (facts,) = input_metadata(buffer.grad_fn)
+    assert facts == ((1_000_000,), torch.float64, torch.device("cpu"), False)
+    assert not ran and buffer.grad is None and leaf.grad is None
+    assert max((event.self_cpu_memory_usage for event in profile.key_averages()), default=0) < 1000
+    assert is_cast(buffer.grad_fn, 0, torch.float32) and not is_cast(buffer.grad_fn, 0, torch.float64)
 
 
 def test_a_version_counts_what_writes_in_place_and_inference_tensors_have_none() -> None:
