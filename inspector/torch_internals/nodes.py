@@ -14,8 +14,8 @@ from torch.autograd.graph import GradientEdge, Node
 from .modes import unobserved
 
 InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
-"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. The dtype
-is then the forward output's."""
+"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. In that
+case the dtype is the forward output's."""
 
 
 def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
