@@ -16,7 +16,7 @@ from state import State, differences, flags, objects_of, values_of
 import tapehead as th
 
 _MOST = 6  # differences that are shown
-_FIRST, _SECOND = 7, 8  # seeds of the two steps
+FIRST, SECOND = 7, 8  # seeds of the two steps
 
 
 class WrongError(Exception):
@@ -86,11 +86,11 @@ class Cell:
         program, other = self.fresh(), self.fresh()
         if not with_roots:
             program.roots = other.roots = None
-        arguments = plain_step(program, _FIRST)
+        arguments = plain_step(program, FIRST)
         one, again = values_of(program), self._second_backward(program, arguments)
-        plain_step(program, _SECOND)
+        plain_step(program, SECOND)
         two = values_of(program)
-        plain_step(other, _FIRST)
+        plain_step(other, FIRST)
         return Oracle(one, two, again, program.is_exact and not differences(one, values_of(other)))
 
     def _second_backward(self, program: Program, arguments: dict[str, Any]) -> str | None:
@@ -135,7 +135,7 @@ class Cell:
 
         def step() -> dict[str, Any]:
             before = flags()
-            seed(_FIRST)
+            seed(FIRST)
             with th.capture(keep_inputs=keep_inputs) if capture else nullcontext():
                 arguments = program.arguments()
             program.call_backward(lambda: run(program, arguments))
@@ -147,7 +147,7 @@ class Cell:
         self.expect("after the backward", oracle.one, program, is_exact)
         if again and (ended := self._second_backward(program, arguments)) != oracle.again:
             raise WrongError(f"a second backward of the same graph: plain {oracle.again}, here {ended}")
-        plain_step(program, _SECOND)
+        plain_step(program, SECOND)
         self.expect("after a plain step that follows", oracle.two, program, is_exact)
 
     def predicts(self, ask: Callable[[Program, dict[str, Any]], object], *, capture: bool = True) -> None:
@@ -155,7 +155,7 @@ class Cell:
         oracle, program = self.oracle, self.fresh()
 
         def step() -> Exception | None:
-            seed(_FIRST)
+            seed(FIRST)
             with th.capture() if capture else nullcontext():
                 arguments = program.arguments()
             refused = self.unchanged(program, lambda: ask(program, arguments))
@@ -164,7 +164,7 @@ class Cell:
 
         refused = program.call(step)
         self.expect("after a plain backward that follows", oracle.one, program, oracle.is_exact)
-        plain_step(program, _SECOND)
+        plain_step(program, SECOND)
         self.expect("after a plain step that follows", oracle.two, program, oracle.is_exact)
         if refused is not None:
             raise refused
@@ -182,10 +182,10 @@ class Cell:
         if program.log is not None:
             program.log.clear()
         extra = not program.extra()  # tensors that each forward makes anew
-        plain_step(program, _FIRST)
+        plain_step(program, FIRST)
         if extra:
             self.expect("after a plain step that follows", oracle.one, program, oracle.is_exact)
-            plain_step(program, _SECOND)
+            plain_step(program, SECOND)
             self.expect("after a second plain step", oracle.two, program, oracle.is_exact)
         if refused is not None:
             raise refused

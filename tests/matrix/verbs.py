@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cell import Cell, DoesNotApplyError, WrongError, expect_equal, plain_step, seed
+from cell import FIRST, SECOND, Cell, DoesNotApplyError, Oracle, WrongError, expect_equal, plain_step, seed
 from program import Program
 from state import bits, flags
 
@@ -162,7 +162,7 @@ def debug_abandoned(cell: Cell) -> None:
 
         def step(program: Program = program, engine: Any = engine) -> None:
             before = flags()
-            seed(7)
+            seed(FIRST)
             with closing(th.debug(**program.arguments(), engine=engine)) as session:
                 if session.current is not None:
                     session.step()
@@ -176,7 +176,7 @@ def debug_abandoned(cell: Cell) -> None:
             continue
         for leaf, other in zip(program.leaves.values(), others.leaves.values(), strict=True):
             leaf.grad = other.grad
-        plain_step(program, 7)
+        plain_step(program, FIRST)
         if program.model is None or not list(program.model.buffers()):
             cell.expect(
                 f"a plain step after an abandoned session, {engine}", cell.oracle.one, program, cell.oracle.is_exact
@@ -267,7 +267,7 @@ def simulated_peak(cell: Cell) -> None:
     program = cell.fresh()
 
     def step() -> tuple[Any, Any, Any]:
-        seed(7)
+        seed(FIRST)
         with th.capture():
             arguments = program.arguments()
         if set(arguments) != {"tensors"}:
@@ -334,7 +334,7 @@ def profile(cell: Cell) -> None:
 
     def step() -> None:
         before = flags()
-        seed(7)
+        seed(FIRST)
         found = th.profile(program.make_loss, trace="full")
         str(found), str(found.peak())
         expect_equal("flags", before, flags())
@@ -405,10 +405,26 @@ def plan_mirror(cell: Cell) -> None:
     cell.runs_program(lambda program: str(th.plan_mirror(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
 
 
+def _two_mirrored_steps(
+    cell: Cell, program: Program, oracle: Oracle, step: Callable[[], object], *, with_log: bool = True
+) -> None:
+    """Expect the plain steps' results after a first and a second mirrored `step`."""
+    for name, number, expected in (("first", FIRST, oracle.one), ("second", SECOND, oracle.two)):
+
+        def seeded(number: int = number) -> None:
+            before = flags()
+            seed(number)
+            step()
+            expect_equal("flags", before, flags())
+
+        program.call(seeded)
+        cell.expect(f"after the {name} mirrored step", expected, program, oracle.is_exact, with_log=with_log)
+
+
 @verb
 def mirror(cell: Cell) -> None:
     """Two steps under a plan are the plain ones."""
-    program, oracle = cell.fresh(), cell.oracle_of_loss
+    program = cell.fresh()
     program.roots = None
 
     def planned() -> Any:
@@ -417,35 +433,27 @@ def mirror(cell: Cell) -> None:
     found = program.call(planned)
     if program.log is not None:
         program.log.clear()
-    for number, expected in ((7, oracle.one), (8, oracle.two)):
 
-        def step(number: int = number) -> None:
-            before = flags()
-            seed(number)
-            with th.mirror(found):
-                arguments = program.arguments()
-            program.call_backward(lambda: torch.autograd.backward(**arguments))
-            expect_equal("flags", before, flags())
+    def step() -> None:
+        with th.mirror(found):
+            arguments = program.arguments()
+        program.call_backward(lambda: torch.autograd.backward(**arguments))
 
-        program.call(step)
-        cell.expect(f"after the mirrored step {number - 6}", expected, program, oracle.is_exact)
+    _two_mirrored_steps(cell, program, cell.oracle_of_loss, step)
 
 
 @verb
 def mirrored(cell: Cell) -> None:
-    program, oracle = cell.fresh(), cell.oracle
+    program = cell.fresh()
     if program.has_own_roots:
         raise DoesNotApplyError
     wrapped = th.mirrored(budget=0.5, seconds=0.5)
-    for number, expected in ((7, oracle.one), (8, oracle.two)):
 
-        def step(number: int = number) -> None:
-            seed(number)
-            loss = wrapped(program.make_loss)
-            program.call_backward(lambda: torch.autograd.backward(loss))
+    def step() -> None:
+        loss = wrapped(program.make_loss)
+        program.call_backward(lambda: torch.autograd.backward(loss))
 
-        program.call(step)
-        cell.expect(f"after the mirrored step {number - 6}", expected, program, oracle.is_exact, with_log=False)
+    _two_mirrored_steps(cell, program, cell.oracle, step, with_log=False)
 
 
 @verb
@@ -482,7 +490,7 @@ def fits(cell: Cell) -> None:
 @verb
 def statistics(cell: Cell) -> None:
     program = cell.fresh()
-    plain_step(program, 7)
+    plain_step(program, FIRST)
     for name, leaf in program.leaves.items():
         before = bits(leaf.grad)
         for level in ("off", "cheap", "full"):
