@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [each for each in kinds if each not in KINDS] + [each for each in verbs if each not in VERBS]
     if unknown:
         parser.error(f"unknown kind or verb {unknown[0]!r}; --list prints them")
+    if options.write_docs and (len(kinds), len(verbs)) != (len(KINDS), len(VERBS)):
+        parser.error("--write-docs writes the whole table: it takes all kinds and verbs")
     if options.list:
         for topic, names in TOPICS.items():
             print(f"{topic}:", *names)

@@ -10,12 +10,13 @@ from run import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "refusals.md"
 
-_HEAD = """# What is refused, and what to do instead
+_HEAD = """# Refusals and alternatives
 
-Each of {kinds} kinds of programs was run under each of {verbs} verbs, and compared with plain PyTorch to the bit
-(`python tests/matrix --write-docs`, which writes this page). Listed are the pairs that a verb refuses: it raises an
-error that says what works instead, and leaves everything as it was. All other pairs give what plain PyTorch gives.
-Names and numbers in the sentences are those of the test programs, which are in `tests/matrix/kinds`.
+`python tests/matrix --write-docs` writes this page. It runs each of {kinds} kinds of programs under each of {verbs}
+verbs, and compares gradients and the program's state with plain PyTorch's, bit for bit. The tables list the pairs that
+a verb refuses: it raises an error that names an alternative, and changes nothing. Every other pair gives plain
+PyTorch's results, or the verb does not apply to the program. Names and numbers in the messages are those of the test
+programs in `tests/matrix/kinds`.
 """
 
 
@@ -38,7 +39,7 @@ def page(results: Sequence[Result], topics: Mapping[str, Sequence[str]]) -> str:
                 rows.setdefault((each.kind, _sentence(each.text)), []).append(each.verb)
         if not rows:
             continue
-        parts.append(f"\n## {topic.capitalize()}\n\n| program | verbs | what it says |\n|---|---|---|\n")
+        parts.append(f"\n## {topic.capitalize()}\n\n| program | verbs | error message |\n|---|---|---|\n")
         parts += [
             f"| `{kind}` | {', '.join(f'`{verb}`' for verb in found)} | {said} |\n"
             for (kind, said), found in rows.items()
@@ -47,9 +48,9 @@ def page(results: Sequence[Result], topics: Mapping[str, Sequence[str]]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return the refusal without the exception's name and places in files, safe inside a table of Markdown."""
+    """Return the message without the exception's name and places in files, safe inside a table of Markdown."""
     said = re.sub(r"^\w+: ", "", text)
-    said = re.sub(r"(\s|\()(at|of|in) \S+\.py:\d+\)?", "", said)
+    said = re.sub(r"^\S+\.py:\d+: | \(\S+\.py:\d+\)|(\s|\()(at|of|in) \S+\.py:\d+\)?", "", said)
     said = re.sub(r"0x[0-9a-f]+", "0x...", said)
     said = said.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
     return re.sub(r"(?<!`)(__\w+__|\*)", r"`\1`", said)
