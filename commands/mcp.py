@@ -213,12 +213,16 @@ def _add_questions(server: MCPServer[Any], answers: McpAnswers) -> None:
 
     @server.tool()
     def find_nan(target: str, start: int = 0) -> dict[str, Any]:
-        """Runs "SCRIPT.py:FUNCTION", which returns a loss, and says where its forward or backward first goes bad."""
+        """Runs "SCRIPT.py:FUNCTION", which returns a loss, and says where its forward or backward first goes bad.
+
+        "found" is null where all gradients that can be read are finite, and "unread" of its tasks' can't be read."""
         return _of_files(lambda: answers.alone("find_nan", start, target=folder.target(target)))
 
     @server.tool()
     def find_unused(target: str, start: int = 0) -> dict[str, Any]:
-        """Runs "SCRIPT.py:FUNCTION", which returns (make_loss, model), and says which parameters get no gradient."""
+        """Runs "SCRIPT.py:FUNCTION", which returns (make_loss, model), and says which parameters get no gradient.
+
+        "found" is null where none is known to lack one, and the gradients of "unread" parameters can't be read."""
         return _of_files(lambda: answers.alone("find_unused", start, target=folder.target(target)))
 
     @server.tool()

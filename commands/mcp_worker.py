@@ -214,10 +214,16 @@ def _find_nan(target: str) -> Answered:
     with make_loss_of(target) as make_loss:
         report = find_nan(make_loss)
     return {
-        "found": bool(report),
+        "found": _known(report.where is not None, len(report.unread)),
         "where": report.where,
+        "unread": len(report.unread),
         "untrusted": list(report.sentences),
     }
+
+
+def _known(found: bool, unread: int) -> bool | None:
+    """Return None where nothing was found, but some gradients could not be read."""
+    return None if unread and not found else found
 
 
 def _find_unused(target: str) -> Answered:
@@ -229,7 +235,8 @@ def _find_unused(target: str) -> Answered:
                 report = find_unused(make_loss, model)
             case _:
                 raise ValueError(f"{target} has to return (make_loss, model)")
-    return {"found": bool(report), "untrusted": str(report).splitlines()}
+    found, unread = bool(report), len(report.unread)
+    return {"found": _known(found, unread), "unread": unread, "untrusted": str(report).splitlines()}
 
 
 def _fits(target: str, memory: str, batch_size: int | None) -> Answered:

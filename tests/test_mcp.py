@@ -14,6 +14,7 @@ import torch
 
 import tapehead as th
 from tapehead.commands.mcp_processes import AnsweringProcess, ServedFolder
+from tapehead.commands.mcp_worker import McpWorker
 
 SCRIPT = """
 import torch
@@ -69,6 +70,50 @@ def test_modules_that_lie_in_the_folder_are_not_imported(folder: Path, monkeypat
         assert "is no folder" in process.ask("findings", {"folder": "none"})["untrusted"][0]
     finally:
         process.close()
+
+
+UNREADABLE = """
+import torch
+
+class Opaque(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner, requires_grad=False):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=requires_grad)
+
+    def __init__(self, inner, requires_grad=False):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        unwrapped = lambda value: value.inner if isinstance(value, Opaque) else value
+        args, kwargs = torch.utils._pytree.tree_map(unwrapped, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, Opaque, function(*args, **kwargs))
+
+model = torch.nn.Module()
+model.weight = torch.nn.Parameter(Opaque(torch.tensor([1.0, 2.0])))
+
+def loss():
+    return (model.weight.sqrt() + model.weight).sum()
+
+def plain():
+    return torch.ones(2, requires_grad=True).exp().sum()
+
+def both():
+    return loss, model
+"""
+
+
+def test_gradients_that_cannot_be_read_are_neither_found_bad_nor_called_finite(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNREADABLE)
+    worker = McpWorker()
+    answer = worker.answer("find_nan", {"target": f"{tmp_path / 'train.py'}:loss"})
+    assert answer["found"] is answer["where"] is None and answer["unread"] > 1
+    assert f"the gradients of {answer['unread']} of its" in answer["untrusted"][0]
+    assert "Opaque" in answer["untrusted"][0]
+    answer = worker.answer("find_nan", {"target": f"{tmp_path / 'train.py'}:plain"})
+    assert (answer["found"], answer["unread"]) == (False, 0)
+    answer = worker.answer("find_unused", {"target": f"{tmp_path / 'train.py'}:both"})
+    assert (answer["found"], answer["unread"]) == (None, 1) and "cannot be read" in " ".join(answer["untrusted"])
 
 
 def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
