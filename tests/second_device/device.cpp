@@ -2,7 +2,10 @@
 // accelerator: each of its devices has a worker thread and a ready queue of its own, allocations are told to the
 // profiler as CUDA's are, copies between devices are tasks, and each node notes a stream. What is asked of streams,
 // events and blocks is written down, so that it can be told whether kernels of real streams would have raced.
-#include <torch/extension.h>
+// Not torch/extension.h, whose C++ frontend takes a third of the compiler's time.
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -23,6 +26,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -376,13 +380,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("convolution_backward_overrideable", convolution_backward);
 }
 
+// The Python object of a custom Function's node refers to it weakly in torch 2.11, and owns it in later versions.
+template <class Node>
+auto held(const std::weak_ptr<Node>& node) { return node.lock(); }
+template <class Pointer>
+const Pointer& held(const Pointer& node) { return node; }
+
 // The stream of a node, which Python does not show.
 pybind11::object stream_of(pybind11::object node) {
   using namespace torch::autograd;
   auto* its = node.ptr();
-  auto function = THPFunction_Check(its) ? reinterpret_cast<THPFunction*>(its)->cdata
-                                         : reinterpret_cast<THPCppFunction*>(its)->cdata;
-  auto stream = function->stream();
+  auto stream = THPFunction_Check(its) ? held(reinterpret_cast<THPFunction*>(its)->cdata)->stream()
+                                       : held(reinterpret_cast<THPCppFunction*>(its)->cdata)->stream();
   if (!stream) return pybind11::none();
   return pybind11::make_tuple(static_cast<int>(stream->device().index()), stream->id());
 }
