@@ -7,7 +7,7 @@ from importlib import import_module
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from .front_door import through_the_door
+from .front_door import missing_in_torch, through_the_door
 from .moved import forward_old_paths
 from .rooms import open_room
 
@@ -196,8 +196,13 @@ if not TYPE_CHECKING:  # a name that is not there would be of any type
         if name not in _MODULE_OF:
             me = modules[__name__]  # Python looks in it for a name that was meant
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=me)
-        found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
-        globals()[name] = found = through_the_door(name, found)
+        try:
+            found = through_the_door(name, getattr(import_module(f".{_MODULE_OF[name]}", __name__), name))
+        except (AttributeError, ImportError) as error:
+            if (sentence := missing_in_torch(error)) is not None:
+                raise RuntimeError(sentence) from error
+            raise
+        globals()[name] = found
         return found
 
 

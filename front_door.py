@@ -78,12 +78,23 @@ def ending_where_called(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if (sentence := missing_in_torch(error)) is not None:
+                raise RuntimeError(sentence) from error
             if os.environ.get(FULL) != "full" and not _is_ours(sys._getframe(1)) and _ends_in_a_sentence(error):
                 error.__traceback__ = None
             raise  # without this frame: it is added when an error passes, not where one is caught
 
     setattr(call, _MARK, True)
     return cast("Function", call)
+
+
+def missing_in_torch(error: Exception) -> str | None:
+    """Return a sentence for an error caused by a private name that this version of torch does not have."""
+    if not isinstance(error, AttributeError | ImportError) or "torch" not in sys.modules:
+        return None
+    from .inspector.torch_internals.private_names import explain
+
+    return explain(error)
 
 
 def _ends_in_a_sentence(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import dataloader
 from torch.utils.hooks import BackwardHook
 
 from ...inspector.graph.source import Source
@@ -195,7 +195,7 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         place = array
     elif (drawn := drawn_by(each)) is not None:
         place = drawn
-    elif isinstance(each, _BaseDataLoaderIter):  # its attributes alone would not wind it back
+    elif isinstance(each, dataloader._BaseDataLoaderIter):  # its attributes alone would not wind it back
         follow = [(value, name) for value in vars(each).values()]
     elif _has_attributes(each):
         place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.graph import module_name
-from ...inspector.torch_internals.gradient_scalers import watch_scales
 from ...inspector.torch_internals.late import LateTensor
+from ...inspector.torch_internals.loss_scaling import watch_scales
 from ...inspector.torch_internals.optimizer_steps import parameters_of
 from ...inspector.torch_internals.tensors import local_of
 from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms, plain_elements

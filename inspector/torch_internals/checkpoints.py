@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from .saved import saved_variables, unpacking
 
@@ -74,7 +75,7 @@ def is_recomputed(region: Any, number: int) -> bool:
 
 def is_selective(region: Any) -> bool:
     """Whether a region keeps some results (`create_selective_checkpoint_contexts`); it can be computed again once."""
-    return isinstance(_variables(region.recompute_fn).get("recompute_context"), _CachedTorchDispatchMode)
+    return isinstance(_variables(region.recompute_fn).get("recompute_context"), checkpoint._CachedTorchDispatchMode)
 
 
 def _is_checkpoints(function: FunctionType) -> bool:
@@ -113,7 +114,7 @@ def random_states(region: Any) -> list[Tensor]:
 def cached_results(region: Any) -> list[Tensor]:
     """Return the results that a selective checkpoint keeps instead of recomputing them."""
     context = _variables(region.recompute_fn).get("recompute_context")
-    if not isinstance(context, _CachedTorchDispatchMode):
+    if not isinstance(context, checkpoint._CachedTorchDispatchMode):
         return []
     entries = [entry for each in context.storage.values() for entry in each.values()]
     found = [getattr(each, "val", None) for each in tree_leaves(entries)]

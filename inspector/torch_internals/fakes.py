@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -181,7 +180,6 @@ def _mode_class() -> type[FakeTensorMode]:
     return type("FakeTensorMode", (FakeTensorMode,), {**own, "_should_skip_dynamo": classmethod(lambda cls: False)})
 
 
-_DISABLED: CodeType = _disable_dynamo(lambda: None).__code__
 _OF_FAKES = ("torch._subclasses", "torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
 
 
@@ -191,11 +189,11 @@ def _call_undisabled() -> None:
 
     `_disable_dynamo` looks for an attribute of the function, and loads the compiler to make it.
     """
-
-    for disabled in gc.get_referrers(_DISABLED):
+    code: CodeType = torch._compile._disable_dynamo(lambda: None).__code__
+    for disabled in gc.get_referrers(code):
         if isinstance(disabled, FunctionType) and disabled.__module__.startswith(_OF_FAKES):
             assert disabled.__closure__ is not None
-            function = disabled.__closure__[_DISABLED.co_freevars.index("fn")].cell_contents
+            function = disabled.__closure__[code.co_freevars.index("fn")].cell_contents
             if not hasattr(function, _FOUND):
                 setattr(function, _FOUND, _until_loaded(disabled, function))
 

@@ -13,10 +13,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from .engine import T, real_graph_task_id, run_engine
 from .modes import unobserved
 
-if not hasattr(torch.autograd, "_get_sequence_nr"):
-    raise ImportError(f"tapehead needs torch >= 2.11; this is torch {torch.__version__}")
-
-sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr
+sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 """The sequence number which the next node of this thread will get."""
 
 UNNUMBERED = 2**64 - 1
