@@ -42,7 +42,7 @@ class Caller:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the call goes on.
+        """Whether the call has not ended.
 
         Two interrupts in a row may keep it from setting `ended`, and the error's traceback may hold its frame. So in
         the calling thread its frame has to be on the stack.
@@ -86,7 +86,7 @@ class DaemonThread(Thread):
             super().join(timeout)
 
     def join_in_any_case(self) -> None:
-        """The same, however often it is interrupted; the interrupt is raised afterwards."""
+        """`join`, however often it is interrupted; raises the interrupt afterwards."""
         try:
             self.join()
         except BaseException:

@@ -228,7 +228,7 @@ class _StoppedError(BaseException):
 
 
 class _Asked(local):
-    """Whether this thread is to stop."""
+    """The event that asks this thread to stop."""
 
     def __init__(self) -> None:
         self.to_stop = Event()

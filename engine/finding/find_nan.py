@@ -53,8 +53,8 @@ NAMED = 3  # leaves, in a sentence that may have to speak of a whole model's
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NanReport:
-    """Where a forward and its backward first go wrong. It is true where they do, and where gradients cannot be read:
-    `assert not th.find_nan(make_loss)` holds where all of them are known to be finite.
+    """The first NaN or infinite value of a forward and its backward. True if there is one, or gradients cannot be read:
+    `assert not th.find_nan(make_loss)` passes if all gradients are known to be finite.
 
     Attributes:
         where: "forward" or "backward"; None if all that could be read is finite.
@@ -191,7 +191,7 @@ class _Backward:
         maker: the operation of the forward that had made it.
         harmless: what was bad and got into no leaf's gradient.
         sums: of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
-        unread: by task why its gradients could not be read.
+        unread: per task whose gradients could not be read, the reason.
         direct_works: whether `engine="direct"` would see those sums.
     """
 
@@ -280,7 +280,7 @@ def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
 
 
 def _unread_tasks(session: Stepper | NativeSession, leaves: Sequence[Task]) -> dict[int, str]:
-    """By task why its gradients could not be read: a leaf's, which has not run, are those that it is given."""
+    """Return the reason per task whose gradients cannot be read. A leaf, which has not run, has its inputs' reason."""
     unread = session.stops.unread()
     for leaf in leaves:
         for edge in session.graph.in_edges[leaf.id]:

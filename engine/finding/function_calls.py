@@ -54,7 +54,7 @@ class KeptTensors:
 
 
 def _storages(tensor: Tensor) -> Iterator[StorageBytes]:
-    """Those of the tensors that hold its elements."""
+    """Yield the storages of the tensors that hold its elements."""
     for part in dense_parts(tensor):
         if (storage := storage_of(part)) is not None:
             yield storage

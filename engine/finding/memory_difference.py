@@ -173,7 +173,7 @@ def _keys(timeline: Timeline, storage: Storage, known: Mapping[int, int]) -> tup
 
 
 def _without(alive: list[_Alive], keys: list[Hashable | None], both: Counter[Hashable | None]) -> list[_Alive]:
-    """Those that the other run does not have."""
+    """Return the storages that the other run does not have."""
     left, found = both.copy(), []
     for each, key in zip(alive, keys, strict=True):
         if left[key]:

@@ -70,8 +70,8 @@ class GradientApart:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrderDependence(ShownAsFindings):
-    """Whether a backward depends on the order of its tasks. It is true where more than rounding does, and where
-    gradients cannot be read: `assert not th.order_dependent(make_loss)`.
+    """The differences between a backward's results in several orders. True if any exceeds rounding, or gradients cannot
+    be read: `assert not th.order_dependent(make_loss)`.
 
     Attributes:
         orders: that were run; the first is the one that the others are held against.

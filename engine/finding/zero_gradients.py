@@ -1,4 +1,4 @@
-"""Which leaves of a graph no gradient reaches, or none but zeros, and where that begins: found by a real backward."""
+"""Find the leaves that get no gradient, or only zeros, and the tasks at which that begins, by a real backward."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ State = bool | None
 
 @dataclass(frozen=True, slots=True)
 class ZeroOrigin:
-    """Where a gradient that is none, or all zero, begins.
+    """A task at which a missing or all-zero gradient begins.
 
     Attributes:
         task: the task.
-        how: "task": it gives such a gradient although it takes another one; "sum": those that it takes are not zero one
-            by one, and their sum is, or a hook made it so.
+        how: "task": it takes a non-zero gradient and returns none or zeros; "sum": its inputs are non-zero one by one,
+            and their sum is zero, or a hook made it so.
         undefined: whether there is no gradient at all.
-        gradients: how many come to it; none: it is the loss's, with whose own gradient the backward starts.
-        reason: why a task gives zeros, if its kind and what its node saved tell.
-        empty: the shape of what the task gives, if that has no elements.
+        gradients: how many gradients the task takes; 0: it is the loss's, where the backward starts.
+        reason: why the task returns zeros, if its kind and its saved tensors tell.
+        empty: the shape of the task's output, if that has no elements.
     """
 
     task: int
@@ -49,8 +49,13 @@ class ZeroOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What came to a leaf: its gradient's state, and where that begins if the gradient is none or zero; `unread`: why
-    nobody can tell whether it is zero."""
+    """A leaf's gradient, as the backward gave it.
+
+    Attributes:
+        state: whether there is a gradient, and whether any element is non-zero.
+        origins: the tasks at which a missing or zero gradient begins.
+        unread: the reason why the elements cannot be read; "" if they can.
+    """
 
     state: State
     origins: tuple[ZeroOrigin, ...] = ()
@@ -58,11 +63,10 @@ class Arrived:
 
 
 def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arrived]:
-    """Runs the backward of a loss, which frees its graph, and says what came to each leaf. No .grad changes.
+    """Run the backward of a loss, which frees its graph, and return each leaf's gradient state. No .grad changes.
 
-    Hooks of tensors run, those of .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not: the
-    gradients are only looked at. But a graph with reentrant checkpoints can't be run so; there they run, too, and those
-    of leaves to which a custom Function runs a backward.
+    Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
+    a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
     """
     counts = _Counts()
     watch = _Watch(graph, counts)
@@ -92,9 +96,9 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
 def _looked_at(
     loss: Tensor, inside: Sequence[Tensor], leaves: Sequence[Tensor], counts: _Counts
 ) -> list[tuple[Callable[[], State], str]]:
-    """What comes to each leaf, and why that can't be read; `inside`: those that the graph has.
+    """Return the state of each leaf's gradient, and the reason why it can't be read; `inside`: the graph's leaves.
 
-    To others something may come, too: a custom Function, as that of reversible layers, can run a backward of its own.
+    Other leaves may get gradients too: a custom Function (of reversible layers, say) can run a backward of its own.
     """
     with own_gradients(leaves, zeroed=True):
         gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
@@ -114,21 +118,21 @@ def _either(one: Callable[[], State], other: Callable[[], State]) -> State:
 
 
 class _Counts:
-    """Counts elements that are not zero where they are. The numbers are read after the run, of each device at once: no
-    task waits for an accelerator."""
+    """Counts non-zero elements on the gradients' devices. The counts are read after the run, all of a device at once:
+    no task waits for an accelerator."""
 
     def __init__(self) -> None:
         self._counts: dict[torch.device, list[Tensor]] = {}
         self._numbers: dict[torch.device, list[int]] = {}
 
     def of(self, values: Tensor) -> Callable[[], int]:
-        """Counts now; to be asked after `read`."""
+        """Count now; call the result after `read`."""
         counts = self._counts.setdefault(values.device, [])
         counts.append(values.count_nonzero())
         return partial(self._number, values.device, len(counts) - 1)
 
     def state(self, gradient: Tensor | None) -> Callable[[], State]:
-        """Looks at a gradient now; to be asked after `read`."""
+        """Look at a gradient now; call the result after `read`."""
         if gradient is None:
             return _nothing
         with unobserved():
@@ -147,7 +151,7 @@ class _Counts:
 
 
 class _Watch:
-    """Hooks on all nodes, which note which gradients are undefined or zero, and what zeros may come from."""
+    """Hooks on all nodes that note undefined and zero gradients, and possible causes of zeros."""
 
     def __init__(self, graph: Graph, counts: _Counts) -> None:
         self._graph = graph
@@ -191,13 +195,13 @@ class _Watch:
                     self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
 
     def read(self) -> None:
-        """Reads what was noted, once for all leaves."""
+        """Read the notes, once for all leaves."""
         for states, task_id, noted in self._notes:
             states[task_id] = [read() for read in noted]
         self._notes.clear()
 
     def origins(self, leaf: int) -> tuple[ZeroOrigin, ...]:
-        """From a leaf upwards: where what reaches it was still something. What begins right above it comes first."""
+        """Return the last tasks above a leaf that still took a non-zero gradient, the nearest first."""
         todo = [leaf]
         while todo:
             task_id = todo[-1]
@@ -211,14 +215,14 @@ class _Watch:
         return self._origins[leaf]
 
     def _above(self, task_id: int) -> list[int]:
-        """The tasks whose own origins are a task's, as far as they are not known."""
+        """Return the tasks whose origins this task shares and which are not known yet."""
         edges = self._graph.in_edges[task_id]
         if any(self._gives(edge.task, edge.output) for edge in edges):
             return []
         return [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
 
     def _origins_of(self, task_id: int) -> tuple[ZeroOrigin, ...]:
-        """A task's, where those of the tasks above are known."""
+        """Return a task's origins; those of the tasks above are known."""
         edges = self._graph.in_edges[task_id]
         if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
             return (ZeroOrigin(task_id, "sum", False, len(edges)),)
@@ -246,7 +250,7 @@ class _Watch:
         return any(self._taken.get(task_id, ()))
 
     def _reason(self, task_id: int, output: int) -> str | None:
-        """Why an output is zero. Of each kind it is known why it may be, and said where it is so."""
+        """Return the reason why an output is zero, if the kind's possible reason holds here."""
         reason = reason_of(self._graph.tasks[task_id].short_name, output)
         if reason is None:
             return None
@@ -261,8 +265,7 @@ class _Watch:
 
 
 def is_unknown(gradient: Tensor) -> str:
-    """Return why nobody can tell here whether a gradient is zero; "" where that can be read. To be called
-    `unobserved`."""
+    """Return the reason why a gradient's elements cannot be read; "" if they can. To be called `unobserved`."""
     return "this rank has only a part of it" if is_partly_here(gradient) else elements_of(gradient).unread
 
 

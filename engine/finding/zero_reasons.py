@@ -1,4 +1,4 @@
-"""Why a task makes zeros of a gradient: looked up in what its node saved, while it has that."""
+"""Reasons why a task turns a gradient into zeros, looked up in the node's saved tensors before they are freed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ...inspector.torch_internals.saved import saved_numbers, saved_slots
 from ...inspector.torch_internals.tensors import computes_itself
 
 _Kept = Mapping[str, Tensor | float]
-"""What a node keeps, by name."""
+"""A node's saved values, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroReason:
-    """Why all of an output may be zero.
+    """A reason why all of an output may be zero.
 
     Attributes:
-        everywhere: what is said where nothing of the gradient can pass.
-        where: what is said where the elements that are not zero can't; None: the gradient and what is looked at do not
-            have the same elements, as in a product of matrices.
-        stops: of what the node keeps, which elements let nothing pass; None: none of them does, whatever it keeps.
+        everywhere: the sentence where no element passes the gradient on.
+        where: the sentence where no element with a non-zero gradient passes it on; None: the gradient and the saved
+            tensor do not have the same elements, as in a product of matrices.
+        stops: from the node's saved values the mask of elements that pass nothing on; None: no element ever does.
     """
 
     everywhere: str
@@ -34,14 +34,14 @@ class ZeroReason:
 
 
 def reason_of(name: str, output: int) -> ZeroReason | None:
-    """What to look at for an output of a node, by its short name."""
+    """Return the possible reason for an output of a node, by its short name."""
     return _REASONS.get((name, output))
 
 
 def passing(reason: ZeroReason, node: Node, gradient: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Which elements pass anything, and which of them pass what is not zero of this gradient, both as masks.
+    """Return two masks: the elements that pass a gradient on, and those of them with a non-zero gradient here.
 
-    None where there is no knowing, as of what a checkpoint packed.
+    None if that is not known, as for a tensor that a checkpoint packed.
     """
     assert reason.stops is not None
     with unobserved():

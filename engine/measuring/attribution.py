@@ -353,8 +353,8 @@ def maker_of(made: Operation | CallRecord | None) -> Maker:
 
 
 def variables_of(made: Sequence[Operation | CallRecord | None]) -> dict[int, tuple[int, str]]:
-    """By the number of an operation the variable to which the user's line assigned what it had called, and the number
-    of what returned that: the operation itself, or the outermost of the library's modules around it."""
+    """Return, by operation number, the variable to which the user's line assigned the result, and the number of the
+    call that returned it: the operation itself, or the outermost of the library's modules around it."""
     found: dict[int, str] = {}
     variables: dict[int, dict[int, str]] = {}  # by code, which the operations keep alive
     outermost: dict[int, int] = {}

@@ -112,7 +112,7 @@ class LeafState:
 
     @property
     def keeps_none(self) -> bool:
-        """Whether the backward adds its gradient to memory that is there already."""
+        """Whether its gradient goes into existing memory (a .grad, or a view of a bucket)."""
         return self.has_grad or self.bucketed == "view"
 
 

@@ -1,4 +1,4 @@
-"""What the levels of memory leave out: the model, and what was there before the forward, as far as leaves show it."""
+"""Memory that no level counts: the model, and tensors older than the forward, as far as leaves show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDER_THAN_RECORDING = (
     "state of the loop: a batch, an average of the weights (EMA), DistributedDataParallel's buckets. So a step takes "
     "at least what is said."
 )
-"""What the memory of recorded steps leaves out: an allocator tells nothing of blocks that were there before."""
+"""The memory that recorded steps leave out: an allocator does not report blocks that were there before."""
 
 
 @dataclass(frozen=True, slots=True)

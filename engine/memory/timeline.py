@@ -40,7 +40,7 @@ RANDOM_STATE = "random state"
 """The slot of the random state with which a checkpointed region is computed again, kept by its nodes."""
 
 RANDOM_STATES_ON_CTX = (f"{ON_CTX}fwd_cpu_state", f"{ON_CTX}fwd_device_states")
-"""The same of a reentrant checkpoint, whose one node has them on its ctx."""
+"""The slots of the random states of a reentrant checkpoint, which its one node has on its ctx."""
 
 LEAF = "leaf"
 """The slot in which an AccumulateGrad has its leaf, as long as there is the graph."""
@@ -118,7 +118,7 @@ _PLURALS = {
 
 
 def lasts_with_graph(slot: str) -> bool:
-    """Whether a node keeps what is in this slot when it has run, too."""
+    """Whether a node keeps the tensor in this slot after it has run."""
     return slot == LEAF or slot.startswith(ON_CTX)
 
 

@@ -101,8 +101,8 @@ class mirrored:
 
 
 def _make_once(make_loss: MakeLoss) -> None:
-    """What the first forward is going to make and keep (a mask) is made before it: later ones run as it does then, and
-    as the plan has it."""
+    """Make the tensors that the first forward makes and keeps (a mask) before it runs: all forwards run alike then, as
+    the plan expects."""
     world = AsFound(make_loss, "th.mirrored", refuses=True)
     with world, nothing_reduced():
         world.watch(backward=False)

@@ -108,7 +108,7 @@ class Runs:
         return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
 
     def put_back(self) -> None:
-        """What the forwards wrote of what was there before, and what they keep in Python."""
+        """Restore the tensors that the forwards wrote, and the Python state that they changed."""
         self._recorder.restore()
         self._world.carried.put_back()
 

@@ -208,8 +208,8 @@ def looked_at(tensors: Sequence[Tensor | GradientEdge], limited: bool) -> Iterat
 
 
 def _first_nodes(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[Hashable]:
-    """Of some nodes from the roots on the name, whether what it saved is packed, and what it takes; of a leaf's whether
-    that has a .grad."""
+    """Yield the looks of some nodes from the roots on: the name, whether its saved tensors are packed, and its inputs'
+    metadata; for an AccumulateGrad the leaf's shape and whether it has a .grad."""
     nodes: deque[Node] = deque()
     for tensor in tensors:
         node = tensor.node if isinstance(tensor, GradientEdge) else tensor.grad_fn

@@ -57,8 +57,11 @@ class KeptOrder:
         return KeptOrder(None if own else places, name, note, metas, _edges_of(nodes))
 
     def suits(self, nodes: Sequence[Node]) -> bool:
-        """Whether some of the nodes take and keep what those of the graph did that it was planned for, other nodes each
-        time; the edges of all the first, the second, the fourth, the eighth time..."""
+        """Whether the nodes look like those of the planned graph.
+
+        Compares gradients and saved tensors of a sample, another one each time, and all edges at the first, second,
+        fourth, eighth use and so on.
+        """
         self._uses += 1
         step = max(len(nodes) // _LOOKED_AT, 1)
         some = slice(self._uses % step, None, step)
@@ -106,13 +109,13 @@ def forget_orders() -> None:
 
 
 def facts_of_each(nodes: Sequence[Node]) -> list[tuple[Any, ...]]:
-    """What decides on a plan besides kinds and edges: whether hooks packed what a node saved, of which a plan doesn't
-    know that the task frees it, and what gradients it takes. To be called before the backward, which frees that."""
+    """Return the facts that decide on a plan besides kinds and edges: whether hooks packed saved tensors (a plan
+    does not know that the task frees those), and the inputs' metadata. Call it before the backward frees them."""
     return [(is_packed(node), *metas) for node, metas in zip(nodes, input_metadata_of_each(nodes), strict=True)]
 
 
 def _edges_of(nodes: Sequence[Node]) -> list[int]:
-    """Where each edge leads, as a place among the nodes; -1: nowhere."""
+    """Return each edge's target as a place among the nodes; -1: none."""
     places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
     places[None] = -1
     return [places[child] for child, _ in chain.from_iterable(node.next_functions for node in nodes)]

@@ -28,8 +28,8 @@ def assumed_layout(meta: TensorMeta, part: tuple[int, ...] | None = None) -> Ten
 
 
 def assumed_gradient(graph: Graph, task_id: int, number: int, part: tuple[int, ...] | None = None) -> TensorLayout:
-    """What a task is taken to get in an input: of a transposed weight the gradient comes transposed (mm_mat2_backward),
-    so that it is the weight's .grad without a copy."""
+    """Return the assumed layout of a task's input. A transposed weight's gradient comes transposed (mm_mat2_backward):
+    it becomes the weight's .grad without a copy."""
     task = graph.tasks[task_id]
     layout = assumed_layout(task.inputs[number], part)
     if task.name == _TRANSPOSES and len(layout.shape) == 2 and part is None:

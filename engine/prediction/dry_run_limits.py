@@ -76,14 +76,14 @@ _NOT_COUNTED = frozenset(
         *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
     )
 )
-"""Of what a dry run counts nothing: the truth is what it says, or more."""
+"""Memory that a dry run does not count: the true figure is at least the predicted one."""
 
 SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER))
-"""What is the same in every order."""
+"""Limits that are the same in every order."""
 
 
 def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = "not known from a dry run") -> Estimate:
-    """Of which tasks something is not known."""
+    """Return the sentence about tasks of which something is not known."""
     sentence = f"{unknown}: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
     return Estimate(sentence, "at least" if what in _NOT_COUNTED else "unknown")
 
@@ -95,12 +95,12 @@ def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: 
 
 
 _LONGEST = 120
-"""How much is told of the text of an error, in letters."""
+"""The longest part of an error's text that a message quotes, in characters."""
 
 
 def needs_values(error: Exception) -> str:
-    """What has raised this: an operation that can't do without values, torch's, in C++ or in Python. What tapehead
-    itself raises in another way is a mistake of its own, and is raised again."""
+    """Return the sentence for an error of torch's own (C++ or Python): an operation that needs values raised it. Raises
+    any other error again, as a mistake of tapehead's."""
     traceback, name = error.__traceback__, ""
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -1,4 +1,4 @@
-"""Which storages are alive as a backward starts, made since just before the forward, by looking at the graph alone."""
+"""Find the storages that a forward allocated and that are alive when its backward starts, from the graph alone."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ForwardStorages:
         return StartStorage(storage.nbytes, keepers, not alone, self._maker(None, {task for task, _ in savers}))
 
     def _maker(self, made_by: int | None, savers: set[int]) -> Maker:
-        """What made a saved storage: the task whose node did, or the operation whose nodes alone save it."""
+        """Return the maker of a saved storage: the task whose node made it, or the only operation that saves it."""
         graph = self._graph
         if made_by is None and len({id(graph.tasks[task_id].operation) for task_id in savers}) == 1:
             made_by = min(savers)
@@ -188,7 +188,7 @@ class ForwardStorages:
                 yield None, StartStorage(storage.nbytes, keepers, False, self._maker(None, set())), tensor
 
     def _on_ctx(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage, Tensor]]:
-        """What custom Functions put on their ctx themselves, with the task that made it. It goes with the graph.
+        """Yield the tensors that custom Functions put on their ctx, each with its maker. They are freed with the graph.
 
         Args:
             known: the addresses of storages to leave out.

@@ -335,7 +335,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Of a tensor without a storage of its own: a sparse one."""
+        """Note the values of a tensor without a storage of its own, such as a sparse one."""
         parts = list(strided_parts(tensor))
         is_made = bool(parts) and all(self._is_made(part.untyped_storage()) for part in parts)
         if not is_made and not tensor.is_meta and id(tensor) not in self._contents:

@@ -43,9 +43,9 @@ _MOVED_ON = (
 
 
 class CarriedState:
-    """What a program keeps in Python, as it was found.
+    """The Python state of a program, as it was found.
 
-    That is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
+    It is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
     dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
     whether tensors require grad; and what `make_loss` and those hooks lead to: closures, globals by name, objects,
     lists, dicts, sets, arrays, generators of random numbers (see `HookState`).
@@ -92,9 +92,11 @@ class CarriedState:
         return made
 
     def made_once(self) -> list[Rebound]:
-        """What the forward makes at its first call and keeps, such as a mask: tensors without a graph where there was
-        nothing, which another run leaves as they are. Runs it twice, where it changes anything; its caller puts back
-        what that has changed."""
+        """Return the tensors that the forward makes at its first call and keeps, such as a mask.
+
+        They have no graph, nothing was in their place before, and a second run leaves them alone. Runs the forward
+        twice if it changes anything; the caller restores what that has changed.
+        """
         if not self._has_changed:
             return []
         self._make_loss()
@@ -166,7 +168,7 @@ class CarriedState:
             self._places.append((place, place.read()))
 
     def _of_process(self) -> tuple[list[Any], list[Any]]:
-        """What optimizers and their like keep; and what modules and leaves do, whose own places are noted."""
+        """Return the process's optimizers, schedulers and scalers, and the objects that modules and leaves refer to."""
         optimizers: list[Any] = []
         kept: list[Any] = []
         holders = set().union(*map(subclasses, (Optimizer, LRScheduler, GradScaler)))
@@ -223,7 +225,7 @@ class CarriedState:
             )
 
     def _advanced(self) -> str | None:
-        """Which iterator a run has moved on."""
+        """Return the sentence about an iterator that a run has advanced; None if none was."""
         for before, name, owner in self._iterators:
             if before.is_another:
                 kind, by = type(before.iterator).__name__, "make_loss()"
@@ -250,7 +252,7 @@ def _is_made(before: object, after: object) -> bool:
 
 
 def _is_left_alone(module: nn.Module) -> bool:
-    """Whether it has a state that others put back, or that goes with one which nobody can."""
+    """Whether others restore the module's state, or nobody can."""
     if isinstance(module, LazyModuleMixin):
         return any(
             each is not None and is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())
@@ -259,7 +261,7 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 
 def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
-    """What to look at: in place of a function of ours the user's that it calls."""
+    """Return the functions to look at: the user's own, or those that a function of tapehead's calls."""
     if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapehead"):
         return [make_loss]
     return [cell.cell_contents for cell in make_loss.__closure__ or ()]

@@ -62,7 +62,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
 
 
 def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | None) -> ForwardProgram:
-    """The same of a program of which is known what it keeps in Python."""
+    """`record_forward` for a program whose Python state is noted already."""
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
@@ -135,7 +135,7 @@ def _find_the_same(carried: CarriedState, recorder: ForwardRecorder) -> None:
 
 
 def _operation_times(carried: CarriedState, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
-    """How long each operation takes in one more forward; None if it runs others."""
+    """Return the seconds of each operation in one more forward; None if it runs other operations."""
     _find_the_same(carried, recorder)
     with same_random_numbers(), same_flags(), _Stopwatch(recorder.accelerated) as watch:
         carried.make_loss()

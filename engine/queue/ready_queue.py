@@ -62,10 +62,10 @@ def bad_key(policy: Policy, graph: Graph, task_id: int, key: object) -> PolicyEr
 
 
 class _Arrivals:
-    """Which tasks are ready, in the order in which they got so.
+    """The ready tasks, in order of arrival.
 
-    One thread at a time pushes, chooses and removes. Any thread may read meanwhile (`first`, `entries`): a read changes
-    nothing, and takes copies that are made at once.
+    One thread at a time pushes, chooses and removes. Any thread may read meanwhile (`first`, `entries`): reads change
+    nothing, and copy in one step what they iterate over.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -154,7 +154,7 @@ class KeyedQueue(_Arrivals):
         self._drop_removed()
 
     def _drop_removed(self) -> None:
-        """What stands first in the heap is ready: what was taken by hand before it was first goes."""
+        """Drop tasks from the top of the heap that were taken by hand, so that the first is ready."""
         heap, arrivals = self._heap, self._arrivals
         while heap and heap[0][1] not in arrivals:
             pop(heap)

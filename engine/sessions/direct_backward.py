@@ -118,7 +118,7 @@ class DirectBackward:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What is gone once it is over: a late caller is told so."""
+            """Raise for the runner of a backward that is over."""
             if name == "runner":
                 raise session_over(self.over or "closed")
             raise AttributeError(name)
@@ -179,8 +179,8 @@ class DirectBackward:
         return None if first is None else self.graph.tasks[first]
 
     def current_meanwhile(self) -> Task | None:
-        """The same while another thread runs tasks: the first that is ready, for which no policy of a user's is asked;
-        where none is, the task that runs."""
+        """Return the current task while another thread runs tasks: the first ready one (a user's policy is not asked),
+        or the task that runs if none is ready."""
         first, ran = self.queue.first(ask=False), list(self.order)
         needed = range(len(self.graph)) if self.needed is None else self.needed
         if first is None and self.over is None and len(ran) < len(needed):

@@ -85,11 +85,11 @@ class Backward(Protocol):
 
 
 class SessionTurn(ExclusiveUse):
-    """Whose turn a session has: the one verb of it that is under way.
+    """The exclusive use of a session by the one verb under way.
 
     Attributes:
-        unfinished: the verb that has begun to change the session, and did not end, neither as it should nor by an error
-            of its own; a list of one text, empty where there is none.
+        unfinished: the verb that has begun to change the session and has neither returned nor raised; a list of one
+            text, or empty.
     """
 
     def __init__(self) -> None:

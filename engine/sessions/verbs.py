@@ -228,7 +228,7 @@ class Verbs(SessionBase):
 
     @cached_property
     def _compared(self) -> dict[Operation, Compared]:
-        """By operation what `check` has found of it."""
+        """The results of `check`, by operation."""
         return {}
 
     def interact(self) -> None:

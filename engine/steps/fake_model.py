@@ -102,7 +102,7 @@ def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") 
 
 
 def _is_there(model: nn.Module) -> bool:
-    """Whether something of it was made before, with bytes."""
+    """Whether any parameter or buffer has memory already."""
     return any(not (is_lazy(each) or without_bytes(each)) for each in chain(model.parameters(), model.buffers()))
 
 

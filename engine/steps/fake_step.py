@@ -272,14 +272,14 @@ def fake_step(
 
 @contextmanager
 def as_found(recipe: Recipe) -> Iterator[None]:
-    """What the recipe's functions lead to may be there already: it stays as it is, and without fakes in it."""
+    """Keep the objects that the recipe's functions refer to as they are, without fake tensors in them."""
     world = AsFound(recipe.loss_of, "th.fits", also=(recipe.make_model, recipe.make_batch, recipe.make_optimizer))
     with world, world.run(), same_versions():
         yield
 
 
 def _place_of(recipe: Recipe, change: Change | None) -> str:
-    """Where in the forward is what the backward ended in: two steps are run again, under a capture."""
+    """Return the forward's place of the task in which the backward ended: runs two steps again, under a capture."""
     fakes = FakeTraining((), recipe.size)
     with as_found(recipe), fakes, suppress(*NEEDS_NUMBERS), capture():
         _Trained(recipe, fakes, change).steps(1)
@@ -410,7 +410,7 @@ def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
 
 
 def _sentence(error: Exception, place: str) -> str:
-    """What the program wants that fakes do not have, and where; `place`: in the backward of what."""
+    """Return the sentence about a value that fake tensors lack, with its line; `place`: of a backward's operation."""
     line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
     where = "" if line is None or place else f"{line.short}: "
     operator = str(error).removeprefix("aten.").partition(".")[0]
@@ -426,7 +426,7 @@ def _sentence(error: Exception, place: str) -> str:
 
 
 def _unfakeable(error: Exception, operation: str) -> str:
-    """What the program does that fakes can't, and where."""
+    """Return the sentence about an operation that does not run on fake tensors, with its line."""
     frames = extract_tb(error.__traceback__)
     line = innermost_user_line(frame for frame in frames if not _is_ours(frame.filename))
     steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)

@@ -59,7 +59,7 @@ class Fit(ShownAsTable):
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the memory, without the reserve."""
+        """Whether the peak is within the memory less the reserve."""
         return self.peak_bytes <= self.usable_bytes
 
     @property
@@ -307,8 +307,8 @@ def fits(
 
 
 RESERVE_BYTES = 2**30
-"""What is kept free of a GPU's memory where nothing is said: a context of PyTorch's takes some 0.5 GiB, cuBLAS up to
-32 MiB; the rest is for cuDNN and fragmentation. It is an assumption, and not measured on the GPU that is meant."""
+"""The default reserve of a GPU's memory: PyTorch's context takes some 0.5 GiB, cuBLAS up to 32 MiB; the rest is for
+cuDNN and fragmentation. An assumption, not measured on the GPU in question."""
 
 _OF_A_GPU = (
     "what a GPU's kernels take for themselves is taken for what the CPU's do; its context and fragmentation are not "

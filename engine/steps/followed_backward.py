@@ -260,7 +260,7 @@ class StepBackwards:
 
     @property
     def why_none(self) -> str:
-        """Why none of a step that was to be followed could be; "" if one was, or others were to be."""
+        """Return why no backward of the wanted step could be followed; "" if one was, or another step was wanted."""
         if self.why_not or self.followed:
             return ""
         return self.follower.why or "no backward ran in it that ended without an error"

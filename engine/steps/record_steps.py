@@ -122,7 +122,7 @@ class LoopRecording:
             self._capture.renew()
 
     def stepped(self) -> None:
-        """Where steps are told by their optimizers, the second one shows only when it is over: this is before.
+        """Prepare for the next step: one that its optimizer delimits is seen only when it is over.
 
         The capture forgets the modules here, so that a model which was made in the step is freed with it.
         """

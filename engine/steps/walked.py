@@ -84,8 +84,8 @@ class Holders:
         return [each for seen in self._optimizers if (each := seen()) is not None]
 
     def ended(self) -> list[Place]:
-        """Where storages were that have gone since this was asked last. An allocator does not tell of the end of those
-        that are older than its recording; a `.grad` that is set to None may be a view of a buffer that stays."""
+        """Return the places of storages freed since the last call. An allocator does not report the end of those older
+        than its recording; a `.grad` that is set to None may be a view of a buffer that stays."""
         gone = [place for place, followed in self._followed.items() if not followed.alive]
         for place in gone:
             del self._followed[place]

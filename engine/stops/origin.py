@@ -178,7 +178,7 @@ def _has_bad(values: Tensor) -> bool:
 
 
 def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
-    """What holds its elements: the tensor itself, the values of a sparse or nested one, a wrapper's inner tensors."""
+    """Return the tensors that hold its elements: itself, a sparse or nested one's values, a wrapper's inner tensors."""
     return elements_of(tensor).parts
 
 
@@ -201,7 +201,7 @@ def what_is_bad(tensor: Tensor | None) -> str:
 
 
 def _of_part(tensor: Tensor) -> str:
-    """Which elements were looked at, where these are not the tensor's own."""
+    """Return a phrase for the elements that were read, if they are not the tensor's own."""
     if not computes_itself(tensor) or tensor.is_nested:
         return " that it stores" if tensor.layout in SPARSE else ""
     return " of this rank's part" if local_of(tensor) is not tensor else f" of the {type(tensor).__name__}'s tensors"
@@ -214,7 +214,7 @@ def first_bad(tensor: Tensor) -> tuple[int, ...]:
 
 
 def has_element(tensor: Tensor) -> bool:
-    """Whether it is a dense tensor with values that can be looked at one by one."""
+    """Whether it is a dense tensor whose elements can be read one by one."""
     return (
         not is_abstract(tensor)
         and tensor.layout is torch.strided

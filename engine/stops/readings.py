@@ -65,12 +65,12 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
 
 
 def why_unread(gradient: Tensor) -> str:
-    """Why `read_now` can't read a gradient."""
+    """Return the reason why `read_now` can't read a gradient; "" if it can."""
     return measure(gradient, "cheap").unavailable or ""
 
 
 def _read_exotic(gradient: Tensor) -> Reading | None:
-    """Gradients of rare layouts, dtypes and subclasses, as the statistics read them."""
+    """Read a gradient of a rare layout, dtype or subclass, as the statistics do."""
     found = measure(gradient, "cheap").read()
     if found.unavailable is not None:
         return None

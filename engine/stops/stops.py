@@ -161,8 +161,7 @@ class Stops:
         return self._watching.found(wait)
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
-        """What there is to say once all tasks have run: what `found` says after waiting, which leaves got nothing, or
-        which gradients could not be read.
+        """Return the stop after the last task: a watchpoint's find, leaves without a gradient, or unreadable gradients.
 
         Args:
             order: the ids of the tasks that have run.
@@ -170,7 +169,7 @@ class Stops:
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
 
     def unread(self) -> dict[int, str]:
-        """By task why a watchpoint could not read its gradients."""
+        """Return, per task whose gradients a watchpoint could not read, the reason."""
         return {task: why for each in self._watching.watchpoints for task, why in each.unread.items()}
 
     def reaching_leaves(self) -> frozenset[int]:

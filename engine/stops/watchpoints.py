@@ -126,7 +126,7 @@ def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, l
 
 
 def unread_text(unread: Mapping[int, str]) -> str:
-    """Why gradients cannot be read, the most frequent reason first."""
+    """Join the reasons why gradients cannot be read, the most frequent first."""
     return "; ".join(reason for reason, _ in Counter(unread.values()).most_common())
 
 

@@ -414,7 +414,7 @@ class Comparison(ShownAsTable):
 
 
 def _why_off(row: Row) -> str:
-    """What a dry run is known not to see, or where it and the measured run part."""
+    """Return what the dry run is known not to count, or where it differs from the measured run."""
     if estimate := estimate_sentence(row.dry_run_estimates):
         return estimate
     assert row.dry_run_bytes is not None

@@ -216,8 +216,8 @@ _HIDDEN = "an iterator ({kind}) does not show how far it is; keep a number, or k
 
 
 def _has_own_access(kind: type) -> bool:
-    """Whether a container's class replaces how entries are read or written: to look at them would run its code, which
-    may import, load or count (the lazy mappings of transformers import all models)."""
+    """Whether a container's class overrides how entries are read or written: reading them would run its code, which may
+    import, load or count (the lazy mappings of transformers import all models)."""
     own = (each for each in kind.__mro__ if each.__module__ not in ("builtins", "collections"))
     return any(not _ACCESS.isdisjoint(vars(each)) for each in own)
 

@@ -87,12 +87,14 @@ def no_hooks(look: bool) -> bool:
 
 
 _seen = _looked = -1
-"""How many hooks had been registered when `look_is_cheap` was asked last, and when it last said that one may look."""
+"""The number of hooks registered at the last call of `look_is_cheap`, and at the last that returned True for a look."""
 
 
 def look_is_cheap() -> bool:
-    """Whether it is known that there are no hooks, or one look may tell so for many backwards: no hook was registered
-    since this was asked last, and it was not looked since then. A program may register one in each step, or keep one.
+    """Whether no hooks are known to exist, or one look may show that for many backwards.
+
+    A look may, if no hook was registered since the last call, and none was made since then. A program may register a
+    hook in each step, or keep one.
     """
     global _seen, _looked
     if no_hooks(look=False):
@@ -110,10 +112,10 @@ def _belong_to_modules(registries: list[Registry]) -> bool:
 
 
 def _held_by_objects(registries: list[Registry]) -> set[int]:
-    """By id those of the dicts that Python objects hold, and other things: hooks of modules and optimizers.
+    """Return the ids of the dicts that Python objects hold: hooks of modules and optimizers, and other ids.
 
-    C++ alone holds those of nodes, or a tensor or the node does. These count as such whoever else holds them: a list of
-    the user's, or what notes them to put them back.
+    Hooks of nodes and tensors are held by C++ alone, or by the tensor or node. They are not returned even if something
+    else holds them too, such as a user's list or a record to restore them.
     """
     held: set[int] = set()
     of_graphs: set[int] = set()

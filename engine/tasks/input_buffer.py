@@ -63,7 +63,7 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
 
 
 def _is_cast(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> bool:
-    """Whether the engine casts this gradient, which is of another dtype than its receiver's."""
+    """Whether the engine casts this gradient, whose dtype differs from its receiver's."""
     if meta.any_dtype:
         return False
     return graph.tasks[edge.next_task].is_leaf or is_cast(graph.nodes[edge.next_task], edge.input, gradient.dtype)

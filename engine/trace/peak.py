@@ -73,7 +73,7 @@ class PeakGroup:
 
 @dataclass(frozen=True, eq=False)
 class PeakReport:
-    """What was alive at the peak of one backward, or of the forward before it.
+    """The storages alive at the peak of one backward, or of the forward before it.
 
     Attributes:
         timeline: the memory of that backward.
@@ -343,7 +343,7 @@ def groups_of(
 
 
 def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
-    """By number of the largest storages that the program's code held who does so now, where a name leads to them."""
+    """Return, by number of the largest storages that the program's code held, the names that lead to them now."""
     least = _LEAST_SHARE * timeline.peak_bytes
     held = [each for each in storages if each.number in timeline.tensors and each.nbytes >= max(least, _LEAST_BYTES)]
     numbers: list[int] = []

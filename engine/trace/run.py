@@ -43,7 +43,7 @@ _ELSEWHERE = dict.fromkeys(
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one backward did. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
+    """The record of one backward. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
 
     Where nothing was recorded, the graph and the order are read when they are asked for. Until then the run keeps the
     root nodes, and so the leaves. It reads the graph when the loss dies if the nodes still keep other tensors then:
@@ -134,7 +134,7 @@ class Run:
         )
 
     def _older_gradients(self) -> str:
-        """What a peak leaves out that the backward of a step after zero_grad() makes."""
+        """Return a note on .grad that was there before: no peak counts it, a step after zero_grad() allocates it."""
         from ..memory.not_counted import not_counted
 
         found = sum(not_counted(each).grad_bytes for each in self.footprints_by_device.values())

@@ -84,7 +84,7 @@ class Statistics:
 
 
 class Form(NamedTuple):
-    """What a tensor looks like from outside, and how many elements were read where its shape does not tell."""
+    """A tensor's metadata and layout, and the number of elements that were read if its shape does not tell."""
 
     meta: TensorMeta
     layout: torch.layout

@@ -112,7 +112,7 @@ class HeldMemory(LoopPart):
         return Finding("leak", number, said, None, first.text, found.nbytes, first.at, certain=False, alike=found.alike)
 
     def _own_tensors(self) -> Iterator[Iterable[Tensor]]:
-        """What the models and the optimizers hold."""
+        """Yield the tensors that the models and the optimizers hold."""
         for _, module in self._training.watched.modules():
             yield _own_of(module)
         parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]

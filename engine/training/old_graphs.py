@@ -21,7 +21,7 @@ _MOST_TARGETS = 128  # of which holders are looked for at once
 _MOST_NODES = 50_000  # that are looked at for their bytes
 
 GRAD_OF = "the .grad of "
-"""How the texts of holders begin that are a parameter's gradient."""
+"""Prefix of a holder's text that is a parameter's gradient."""
 
 IsOld = Callable[[int], bool]
 """Whether a step is one whose graphs nobody needs any more."""
@@ -181,8 +181,8 @@ def _by_holder(
 
 
 def alike(text: str) -> str:
-    """What is the same in the texts of holders that differ by an index, by the line at which a function is, or by the
-    parameter whose .grad they are."""
+    """Return a holder's text without the parts in which like ones differ: an index, a function's line, the parameter of
+    a .grad."""
     if text.startswith(GRAD_OF):
         return GRAD_OF
     return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))

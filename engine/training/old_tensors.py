@@ -63,7 +63,7 @@ class OldTensors:
             self._before_step = [each for number, each in _tensors_alive() if number not in own]
 
     def storages(self, known: Container[int]) -> dict[int, tuple[int, ref[Tensor]]]:
-        """By address the bytes and a tensor of each storage that earlier steps have left; without the known ones."""
+        """Return, by address, the size and a tensor of each storage left by earlier steps, without the known ones."""
         before = {found.address for each in self._before_loop.values() if (found := _storage(each)) is not None}
         storages = {}
         for each in self._before_step:
@@ -88,7 +88,7 @@ class OldTensors:
 
 
 def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | None:
-    """Who holds most of these; None: nothing of it is alive any more."""
+    """Return the tensors and their main holder; None if none is alive any more."""
     found = sorted(storages, key=lambda pair: -pair[0])
     with unobserved():
         targets = [each() for _, each in found[:_MOST_TARGETS]]

@@ -1,4 +1,4 @@
-"""What comes of mixed precision: steps that a gradient scaler left out, and casts that autocast keeps across a step."""
+"""Findings about mixed precision: steps that a gradient scaler skipped, and casts that autocast keeps across a step."""
 
 from __future__ import annotations
 

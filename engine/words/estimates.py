@@ -1,4 +1,4 @@
-"""Why a predicted figure is an estimate, and on which side of it the true one is: reports and pages ask here."""
+"""Reasons why a predicted figure is an estimate, and whether the true one is above or below, for reports and pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .phrases import MOST_NAMED
 from .sizes import size_text
 
 Direction = Literal["at least", "at most", "unknown"]
-"""Where the true figure is: "at least" this one, "at most" this one, or on an unknown side of it."""
+"""The true figure is "at least" or "at most" the predicted one, or on an unknown side of it."""
 
 
 class Estimate(str):

@@ -230,8 +230,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         }
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Of a tensor that is about to be written and is more than a view of a storage: keeps what it holds, if it was
-        there before."""
+        """Keep the values of a tensor that is about to be written and older than the forward, and more than a view of a
+        storage."""
         made = self._sparse.get(id(tensor))
         if (made is not None and made() is tensor) or without_bytes(tensor):
             return

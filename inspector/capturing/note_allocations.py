@@ -41,7 +41,7 @@ def note_allocations(
 
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:
-    """Whether an operation of this capture with a node, which did not write in place, made the tensor's bytes."""
+    """Whether an operation of this capture made the tensor's bytes, with a node and not in place."""
     whole = base_of(owner)
     node = (owner if whole is None else whole).grad_fn
     operation = None if node is None else operation_of(node)

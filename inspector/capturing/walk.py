@@ -135,7 +135,7 @@ def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
 
 
 def outlive_backward(starts: Sequence[Node]) -> bool:
-    """Whether a node below `starts` keeps what no backward frees: a custom Function's attributes on its `ctx`."""
+    """Whether a node below `starts` keeps attributes on a custom Function's `ctx`, which no backward frees."""
     with collector_paused():
         return any(isinstance(node, BackwardCFunction) and vars(node) for node in _walk(starts))
 

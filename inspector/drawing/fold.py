@@ -221,7 +221,7 @@ class _Folding:
         return self._graph.tasks[task].source
 
     def _shape(self, child: RepeatedPart | int, place: int) -> object:
-        """What was merged of parallel calls is like nothing else, and what has another name is no part of one run."""
+        """Return a key that is equal for parts of one run: they have like names. Merged parallel calls equal none."""
         if isinstance(child, int):
             return self._shapes[child]
         return (child.shape, re.sub(r"\d+", "*", child.path)) if child.shape >= 0 else -1 - place

@@ -237,8 +237,8 @@ class Graph:
 
     @property
     def leaves(self) -> dict[int, Tensor]:
-        """By the id of each AccumulateGrad its leaf, of which the .grad has the shape. Empty for a graph from a file.
-        When the loss no longer exists, those that still do."""
+        """The leaves by the id of their AccumulateGrad; a leaf's .grad has its shape. Empty for a graph from a file.
+        When the loss no longer exists, the leaves that are still alive."""
         if self.nodes:
             return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf}
         known = self.nodes.leaves if isinstance(self.nodes, LiveNodes) else {}
@@ -287,7 +287,7 @@ class Graph:
         return found
 
     def owned(self) -> Graph:
-        """The same, for a session, which has to hold the nodes itself; `for_result` gives this one back."""
+        """Return this graph for a session, which has to hold the nodes itself; `for_result` returns this one."""
         found = self._with_nodes(tuple(self.nodes))
         vars(found)["_for_result"] = self.for_result
         return found

@@ -69,7 +69,7 @@ class SavedTensors(tuple[SavedTensor, ...]):
 
 @collector_paused()
 def saved_tensors(nodes: Sequence[Node], names: dict[int, str | None]) -> SavedTensors:
-    """What the nodes keep now. `names` has the id of each leaf's task and the leaf's name."""
+    """Return the tensors that the nodes keep now. `names` has the leaf's name by the id of its task."""
     owners = {}
     for task, name in names.items():
         storage = storage_of(leaf_of(nodes[task]))

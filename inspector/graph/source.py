@@ -92,7 +92,7 @@ def is_library(filename: str) -> bool:
 
 
 def is_of_library(module_class: type[torch.nn.Module]) -> bool:
-    """Whether the forward of a module's class is in such a file."""
+    """Whether the forward of a module's class is in a library's file."""
     code = getattr(module_class.forward, "__code__", None)
     return code is not None and is_library(code.co_filename)
 
@@ -185,8 +185,8 @@ def _note_file(filename: str) -> None:
 
 
 def variables_assigned(code: CodeType) -> dict[int, str]:
-    """By the offset of an instruction the variable or attribute to which its result is assigned at once: `self.cache`;
-    of a result that is unpacked all of them: `a, b`."""
+    """Return, by instruction offset, the variable or attribute to which the result is assigned at once (`self.cache`),
+    or all of them if it is unpacked (`a, b`)."""
     found: dict[int, str] = {}
     steps = list(dis.get_instructions(code))
     for number, step in enumerate(steps):

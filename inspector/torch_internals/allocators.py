@@ -21,7 +21,7 @@ one_recording = ExclusiveUse()
 """Taken while an allocator is recorded: torch's profiler crashes where two threads use it."""
 
 WAITS_S = 10.0
-"""How long a measurement waits for another thread's prediction, which runs a kernel alone, and the other way round."""
+"""Seconds for which a measurement waits for another thread's prediction, which runs a kernel alone, and vice versa."""
 
 
 def begin_recording(verb: str, besides: str = "") -> Caller:

@@ -74,7 +74,7 @@ def is_recomputed(region: Any, number: int) -> bool:
 
 
 def is_selective(region: Any) -> bool:
-    """Whether a region keeps some results (`create_selective_checkpoint_contexts`); it can be computed again once."""
+    """Whether a region keeps some results (`create_selective_checkpoint_contexts`); it can be recomputed once."""
     return isinstance(_variables(region.recompute_fn).get("recompute_context"), checkpoint._CachedTorchDispatchMode)
 
 

@@ -291,7 +291,7 @@ def _prepare_alone() -> Iterator[None]:
 
 
 def runs_uncompiled() -> bool:
-    """Whether what torch.compile wraps runs as it was written now."""
+    """Whether functions under torch.compile run uncompiled now (the stance "force_eager")."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     return eval_frame is not None and eval_frame._stance.stance == "force_eager"
 

@@ -45,7 +45,7 @@ NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def not_for_fakes(error: RuntimeError | AssertionError) -> str | None:
-    """What torch can't do on fake tensors, where a program has met that: "aten.mul_.Tensor". None of other errors."""
+    """Return the operator that torch can't run on fake tensors ("aten.mul_.Tensor"); None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
     if (operator := re.search(r"HigherOrderOperator (\w+)", str(error))) is not None:

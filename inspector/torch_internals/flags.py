@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 Flag = tuple[Callable[[], Any], Callable[[Any], object]]
-"""What reads a flag, and what sets it."""
+"""A function that reads a flag, and one that sets it."""
 
 
 def _deterministic() -> tuple[bool, bool]:

@@ -224,12 +224,12 @@ hooks_are_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_
 
 
 def why_hooks_are_disabled() -> str | None:
-    """What `disable_saved_tensors_hooks` was told to say to those who open hooks now; None: it is not open."""
+    """Return the message that `disable_saved_tensors_hooks` has for new hooks; None if it is not open."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
 
 
 def disables_hooks(error: BaseException) -> bool:
-    """Whether a program raised this by opening `disable_saved_tensors_hooks` inside of hooks: torch.func.grad does."""
+    """Whether opening `disable_saved_tensors_hooks` inside of hooks raised this, as torch.func.grad does."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

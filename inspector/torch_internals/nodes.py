@@ -237,13 +237,13 @@ def leaf_of(node: Node) -> Tensor:
 
 
 def leaf_if_any(node: Node) -> Tensor | None:
-    """The same of a node without a sequence number: an AccumulateGrad, or one that only raises that a derivative is not
-    implemented, which has no leaf."""
+    """Return the leaf of a node without a sequence number: an AccumulateGrad. A node that only raises that a derivative
+    is not implemented has none."""
     return getattr(node, "variable", None)
 
 
 def have_grad(unnumbered: Iterable[Node]) -> tuple[bool, ...]:
-    """Of each of these nodes without a sequence number whether it has a leaf with a .grad."""
+    """Return for each of these nodes without a sequence number whether its leaf has a .grad."""
     return tuple([(leaf := leaf_if_any(node)) is not None and leaf.grad is not None for node in unnumbered])
 
 

@@ -111,7 +111,7 @@ class _Steps(threading.local):
 
 
 def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
-    """Those that have neither returned nor raised: torch's frames around them are still there."""
+    """Return the calls that have neither returned nor raised: torch's frames around them are still on the stack."""
     if not calls:
         return calls
     around, each = set(), frame.f_back
@@ -132,7 +132,7 @@ def stepping_for(optimizer: Any) -> list[Optimizer]:
 
 
 def is_optimizer(value: object) -> bool:
-    """Whether it is one, or steps one that it wraps. A learning rate scheduler only has one."""
+    """Whether it is an optimizer, or steps one that it wraps. A learning rate scheduler only has one."""
     return isinstance(value, Optimizer) or (
         not isinstance(value, list | tuple | LRScheduler)
         and callable(getattr(value, "step", None))
@@ -141,7 +141,7 @@ def is_optimizer(value: object) -> bool:
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Whether torch's hooks are told of its steps: `Optimizer.__init__` puts them there."""
+    """Whether torch's step hooks run at its steps: `Optimizer.__init__` sets that up."""
     return (
         isinstance(optimizer, Optimizer)
         and "_optimizer_step_pre_hooks" in vars(optimizer)
@@ -168,7 +168,7 @@ def _wrapped_by(optimizer: object) -> list[Optimizer]:
 
 
 def _attributes(wrapper: object) -> Iterator[Any]:
-    """Those of its attributes that step."""
+    """Yield the attributes that have a `step` method."""
     for name, value in list(getattr(wrapper, "__dict__", {}).items()):
         if name not in ("param_groups", "state", "defaults"):
             values = value.values() if isinstance(value, dict) else value
@@ -194,7 +194,7 @@ _wrappers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 
 
 def _only_wraps(optimizer: Optimizer) -> bool:
-    """Whether those that it wraps hold all of its parameters, so that it leaves the steps to them."""
+    """Whether the optimizers that it wraps hold all of its parameters, so that it leaves the steps to them."""
     known = _wrappers.get(optimizer)
     if known is None:
         beneath = {id(parameter) for each in _wrapped_by(optimizer) for parameter in parameters_of(each)}
@@ -264,6 +264,6 @@ def _watch_scalers(observer: StepObserver, steps: _Steps) -> Callable[[], None]:
 
 
 def _is_among(optimizer: Optimizer, stepped: Sequence[Optimizer]) -> bool:
-    """Whether it has stepped, or one that it wraps has."""
+    """Whether it, or an optimizer that it wraps, has stepped."""
     wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
     return any(each is one for each in stepped for one in wanted)

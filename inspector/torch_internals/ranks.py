@@ -46,11 +46,11 @@ def wrappers_of(leaves: Set[int]) -> list[DistributedDataParallel]:
 
 
 Bucketed = Literal["no", "beside", "view"]
-"""Whether a bucket of DistributedDataParallel has room for a gradient, beside the .grad or as the base of its view."""
+"""A gradient's place in a DistributedDataParallel bucket: none, beside its .grad, or as the base of a view."""
 
 
 def bucketed(leaves: Mapping[int, Tensor]) -> dict[int, Bucketed]:
-    """Of leaves, given by task, those whose gradients DistributedDataParallel is going to copy to a bucket."""
+    """Return, by task, the leaves whose gradients DistributedDataParallel is going to copy to a bucket."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return {}
     found: dict[int, Bucketed] = {}

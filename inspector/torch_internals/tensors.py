@@ -65,7 +65,7 @@ def storage_of(tensor: Tensor) -> StorageBytes | None:
 
 
 def address_below(strided: Tensor) -> int | None:
-    """Where the bytes of its storage begin, which is not asked for, see `look`; None if it has none of its own."""
+    """Return the address of its storage without asking for the storage (see `look`); None if it has none of its own."""
     try:
         address = 0 if is_fake(strided) else strided.data_ptr()  # a fake's is 0, with a warning for the user
     except (NotImplementedError, RuntimeError):
@@ -80,7 +80,7 @@ def set_version(tensor: Tensor, version: int) -> None:
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Whether no operation made it."""
+    """Whether it is a leaf: no operation with a node made it."""
     try:
         return tensor.is_leaf
     except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
@@ -98,7 +98,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def strided_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The same, with the indices and values of sparse tensors in their place; none of those whose bytes are hidden."""
+    """Yield `parts_of`, sparse tensors replaced by their indices and values, without tensors whose bytes are hidden."""
     for part in parts_of(tensor):
         if part.layout in SPARSE:
             yield from stored_parts(part)
@@ -169,7 +169,7 @@ def nodes_beneath_transforms(tensor: Tensor) -> Iterator[Node]:
 
 
 def beneath_all_transforms(value: Kind) -> Kind:
-    """The same with all tensors in it as `beneath_transforms` gives them; itself outside of transforms."""
+    """Return the value with all its tensors as `beneath_transforms` gives them; itself outside of transforms."""
     if not functorch_is_active():
         return value
     found: Kind = tree_map_only(Tensor, beneath_transforms, value)
