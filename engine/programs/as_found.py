@@ -20,7 +20,6 @@ from torch.nn.utils import stateless
 from ...inspector.capturing.operators import may_write, written_by
 from ...inspector.graph.marks import tensors_of
 from ...inspector.tapes.hips_tape import HipsTape
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_internals.engine import torch_backward
 from ...inspector.torch_internals.modes import unobserved, without_torch_function
@@ -40,7 +39,6 @@ from ...inspector.torch_internals.tensors import (
     version_of,
     without_bytes,
 )
-from ..tasks.hook_watch import subclasses
 from ..trace.out_of_memory import explain_out_of_memory
 from .carried_state import CarriedState
 from .make_loss import (
@@ -170,13 +168,13 @@ class AsFound:
             self.carried.tell()
 
     def _note_leaves(self) -> None:
-        kinds = subclasses(Tensor)
-        with without_torch_function(), all_objects() as objects:
-            for each in objects:
-                if type(each) in kinds:
-                    self._tensors.note_leaf(each)
-                    if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one
-                        self._tensors.note_data(each)
+        with without_torch_function():
+            for reference in self.carried.tensors:
+                if (each := reference()) is None:
+                    continue
+                self._tensors.note_leaf(each)
+                if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one
+                    self._tensors.note_data(each)
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
         if is_dynamo_compiling() or module in self._modules or _in_functional_call():
@@ -225,11 +223,10 @@ def _put_grad(kept: tuple[ref[Tensor], Tensor | None]) -> None:
 
 
 @contextmanager
-def same_versions() -> Iterator[None]:
-    """Around what changes no bytes of tensors that are there: none of them counts as modified by it."""
-    kinds = subclasses(Tensor)
-    with without_torch_function(), all_objects() as objects:
-        before = [(ref(each), version_of(each)) for each in objects if type(each) in kinds]
+def same_versions(tensors: Iterable[ref[Tensor]]) -> Iterator[None]:
+    """Around what changes no bytes of these tensors: none of them counts as modified by it."""
+    with without_torch_function():
+        before = [(each, version_of(tensor)) for each in tensors if (tensor := each()) is not None]
     try:
         yield
     finally:

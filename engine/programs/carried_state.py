@@ -61,6 +61,9 @@ class CarriedState:
         verb: the verb that runs it, for messages.
         refuses: whether such a report is an error; else it is a warning, as the verb's result is right all the same.
         also: other functions of the program that the verb runs.
+
+    Attributes:
+        tensors: all tensors of the process. One look at all objects finds these too, as it takes 0.1 s for a million.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class CarriedState:
         self._verb = verb
         self._refuses = refuses
         self._places: list[tuple[Place, Any]] = []
+        self._empty: list[dict[Any, Any]] = []  # of modules and leaves, of which most have no hooks and attributes
         self._iterators: list[tuple[IteratorProgress, str, FunctionType | None]] = []
+        self.tensors: list[ref[Tensor]] = []
         self._flags: list[tuple[ref[Tensor], bool]] = []  # leaves, and whether they require grad
         self._losses: dict[bool, float] = {}
         self._compared: set[bool] = set()
@@ -100,7 +105,7 @@ class CarriedState:
         if not self._has_changed:
             return []
         self._make_loss()
-        made = [(place, change) for place, before in self._places if (change := place.change(before)) is not None]
+        made = [(place, change) for place, before in self._kept() if (change := place.change(before)) is not None]
         kept = [place.read() for place, _ in made]
         self._make_loss()
         found = []
@@ -115,7 +120,7 @@ class CarriedState:
     def put_back(self) -> None:
         """Puts back what the runs have changed."""
         steps: list[Callable[[], object]] = [
-            lambda: for_all(self._places, self._undo),
+            lambda: for_all(self._kept(), self._undo),
             lambda: for_all(self._flags, _put_requires_grad),
         ]
         with unobserved():
@@ -163,6 +168,10 @@ class CarriedState:
             elif not isinstance(found, Tensor | Unseen):
                 self._note_place(found)
 
+    def _kept(self) -> list[tuple[Place, Any]]:
+        """The places, and what was there; of dicts that were empty those that are not."""
+        return [*self._places, *((ByKey(each), {}) for each in filter(None, self._empty))]
+
     def _note_place(self, place: Place) -> None:
         if not isinstance(place, ByKey) or id(place.kept) not in self._left_alone:
             self._places.append((place, place.read()))
@@ -180,13 +189,19 @@ class CarriedState:
                     optimizers.append(vars(each))
                 elif type(each) in modules:
                     kept += self._of_module(each)
-                elif is_leaf(each):
-                    self._flags.append((ref(each), each.requires_grad))
-                    if each.requires_grad or isinstance(each, nn.Parameter):
-                        self._note_place(ByKey(OfLeaf(each)))
-                        self._note_place(ByKey(vars(each)))
-                        kept += [found for found in (*vars(each).values(), *OfLeaf(each).values()) if found is not None]
+                else:
+                    self.tensors.append(ref(each))
+                    if is_leaf(each):
+                        kept += self._of_leaf(each)
         return optimizers, kept
+
+    def _of_leaf(self, leaf: Tensor) -> Iterator[Any]:
+        self._flags.append((ref(leaf), leaf.requires_grad))
+        if leaf.requires_grad or isinstance(leaf, nn.Parameter):
+            hooks = OfLeaf(leaf)
+            self._note_place(ByKey(hooks))
+            self._note_dict(vars(leaf))
+            yield from (found for found in (*vars(leaf).values(), *hooks.values()) if found is not None)
 
     def _of_module(self, module: nn.Module) -> Iterator[Any]:
         if _is_left_alone(module):
@@ -199,9 +214,15 @@ class CarriedState:
             if name in _KEPT_ELSEWHERE or value is None or isinstance(value, bool | int | float | str | Tensor):
                 continue
             if type(value) in (dict, OrderedDict) and (not value or name == "_modules"):
-                self._note_place(ByKey(value))
+                self._note_dict(value)
             else:
                 yield value
+
+    def _note_dict(self, found: dict[Any, Any]) -> None:
+        if found:
+            self._note_place(ByKey(found))
+        elif id(found) not in self._left_alone:
+            self._empty.append(found)
 
     def _compare(self, loss: Tensor) -> None:
         """Holds the loss against the one before."""

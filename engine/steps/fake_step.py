@@ -274,7 +274,7 @@ def fake_step(
 def as_found(recipe: Recipe) -> Iterator[None]:
     """Keep the objects that the recipe's functions refer to as they are, without fake tensors in them."""
     world = AsFound(recipe.loss_of, "th.fits", also=(recipe.make_model, recipe.make_batch, recipe.make_optimizer))
-    with world, world.run(), same_versions():
+    with world, world.run(), same_versions(world.carried.tensors):
         yield
 
 

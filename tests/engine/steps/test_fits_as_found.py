@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -127,3 +128,10 @@ def test_a_retained_graph_of_the_models_can_still_be_run() -> None:
     th.fits(lambda: model, batch, adam, "1GB", loss_of)
     loss.backward()  # raises where a parameter was modified in the meantime
     assert all(each.grad is not None for each in model.parameters())
+
+
+def test_one_look_at_all_objects_of_the_process_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, real = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: looks.append(None) or real())
+    th.fits(nn.Linear(4, 1), batch, adam, "1GB", loss_of)
+    assert len(looks) == 1
