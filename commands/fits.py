@@ -41,11 +41,11 @@ def add_fits(commands: Commands) -> None:
         metavar="SCRIPT.py:FUNCTION",
         help="a function without arguments; it returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict",
     )
-    fits.add_argument("--memory", required=True, metavar="SIZE", help="what there is: 24GB (10^9) or 24GiB (2^30)")
-    fits.add_argument("--batch-size", type=int, metavar="N", help="of the batch that is meant (make_batch's default)")
-    fits.add_argument("--device", help="whose memory it is: \"cuda\" for a GPU's, also without one (the model's own)")
+    fits.add_argument("--memory", required=True, metavar="SIZE", help="available memory: 24GB (10^9) or 24GiB (2^30)")
+    fits.add_argument("--batch-size", type=int, metavar="N", help="the batch size to predict (default: make_batch's)")
+    fits.add_argument("--device", help='the device of that memory: "cuda" works without a GPU (default: the model\'s)')
     fits.add_argument(
-        "--reserve", metavar="SIZE", help="of it, what is to stay free (1GiB or half of a GPU's, 0 of the CPU's)"
+        "--reserve", metavar="SIZE", help="memory to keep free (default: 1GiB, at most half, on a GPU; 0 on the CPU)"
     )
     fits.set_defaults(command=_fits)
 

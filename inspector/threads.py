@@ -116,7 +116,7 @@ class ExclusiveUse:
 
     @property
     def holder(self) -> Caller | None:
-        """The caller that has the use; None where nobody has."""
+        """The caller that has the use; None if there is none."""
         link = self._last
         while link.next:
             link = link.next[None]

@@ -69,10 +69,10 @@ class Unit:
 
 
 class StepKeeper:
-    """Follows the loop, and holds the unit that runs. All is told in the loop's thread, `unobserved`.
+    """Follows the loop and holds the running unit. Its methods are called in the loop's thread, `unobserved`.
 
     Args:
-        modules: those that the user has named; others are found as they are called.
+        modules: the modules that the user named; others are found when they are called.
 
     Attributes:
         models: they.

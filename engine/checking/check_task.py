@@ -124,8 +124,8 @@ def check_task(
     gradient is wrong, the element is shown at which it is furthest from finite differences.
 
     Args:
-        gradients: what waits for the task. Random ones stand in where that is nothing.
-        known: what was found of operations that made several tasks, as an LSTM's. Is added to.
+        gradients: the task's input buffer; random gradients replace missing ones.
+        known: findings about operations that made several tasks, as an LSTM; this call adds to them.
     """
     task = graph.task(task)
     findings = _Findings()

@@ -185,7 +185,7 @@ def accelerators_of(inputs: KeptInputs) -> set[torch.device]:
 
 
 def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
-    """Does the work in a thread of its own, and gives back what it gave or raised.
+    """Do the work in a thread of its own, and return or raise its outcome.
 
     Such a thread has none of the caller's modes, autocast, `saved_tensors_hooks`, transforms or graph task under way,
     and counts sequence numbers of its own. Random numbers are as before, afterwards. Where the caller is interrupted,
@@ -224,7 +224,7 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
 
 
 class _StoppedError(BaseException):
-    """The caller was interrupted. Code of the user's that catches every Exception goes on with it."""
+    """Raised in the thread when its caller was interrupted; no Exception, so that the user's code does not catch it."""
 
 
 class _Asked(local):

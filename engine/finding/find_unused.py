@@ -90,17 +90,17 @@ class UnusedParameter:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnusedReport(ShownAsFindings):
-    """Which parameters get no gradient from a loss, and why. In a notebook the table shows itself.
+    """The parameters that get no gradient from a loss, with reasons. In a notebook the table shows itself.
 
-    It is true where there are any: `assert not th.find_unused(make_loss, model)`.
+    True if there are any: `assert not th.find_unused(make_loss, model)`.
 
     Attributes:
-        parameters: those without, in the model's order.
+        parameters: those without a gradient, in the model's order.
         count: how many of the model's parameters require gradients; shared ones count once.
         frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
         graph: the loss's graph without its nodes; None where it has none.
         is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
-        unread: by name of those that get a gradient why nobody can tell whether it is zero.
+        unread: per parameter whose gradient cannot be read, and so may be zero, the reason.
     """
 
     parameters: tuple[UnusedParameter, ...]
@@ -153,10 +153,10 @@ class UnusedReport(ShownAsFindings):
             gets = "gets" if len(self) == 1 else "get"
             yield f"{len(self):,} of {counted(self.count, 'parameter')} {gets} no gradient, or one of zeros."
         if self.unread:
-            it = "it is" if len(self.unread) == 1 else "they are"
+            it = "it" if len(self.unread) == 1 else "they"
             yield (
                 f"The {'gradient' if len(self.unread) == 1 else 'gradients'} of {joined(list(self.unread))} cannot be "
-                f"read, so {it} perhaps zero ({'; '.join(dict.fromkeys(self.unread.values()))})."
+                f"read, so {it} may be zero ({'; '.join(dict.fromkeys(self.unread.values()))})."
             )
         if self.frozen:
             yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
@@ -451,17 +451,17 @@ def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:
         which = f"the {origin.gradients:,} gradients that come to {where}"
-        return f"{which} cancel each other, or a hook made zeros of their sum"
+        return f"{which} cancel each other, or a hook zeroed their sum"
     if origin.how == "sum" and not origin.gradients:
-        return "a hook made zeros of the loss's own gradient"
+        return "a hook zeroed the loss's gradient"
     if origin.how == "sum":
-        return f"a hook made zeros of what comes to {where}"
+        return f"a hook zeroed the gradient that {where} takes"
     if origin.undefined:
         what = "the backward of " if task.kind is Kind.FUNCTION else ""
         return f"{what}{where} returns None for it"
     if origin.empty is not None:
-        return f"{where} gives a gradient of shape {origin.empty}, which is empty: what was used there has no elements"
-    return f"{where} makes zeros of a gradient that is not zero{f': {origin.reason}' if origin.reason else ''}"
+        return f"{where} returns an empty gradient of shape {origin.empty}: its input in the forward had no elements"
+    return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
 
 
 def _of(operation: Operation | None) -> str:

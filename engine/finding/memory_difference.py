@@ -125,9 +125,8 @@ class _Alive:
     """A storage at the peak of one run.
 
     Attributes:
-        paired: what it is to tasks that both runs have, by their ids in the first; None: one of them is in one run
-            alone.
-        named: what made it, by names.
+        paired: its maker and users as task ids of the first run; None: a task is in one run only.
+        named: its maker, by names.
     """
 
     storage: Storage

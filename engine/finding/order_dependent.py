@@ -201,7 +201,7 @@ def _origins(first: OrderRun, run: OrderRun) -> list[int]:
 
 
 def _unread(run: OrderRun) -> tuple[int, ...]:
-    """The tasks of which a gradient shows no bits."""
+    """Return the tasks with a gradient whose bits cannot be read."""
     return tuple(
         task.id
         for task in run.graph.tasks

@@ -104,14 +104,14 @@ def _equal(slot: str, number: str) -> Callable[[_Kept], Tensor | bool]:
 
 
 def _elements(what: str, more: str = "") -> tuple[str, str]:
-    return f"every element {what}{more}", f"every element that a gradient comes to {what}"
+    return f"every element {what}{more}", f"every element with a non-zero gradient {what}"
 
 
 _DEAD = _elements("was zero or below", " (a dead ReLU)")
 _OUTSIDE = _elements("was outside the range in which it passes gradients")
 _MASKED = _elements("was masked")
-_FACTOR = "what the gradient is multiplied with was all zero"
-_FACTOR_THERE = "what the gradient is multiplied with was zero wherever a gradient comes"
+_FACTOR = "the other factor is all zero"
+_FACTOR_THERE = "the other factor is zero wherever the gradient is not"
 _FLAT = ZeroReason("its derivative is zero everywhere")
 _OVERWRITTEN = ZeroReason("the value was overwritten")
 
@@ -148,4 +148,4 @@ _REASONS = {
     **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
     **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
 }
-"""By a node's short name and the number of its output. A bias has no factor: what comes to it is a sum."""
+"""By a node's short name and the number of its output. A bias has no factor: its gradient is a sum."""

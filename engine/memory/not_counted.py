@@ -17,7 +17,7 @@ OLDER_THAN_RECORDING = (
 
 @dataclass(frozen=True, slots=True)
 class NotCounted:
-    """The model's parameters, and what was there before the forward: it is in no level.
+    """The model's parameters and tensors older than the forward, which no level counts.
 
     Attributes:
         leaf_bytes: of the graph's leaves, parameters and inputs, without leaves that count.
@@ -50,7 +50,7 @@ class NotCounted:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
+        """The note in words."""
         return (
             f"Not counted is what was there before the forward, such as {self.what}. Parameters and buffers never "
             "count, also where make_loss makes the model."

@@ -42,7 +42,7 @@ class _Missing:
 
 
 class _Grouped:
-    """A queue some of whose tasks run together."""
+    """A queue in which some tasks run together."""
 
     _arrivals: dict[int, int]
     _together: Together

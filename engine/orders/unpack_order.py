@@ -298,7 +298,7 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
 def _assert_has_nodes(graph: Graph) -> None:
     if not graph.nodes:
-        raise ValueError(f"{graph.why_no_nodes}, so what they saved is not known: pass the loss")
+        raise ValueError(f"{graph.why_no_nodes}, so their saved tensors are not known: pass the loss")
 
 
 def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:

@@ -416,7 +416,7 @@ class _Simulation:
                 "the run which was measured kept its graph, so that what holds saved tensors besides it does not show",
                 "at least",
             )
-        again = "has a checkpointed region computed again, which another one had in the run that was measured"
+        again = "recomputes a checkpointed region, which another task recomputed in the measured run"
         late = "keeps what goes with a task that has run before in this order; here it goes at once"
         directed: tuple[tuple[Sequence[int], str, Direction], ...] = (
             (self._drifted, "gets a gradient in another layout than was seen, and may copy it", "unknown"),

@@ -28,11 +28,11 @@ class ForwardStorages:
     """The storages that a forward left on one device, as `dry_run` says; iterating gives each once.
 
     Args:
-        graph: the graph, of whose `saved` nothing else may hold a tensor meanwhile.
-        device: whose storages.
+        graph: the graph; nothing else may hold a tensor of its `saved` meanwhile.
+        device: the device of the storages.
         allocations: the tensors that the forward made without a node.
-        hooks: those of the graph's tensors.
-        limit: is told what is not known, and of which task.
+        hooks: the hooks of the graph's tensors.
+        limit: callback for something unknown, with its task.
 
     Attributes:
         addresses: of saved storages, by their numbers in `Graph.saved`.
@@ -162,8 +162,8 @@ class ForwardStorages:
         return found
 
     def _in_regions(self, known: set[int]) -> Iterator[tuple[int | None, StartStorage, Tensor]]:
-        """Yield what the forward made and checkpointed regions keep: what they made for themselves, and those of their
-        inputs that have no node of this graph and were seen to be made, or that nothing else holds."""
+        """Yield tensors that the forward made and checkpointed regions keep: their own, and inputs without a node in
+        the graph that a capture saw being made or that nothing else holds."""
         for region, tasks in self._tasks_of_regions.items():
             inputs = [each for each in region_inputs(region) if each.grad_fn is None and not each.requires_grad]
             held = kept_by_others(inputs)
@@ -235,7 +235,7 @@ class ForwardStorages:
                     yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made), tensor
 
     def _outside_graph(self, known: set[int]) -> Iterator[tuple[StartStorage, Tensor]]:
-        """Yield what captures saw the forward make and what is still alive, though nothing of this graph keeps it.
+        """Yield the storages that captures saw the forward allocate, that are alive, and that this graph does not keep.
 
         Args:
             known: the addresses of storages to leave out.

@@ -1,4 +1,4 @@
-"""State that a program carries in Python from one run to the next: put back where it can be, told where it can't."""
+"""Python state that a program carries from one run to the next: restored if possible, reported if not."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def same_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def same_flags() -> Iterator[None]:
-    """Flags that a program may set as it runs (`FLAGS`) are afterwards what they were before."""
+    """Restore flags that a program may set as it runs (`FLAGS`)."""
     before = [(write, read, read()) for read, write in FLAGS]
     try:
         yield

@@ -113,7 +113,7 @@ class KeyedQueue(_Arrivals):
         key = policy.key(self._tasks[task_id], arrival)
         try:
             if policy.dynamic:
-                key = (*key, arrival)  # as `sort_key`, of which a call for each task would be felt
+                key = (*key, arrival)  # as `sort_key`, without the cost of a call per task
             push(self._heap, (key, task_id))
         except TypeError:
             raise bad_key(policy, self._graph, task_id, key) from None
@@ -218,7 +218,7 @@ class ChoiceQueue(_Arrivals):
         """The task which runs next; None where none is ready.
 
         Args:
-            ask: whether the user may be asked; else it is the one that arrived first, where the user was not.
+            ask: whether the user's policy may be called; else the first to arrive stands in for its choice.
         """
         chosen, ready = self._chosen, list(self._offered())
         if chosen or not ready:
@@ -240,8 +240,8 @@ class ChoiceQueue(_Arrivals):
         question = get_ident(), id(self._choice), id(graph)
         if (other := _asked.get(question)) is not None and other.is_under_way:
             raise PolicyError(
-                f"policy {name} asked for what runs next (session.current or session.planned) while it is to choose "
-                "just that; it can look at the ready tasks, and at the state that it got"
+                f"policy {name} read session.current or session.planned, which call the policy, while it chooses the "
+                "next task; it may read the ready tasks and the state that it got"
             )
         caller = _asked[question] = Caller(f"the policy {name}")
         try:
@@ -294,7 +294,7 @@ def _named(graph: Graph, ready: Sequence[Task]) -> str:
 
 
 _asked: WeakValueDictionary[tuple[int, int, int], Caller] = WeakValueDictionary()
-"""The questions that are put to users' policies now: in which thread, to which one, of which graph."""
+"""The calls of users' policies under way, by thread, policy and graph."""
 
 ReadyQueue = KeyedQueue | ChoiceQueue
 

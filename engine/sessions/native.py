@@ -278,7 +278,7 @@ class Watch:
         return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
 
     def first(self) -> int | None:
-        """The first of `upcoming`; where there is none, the task that runs. May be asked for from anywhere."""
+        """Return the first of `upcoming`, or the running task if there is none. Any thread may call this."""
         taken = self.taken
         if taken is not None or not self.ready:
             return next(iter(list(self._inside.values())), None) if taken is None else taken

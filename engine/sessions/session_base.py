@@ -237,10 +237,10 @@ class SessionBase(ABC):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """It is over: lets go of all that it holds. Does nothing a second time."""
+        """Release all that the session holds, once it is over. Does nothing a second time."""
 
     def _let_go_if_over(self) -> None:
-        """Lets go of what a session that is over holds, unless a verb is under way: that does so as it ends."""
+        """Release what a session that is over holds, unless a verb is under way: that one does so when it ends."""
         if self.over is None:
             return
         caller = Caller("session.close()")
@@ -270,10 +270,10 @@ class SessionBase(ABC):
 
 
 def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """A decorator of what changes a session, or has to see it at rest: it refuses to run while another such verb of the
-    session does, in any thread, and inside of one, from a hook.
+    """Decorator for verbs that change a session or need it at rest: they refuse to run while another one does, in any
+    thread, and inside of one, from a hook.
 
-    An interrupt that ends it half-way ends the session. Whatever has ended the session, its memory is let go here.
+    An interrupt in the middle ends the session. However the session ended, its memory is released here.
     """
     called = f"session.{verb.__name__.lstrip('_')}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
 

@@ -158,8 +158,8 @@ class Stepper(GoesBack):
     def current(self) -> Task | None:
         """The task that `step()` would run now; None when all have run.
 
-        While another thread runs tasks: the next one of those that are ready, of which a policy of the user's own is
-        not asked; the one that runs where none is ready.
+        While another thread runs tasks: the next ready task, without asking a user's own policy, or the running task if
+        none is ready.
         """
         return self._backward.current_meanwhile() if self._turn.is_elsewhere else self._backward.current
 

@@ -210,8 +210,8 @@ def _late(
     elapsed_ns: int,
     note: str = "",
 ) -> Run:
-    """The run, whose graph is read when it is asked for. If nobody has asked when the loss dies, it is read then where
-    its nodes would keep tensors alive: of a retained graph what they saved, of others see `outlive_backward`."""
+    """Return the run, which reads its graph on first access, or when the loss dies if nodes would keep tensors alive
+    then: saved tensors of a retained graph, and see `outlive_backward`."""
     tensors: list[ref[Tensor]] = []
 
     def read() -> Graph:

@@ -101,7 +101,7 @@ class LoopRecording:
                 self._recorded = self._recorder.stop(devices)
 
     def complete(self) -> None:
-        """Removes all that is in place, and lets go of the model, which the steps must not keep alive."""
+        """Remove the hooks and release the model, which the steps must not keep alive."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.close()

@@ -22,14 +22,14 @@ from .recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way to take less.
+    """One way to need less memory.
 
     Attributes:
         name: "fused", "mirror", "accumulation" or "checkpoints".
-        how: what to write.
+        how: the code to write.
         peak_bytes: of a steady step with it; of a mirror plan, which is made for this peak, the most.
-        saved_bytes: how much less that is.
-        fits: whether it is within the memory, and what it needs before, too.
+        saved_bytes: the bytes that it saves.
+        fits: whether the step fits into the memory with it, its preparation included.
         price: what it costs, in words.
     """
 

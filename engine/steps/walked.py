@@ -48,7 +48,7 @@ class Holders:
         self._followed: dict[Place, FollowedStorage] = {}
 
     def add_module(self, module: nn.Module) -> None:
-        """Raises NotImplementedError if memory is not measured where parameters of it are, or there is none."""
+        """Add a module. Raises NotImplementedError if its parameters have no memory, or none that is measured."""
         if module in self._modules:
             return
         known: set[torch.device] = set()

@@ -68,7 +68,7 @@ class BadGradients:
         return known
 
     def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
-        """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end.
+        """Return the ids of tasks whose non-finite gradients reach a leaf in the end.
 
         Gradients of `unread` tasks may not be finite either.
         """

@@ -176,7 +176,7 @@ class _Batch:
 
 
 def _plain_values(gradient: Tensor) -> Tensor | str:
-    """The elements as a tensor of which norms can be taken; why not where they can't be read."""
+    """Return the elements as a tensor that has a norm, or the reason why they can't be read."""
     parts, unread = elements_of(gradient)
     if unread:
         return unread

@@ -173,7 +173,7 @@ class Stops:
         return {task: why for each in self._watching.watchpoints for task, why in each.unread.items()}
 
     def reaching_leaves(self) -> frozenset[int]:
-        """The ids of tasks that gave gradients which are not finite, of which such ones came to a leaf in the end."""
+        """Return the ids of tasks whose non-finite gradients reach a leaf in the end."""
         return self._watching.bad.reaching_leaves(self._graph, self.unread())
 
     def taken_back(self, task_ids: Collection[int]) -> None:

@@ -107,7 +107,7 @@ class Watching:
         return list(dict.fromkeys(name for name in names if name is not None))
 
     def unread(self, order: Sequence[int]) -> Stop | None:
-        """Once all tasks have run: which gradients a watchpoint could not read, of which it cannot tell anything."""
+        """Return the stop after the last task for gradients that a watchpoint could not read."""
         for each in self._watchpoints:
             if unread := [task for task in order if task in each.unread]:
                 watched = sum(map(each.watches, order))

@@ -48,7 +48,7 @@ class BareRecord:
         edges: by task those to the next ones.
         columns: what is written to.
         thread: the number of this thread among them.
-        begun: is told when a task starts, and says when the first one did.
+        begun: takes a task's start, and returns the first one's.
         failed: is told of the task that raises.
     """
 

@@ -130,7 +130,7 @@ def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
     """The size of what earlier steps have left, the holder, and what to do."""
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     by = "as" if held.holder.kind == "named" else "by"
-    advice = "Let go of what is not needed any more; a buffer with a limit stops growing by itself."
+    advice = "Drop references that are no longer needed; a buffer with a limit stops growing by itself."
     if held.share < 1:
         advice = f"It is a view, and keeps the whole storage for {percent_text(held.share)} of it: keep a .clone()."
     return (

@@ -138,7 +138,7 @@ _CLOSURE = "closure variable "
 _ADVICE = {
     GRAD_OF: (
         "backward(create_graph=True) leaves each .grad its graph, and adds to it: take torch.autograd.grad(loss, "
-        "parameters, create_graph=True), or let go of the gradients with optimizer.zero_grad(set_to_none=True)."
+        "parameters, create_graph=True), or drop the gradients with optimizer.zero_grad(set_to_none=True)."
     ),
     ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
     " generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",

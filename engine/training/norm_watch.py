@@ -144,7 +144,7 @@ class NormWatch(LoopPart):
             self._before = self._copied(place, parameters)
 
     def _copied(self, place: int, parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]] | None:
-        """Copies of the modules that are next, and not too much at once: what is left comes in the steps after this."""
+        """Copy the next modules, not too much at once; later steps copy the rest."""
         floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
         columns = self._columns.of(floating)
         nbytes: Counter[int] = Counter()
@@ -219,7 +219,7 @@ class NormWatch(LoopPart):
             self._say_unread()
 
     def _say_unread(self) -> None:
-        """Says once of which gradients there are no norms, since nobody can read them."""
+        """Report once the gradients that cannot be read and have no norms."""
         unread = self._sums.unread
         if not unread or self._told_unread:
             return

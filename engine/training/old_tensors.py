@@ -57,7 +57,7 @@ class OldTensors:
         self._looks: list[tuple[int, int]] = []
 
     def step_begins(self, watching: object) -> None:
-        """Looks what there is, without the tensors of those who watch."""
+        """Note the tensors that exist, without those of the observers."""
         with unobserved():
             own = set(map(id, _tensors_below(watching)))
             self._before_step = [each for number, each in _tensors_alive() if number not in own]
@@ -110,7 +110,7 @@ def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | N
 
 
 def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
-    """Yields the id and a reference of each tensor without a graph, of whose bytes no node tells."""
+    """Yield the id and a weak reference of each tensor without a graph."""
     kinds: dict[type, bool] = {}
     with all_objects() as objects:
         for each in objects:

@@ -10,8 +10,8 @@ from .record import Training
 
 
 class LoopPart:
-    """One thing that is watched in a training loop. All is told in the loop's own thread, `unobserved`; what a part
-    raises is noted once, never raised into the loop.
+    """An observer of a training loop. Its methods are called in the loop's thread, `unobserved`; an error is noted once
+    and never raised into the loop.
 
     A part is made anew for each training, without arguments. What it holds of the loop's tensors past the call that
     told it of them keeps them alive: it holds weak references, or none.

@@ -29,7 +29,7 @@ class Estimate(str):
 
 
 def direction_of(reasons: Iterable[str]) -> Direction | None:
-    """The direction of a figure that is an estimate for all these reasons; None where there is no reason."""
+    """Return the direction of a figure that is an estimate for all these reasons; None without a reason."""
     found = {reason.direction if isinstance(reason, Estimate) else "unknown" for reason in reasons}
     if not found:
         return None

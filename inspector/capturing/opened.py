@@ -49,10 +49,10 @@ class Opened:
 
 @contextmanager
 def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
-    """Opens hooks of ours around code of the user's.
+    """Open tapehead's own hooks around the user's code.
 
     Args:
-        purpose: whose they are, and what for: "th.mirror follows what a forward saves".
+        purpose: the verb and its purpose, for messages: "th.mirror follows what a forward saves".
 
     Raises:
         NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.

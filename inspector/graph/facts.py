@@ -119,7 +119,7 @@ class Operation:
 
     @property
     def place(self) -> Place | None:
-        """The instruction of the user's that called it."""
+        """The instruction in the user's code that called it."""
         return self._place
 
 

@@ -1,4 +1,4 @@
-"""Tensors that a forward made besides those that its nodes computed: leaves, masks, noise, and parts of the model."""
+"""Tensors that a forward made without a node: leaves, masks, noise, and parts of the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ForwardAllocations:
 
 @collector_paused()
 def forward_allocations(graph: Graph) -> ForwardAllocations:
-    """Finds what the forward of a graph, which still has its nodes, made besides what they computed."""
+    """Find the tensors that the forward of a graph made without a node. The graph has to have its nodes."""
     seen: dict[Facts, int] = {}  # by capture the number of the first node that it saw of this graph
     for each in (task.operation for task in graph.tasks):
         if isinstance(each, Operation):

@@ -253,7 +253,7 @@ class Graph:
         CopySlices or a custom C++ node keeps, which torch hides. Nothing is listed for a graph from a file.
 
         Raises:
-            RuntimeError: the loss that the graph was read from no longer exists, and nobody has looked before.
+            RuntimeError: the loss that the graph was read from no longer exists, and `saved` was not read before.
         """
         if not self.nodes:
             if isinstance(self.nodes, LiveNodes):
@@ -264,7 +264,7 @@ class Graph:
 
     @property
     def known_saved(self) -> SavedTensors:
-        """`saved`, or nothing where the nodes are gone and nobody has looked before."""
+        """`saved`, or empty if the nodes are gone and it was not read before."""
         return self.saved if self.nodes or "saved" in vars(self) else SavedTensors()
 
     @property
@@ -276,7 +276,7 @@ class Graph:
 
     @property
     def for_result(self) -> Graph:
-        """The graph as a result may keep it: without its nodes, if nothing else would let go of them."""
+        """The graph as a result may keep it: without its nodes, unless something else releases them."""
         if not self.nodes or (isinstance(self.nodes, LiveNodes) and self.nodes.is_watching):
             return self
         if "_for_result" not in vars(self):

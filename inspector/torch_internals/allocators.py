@@ -54,7 +54,7 @@ _leaves_out: tuple[int, Callable[[], AbstractContextManager[None]]] | None = Non
 
 @contextmanager
 def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Meanwhile `not_the_programs` in this thread opens `apart`, by which a recording leaves out what is in it."""
+    """Let `not_the_programs` in this thread open `apart`, so that a recording leaves out the allocations inside."""
     global _leaves_out
     _leaves_out = get_ident(), apart
     try:

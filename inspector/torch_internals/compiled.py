@@ -84,7 +84,7 @@ _TORCH, _ROOT = Path(torch.__file__).parent, Path(__file__).parents[2]
 _PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "commands"))  # a clone has tests beside
 _OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
 _COMPILED = (
-    "is compiled by torch.compile, which chooses itself what it saves and what it makes again, so {result}: plan and "
+    "is compiled by torch.compile, which decides itself what to save and recompute, so {result}: plan and "
     "mirror the model that was given to torch.compile; or do both under "
     'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
     "torch._functorch.config.activation_memory_budget"

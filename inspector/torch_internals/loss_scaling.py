@@ -41,7 +41,7 @@ _DOOR = "scale"
 
 
 def watch_scales(told: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Meanwhile `told` is given what a scaler multiplies with, each time that it does. Returns what ends that."""
+    """Call `told` with the factor each time a gradient scaler scales a loss. Returns a function that ends that."""
     original = getattr(GradScaler, _DOOR)
     ended = False
 

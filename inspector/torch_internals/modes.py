@@ -56,15 +56,15 @@ _set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type:
 
 
 class unobserved:
-    """A context for code of ours that a user's call has led into: none of the user's modes is in force in it.
+    """A context for tapehead's own code inside a user's call, with all of the user's modes off.
 
     Off are grad mode and forward-mode AD, inference mode, autocast, function modes (the default device among them),
     `__torch_function__` of tensor subclasses, dispatch modes, `saved_tensors_hooks`, `torch.jit.trace`, and the
-    transforms of torch.func. Code that turns grad mode on inside saves tensors as if no hooks were open. What stays is
-    the process's own: the default dtype, deterministic algorithms. Tensors that a transform wraps can't be computed
+    transforms of torch.func. Code that turns grad mode on inside saves tensors as if no hooks were open. Settings of
+    the process stay: the default dtype, deterministic algorithms. Tensors that a transform wraps can't be computed
     with in it; `beneath_transforms` gives what they wrap.
 
-    It takes a microsecond where none of the dearer ones is on.
+    It takes a microsecond if none of the costlier modes is on.
     """
 
     __slots__ = ("_forward", "_function", "_grad", "_hooks", "_modes")
@@ -109,7 +109,7 @@ class unobserved:
 
 
 def _leave_modes(stack: ExitStack) -> None:
-    """Leaves what is seldom on; the stack puts it back."""
+    """Switch off the modes that are seldom on; the stack restores them."""
     if torch._C._are_functorch_transforms_active():
         stack.enter_context(temporarily_clear_interpreter_stack())
     if torch._C._len_torch_dispatch_stack():

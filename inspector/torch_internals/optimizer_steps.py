@@ -41,11 +41,10 @@ class StepObserver(Protocol):
 
 @contextmanager
 def watching_optimizers(observer: StepObserver) -> Iterator[None]:
-    """Meanwhile `observer` is told of all steps of all optimizers. One that raises does not end.
+    """Call `observer` at all steps of all optimizers. A step that raises has no end.
 
-    A step of one that only wraps others (Lookahead, say) is told of once one of these begins to step in it: such a
-    wrapper may do without, in most of its calls. The call of a base class's step inside of a subclass's is no other
-    step.
+    A step of an optimizer that only wraps others (Lookahead, say) counts once one of these steps inside it: in most
+    calls such a wrapper may step none. A base class's step inside a subclass's step is not a step of its own.
     """
     steps = _Steps(observer)
     with ExitStack() as stack:
@@ -59,8 +58,8 @@ class _Call(NamedTuple):
     """A call of a step.
 
     Attributes:
-        frame: torch's own around it, by id.
-        is_told: whether the observer was told of it; None: it never is.
+        frame: the id of torch's frame around it.
+        is_told: whether the observer was called for it; None: it never is.
     """
 
     optimizer: Optimizer
@@ -69,11 +68,11 @@ class _Call(NamedTuple):
 
 
 class _Steps(threading.local):
-    """The calls that are under way in a thread, one inside of the other.
+    """The calls under way in a thread, one inside the other.
 
     Attributes:
-        of_scaler: what has stepped in the gradient scaler's step that is under way; None: there is none. Else a list
-            would keep every optimizer of the loop alive.
+        of_scaler: the optimizers stepped in the gradient scaler's step under way; None outside of one: a list would
+            keep every optimizer of the loop alive.
     """
 
     def __init__(self, observer: StepObserver) -> None:
@@ -123,8 +122,8 @@ def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
 
 
 def stepping_for(optimizer: Any) -> list[Optimizer]:
-    """The optimizers whose steps are seen where this one is stepped: itself, if torch's hooks are in its step, and
-    those that it wraps. It may be a wrapper that is no `Optimizer`, and need not have called `Optimizer.__init__`."""
+    """Return the optimizers whose steps are seen when this one steps: itself, if torch's hooks are in its step, and
+    those that it wraps. It may be a wrapper that is not an `Optimizer`, or has not called `Optimizer.__init__`."""
     beneath = _wrapped_by(optimizer)
     if has_hooks(optimizer):
         return [optimizer, *beneath]

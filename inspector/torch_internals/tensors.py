@@ -294,7 +294,7 @@ def stored_bytes(tensor: Tensor) -> int:
 
 
 def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors of which a sparse tensor is made: its indices and its elements."""
+    """Return the tensors inside a sparse tensor: its indices and its values."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

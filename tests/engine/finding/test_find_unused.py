@@ -401,7 +401,7 @@ def dead(out: Tensor) -> Tensor:
 
 ZERO_CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "dead ReLU": (dead, "Relu", "every element was zero or below (a dead ReLU)"),
-    "times zero": (lambda out: out * 0, "Mul", "what the gradient is multiplied with was all zero"),
+    "times zero": (lambda out: out * 0, "Mul", "the other factor is all zero"),
     "round": (lambda out: out.round(), "Round", "its derivative is zero everywhere"),
     "clamp": (
         lambda out: out.clamp(50, 60),
@@ -429,7 +429,7 @@ def test_a_gradient_of_zeros_is_traced_to_the_task_where_they_begin(case: str) -
 def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_that_do() -> None:
     report = unused_of(Heads(lambda out: out - out))
     assert "the 2 gradients that come to AddmmBackward0 " in report["second.weight"].story
-    assert report["second.weight"].story.endswith("cancel each other, or a hook made zeros of their sum")
+    assert report["second.weight"].story.endswith("cancel each other, or a hook zeroed their sum")
 
     def hooked(out: Tensor) -> Tensor:
         doubled = out * 2
@@ -437,7 +437,7 @@ def test_gradients_that_cancel_and_a_hook_that_makes_zeros_are_told_from_tasks_t
         return doubled
 
     story = unused_of(Heads(hooked))["second.weight"].story
-    assert story.startswith("a hook made zeros of what comes to MulBackward0 ")
+    assert story.startswith("a hook zeroed the gradient that MulBackward0 ")
 
 
 class Given(nn.Module):
@@ -458,11 +458,11 @@ class Given(nn.Module):
 
 
 IN_PART = {
-    "relu": (lambda w: w.relu()[0], "every element that a gradient comes to was zero or below"),
-    "clamp": (lambda w: w.clamp(min=0)[0], "every element that a gradient comes to was outside the range"),
-    "mask": (lambda w: w.masked_fill(torch.tensor([True, False]), 0.0)[0], "every element that a gradient comes to"),
-    "where": (lambda w: torch.where(w > 0, w, 0.0)[0], "every element that a gradient comes to was masked"),
-    "factor": (lambda w: (w * torch.tensor([0.0, 5.0]))[0], "was zero wherever a gradient comes"),
+    "relu": (lambda w: w.relu()[0], "every element with a non-zero gradient was zero or below"),
+    "clamp": (lambda w: w.clamp(min=0)[0], "every element with a non-zero gradient was outside the range"),
+    "mask": (lambda w: w.masked_fill(torch.tensor([True, False]), 0.0)[0], "every element with a non-zero gradient"),
+    "where": (lambda w: torch.where(w > 0, w, 0.0)[0], "every element with a non-zero gradient was masked"),
+    "factor": (lambda w: (w * torch.tensor([0.0, 5.0]))[0], "the other factor is zero wherever the gradient is not"),
 }
 
 
@@ -480,10 +480,10 @@ def test_a_product_that_cancels_is_not_said_to_have_a_factor_of_zeros(bias: bool
     report = th.find_unused(lambda: (layer(x) * signs).sum(), layer)
     assert len(report) == 1 + bias
     for found in report:
-        assert found.story.endswith("makes zeros of a gradient that is not zero")
+        assert found.story.endswith("receives a non-zero gradient and returns zeros")
     report = th.find_unused(lambda: layer(torch.zeros(2, 1)).sum(), layer)
     assert report.names == ("weight",)
-    assert report["weight"].story.endswith(": what the gradient is multiplied with was all zero")
+    assert report["weight"].story.endswith(": the other factor is all zero")
 
 
 def test_a_hook_of_a_node_that_makes_zeros_is_not_told_as_what_the_node_saved() -> None:
@@ -493,13 +493,13 @@ def test_a_hook_of_a_node_that_makes_zeros_is_not_told_as_what_the_node_saved() 
         result.grad_fn.register_hook(lambda given, taken: (given[0] * 0,))
         return result.sum()
 
-    assert Given(hooked, 1.0, 2.0).story().endswith("makes zeros of a gradient that is not zero")
+    assert Given(hooked, 1.0, 2.0).story().endswith("receives a non-zero gradient and returns zeros")
 
 
 def test_a_hook_that_makes_zeros_of_a_sum_is_not_told_as_one_that_cancels() -> None:
     model = Given(lambda weight: (weight * 2).sum() + (weight * 3).sum())
     model.weight.register_hook(torch.zeros_like)
-    assert model.story().endswith("cancel each other, or a hook made zeros of their sum")
+    assert model.story().endswith("cancel each other, or a hook zeroed their sum")
 
 
 def test_a_hook_that_makes_zeros_of_the_losss_gradient_is_named() -> None:
@@ -508,7 +508,7 @@ def test_a_hook_that_makes_zeros_of_the_losss_gradient_is_named() -> None:
         loss.register_hook(torch.zeros_like)
         return loss
 
-    assert Given(hooked).story() == "a hook made zeros of the loss's own gradient"
+    assert Given(hooked).story() == "a hook zeroed the loss's gradient"
 
 
 def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[th.UnusedReport, int]:
