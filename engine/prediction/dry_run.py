@@ -21,6 +21,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.tapes.hips_tape import tape_of
 from ...inspector.torch_internals.checkpoints import region_of
 from ...inspector.torch_internals.dtensors import gives_on
+from ...inspector.torch_internals.flags import grad_layout_is_enforced
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.nodes import call_node, function_of
 from ...inspector.torch_internals.ranks import bucketed
@@ -62,7 +63,7 @@ from .dry_run_limits import (
     limit_sentence,
     needs_values,
 )
-from .fake_kernels import OUT_OF_PLACE, FakeKernels
+from .fake_kernels import FILLED_IN_PLACE, OUT_OF_PLACE, FakeKernels
 from .hooked_tasks import hooked_tasks
 from .origins import origins_of
 from .parted import PARTING, parts_of
@@ -193,6 +194,13 @@ class _DryRun:
                 self._limit(HIDDEN, task.id)
         if names_hooks:
             self._look_for_hooks(leaves)
+        if not grad_layout_is_enforced():
+            self._more_limits.append(
+                Estimate(
+                    "torch.autograd.enforce_grad_layout_policy(False) is in force, under which leaves keep gradients "
+                    "that are counted as copied"
+                )
+            )
         return Footprints(
             graph,
             str(self._device),
@@ -389,6 +397,7 @@ class _DryRun:
         operations = self._operations
         operations.start()
         operations.in_place = not task.name.startswith(OUT_OF_PLACE)
+        operations.fills_in_place = task.name.startswith(FILLED_IN_PLACE)
         given: list[Tensor | None] = [
             None
             if each is None

@@ -36,6 +36,14 @@ OUT_OF_PLACE = ("ScatterReduceBackward", "IndexReduceBackward")
 """Formulas which do so out of place on any tensors (FunctionsManual.cpp, scatter_reduce_backward)."""
 
 
+FILLED_IN_PLACE = (
+    *("ClampBackward", "ClampMaxBackward", "ClampMinBackward"),
+    *("FmaxBackward", "FminBackward", "MaximumBackward", "MinimumBackward"),
+)
+"""Formulas which fill tensors of their own in place, but out of place if watched (torch 2.14, FunctionsManual.cpp,
+masked_fill_inplace_if_safe)."""
+
+
 class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
     """Fake operations whose events have what CPU kernels take for themselves, and whose results are laid out as theirs.
 
@@ -44,10 +52,12 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
 
     Attributes:
         in_place: what runs is a formula that works in place on tensors which it has made.
+        fills_in_place: what runs is one of `FILLED_IN_PLACE`.
         unknown: why it is not known what operators take for themselves, with their names.
     """
 
     in_place = True
+    fills_in_place = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -84,6 +94,8 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = _IN_PLACE.get(operator)
+        if self.fills_in_place and operator is _aten.masked_fill.Scalar:
+            in_place = _aten.masked_fill_.Scalar
         if in_place is not None and self.in_place and self.number(args[0]) >= 0:
             operator = in_place
         result = super().__torch_dispatch__(operator, types, args, kwargs)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ...inspector.torch_internals.flags import grad_layout_is_enforced
 from ...inspector.torch_internals.hooks import post_accumulate_hooks
 from ...inspector.torch_internals.nodes import call_node, leaf_of
 from ...inspector.torch_internals.references import owned_alone
@@ -19,7 +20,8 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None = None) -> None:
     """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
 
-    The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's.
+    The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's,
+    or need not (`torch.autograd.enforce_grad_layout_policy`).
     The node itself would look at reference counts, which are others when Python calls it.
 
     Args:
@@ -86,7 +88,7 @@ def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
     if gradient.layout is torch.strided:
         if not _plain(gradient, leaf):
             return False
-        if _suits(gradient, leaf) and owned_alone(gradients, 0, others=1):
+        if (_suits(gradient, leaf) or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
             return _fill(leaf, gradient.detach())
         layout = copy_for(layout_of(gradient), layout_of(leaf))
         copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)

@@ -23,12 +23,22 @@ def _anomaly() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
+grad_layout_is_enforced: Callable[[], bool] = getattr(torch._C, "_is_grad_layout_enforcement_enabled", lambda: True)
+"""Whether an AccumulateGrad copies a gradient whose strides are not its leaf's, instead of keeping it as .grad. Torch
+2.13 and later can turn this off (`torch.autograd.enforce_grad_layout_policy`)."""
+
+enforce_grad_layout: Callable[[bool], object] = getattr(
+    torch._C, "_set_grad_layout_enforcement_enabled", lambda enforced: None
+)
+
+
 def _attribute(module: Any, name: str) -> Flag:
     return lambda: getattr(module, name), lambda value: setattr(module, name, value)
 
 
 FLAGS: list[Flag] = [
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (grad_layout_is_enforced, enforce_grad_layout),
     (_anomaly, lambda value: torch.set_anomaly_enabled(*value)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),

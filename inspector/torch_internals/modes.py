@@ -12,6 +12,8 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from .flags import enforce_grad_layout, grad_layout_is_enforced
+
 
 def leave_function_mode(mode: TorchFunctionMode) -> None:
     """Takes a mode off this thread's stack, wherever in it that is; if it is not there, nothing happens."""
@@ -140,7 +142,10 @@ class ThreadState:
 
     That is what the engine hands on to a backward's hooks and tasks: grad, inference and forward mode, autocast,
     `saved_tensors_hooks`, function and dispatch modes (default device among them), whether devices have threads of
-    their own, and the accelerators' current device and streams.
+    their own, whether gradients are laid out as their leaves, and the accelerators' current device and streams.
+
+    Known limitations: the other thread does not call the hooks of `torch.autograd.graph.node_creation_hook` (torch
+    2.14), which Python can neither list nor detect.
 
     Raises:
         NotImplementedError: there is something which only the thread itself can have.
@@ -159,6 +164,7 @@ class ThreadState:
         self._forward_mode = torch._C._is_fwd_grad_enabled()
         self._multithreading = torch._C._is_multithreading_enabled()
         self._view_replay = torch._C._is_view_replay_enabled()
+        self._grad_layout = grad_layout_is_enforced()
         self._autocast = [
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
             for device in autocast_devices()
@@ -187,6 +193,7 @@ class ThreadState:
         torch._C._set_fwd_grad_enabled(self._forward_mode)
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
+            enforce_grad_layout(self._grad_layout)  # which inference mode sets
             stack.enter_context(torch.set_grad_enabled(self._grad))
             stack.enter_context(torch.autograd.set_multithreading_enabled(self._multithreading))
             stack.enter_context(torch.autograd.grad_mode._force_original_view_tracking(self._view_replay))

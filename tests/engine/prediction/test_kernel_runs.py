@@ -259,3 +259,17 @@ def test_formulas_that_work_out_of_place_are_known(operation: Callable[..., Tens
 
     found = th.simulate(th.graph(make_loss()))
     assert found.estimates or found.peak_bytes == th.profile(make_loss).peak_bytes
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.clamp_max]
+    + [lambda x, y: torch.clamp(x, y, y + 1), lambda x, y: x.clamp(-0.5, 0.5) * y],
+    ids=["maximum", "minimum", "fmax", "fmin", "clamp_max", "clamp", "clamp of numbers"],
+)
+def test_formulas_that_fill_their_own_tensors_in_place_are_known(operation: Callable[..., Tensor]) -> None:
+    """Torch 2.14 fills in place unless the tensor is of a subclass, as fake tensors are."""
+    torch.manual_seed(0)
+    x, y = nn.Parameter(torch.randn(10, 100)), nn.Parameter(torch.randn(10, 100))
+    found = th.simulate(th.graph(operation(x, y).sum()))
+    assert found.peak_bytes == th.profile(lambda: operation(x, y).sum()).peak_bytes
