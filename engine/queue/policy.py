@@ -1,4 +1,4 @@
-"""A policy: a key for each ready task, of which the least runs first, or a choice of the user's own."""
+"""Policies: a key for each ready task, of which the least runs first, or a user's own function that picks one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...inspector.graph.kinds import Kind
 Key: TypeAlias = tuple[int, ...]
 
 Planner: TypeAlias = Callable[[Any, Sequence[int]], list[int]]
-"""From a problem (`engine/orders/problem.py`) and the tasks that have run already, an order that begins with these."""
+"""Returns an order from a problem (`engine/orders/problem.py`) and the tasks that have run, with which it begins."""
 
 
 def arrival_label(task: Task, arrival: int) -> str:
@@ -31,22 +31,22 @@ class Policy:
     """A scheduling policy by keys: of the ready tasks the one with the least key runs next.
 
     Args:
-        name: what users call it.
+        name: the policy's name in tables and messages.
         title: the rule in words.
-        key: from a task and its place in the order of arrival (0 for the first that got ready) to its key, a tuple that
-            compares with the others. It is asked once, when the task gets ready. A queue of such keys costs O(log n) a
-            task.
-        label: the key as the ready queue shows it.
+        key: returns a task's key from the task and its place in the order of arrival (0 for the first that got ready):
+            a tuple that compares with all other keys. Called once per task, when it gets ready. A pick costs O(log n).
+        label: returns the key as the ready queue shows it, from the same arguments.
         dynamic: whether keys depend on what is only known while the backward runs (memory in use, values of gradients).
             No order can be planned then. Of equal keys the first to arrive runs first.
-        plan: for a policy that looks at the whole graph before anything runs: gives the ids of all tasks in their order
-            from a `Problem` and the tasks that have run already, with which the order starts. There are no keys then:
-            in a graph, a task's place in the plan is its key.
-        keeps: whether a plan holds for every graph of the same kind (`engine/orders/kept_plans.py`): a training loop
-            plans once. Of one that does not plan: whether its keys put the tasks of all such graphs in one order.
-        choose: for a policy that takes one of several others' orders: gives one that goes by it, from what `plan` gets.
-        took: whose order that is.
-        note: why, or why it is not the order that was asked for.
+        plan: for a policy that looks at the whole graph before anything runs: returns the ids of all tasks in order,
+            each once and after the tasks whose outputs it takes, from a `Problem` and the tasks that have run already,
+            with which the order starts. There are no keys then: in a graph, a task's place in the plan is its key.
+        keeps: whether a plan holds for every graph of the same kind (`engine/orders/kept_plans.py`), so that a training
+            loop plans once. Without `plan`: whether its keys put the tasks of all such graphs in one order.
+        choose: for a policy that adopts another one's order: returns a policy that follows it, from the arguments of
+            `plan`.
+        took: the name of the policy whose order was adopted.
+        note: the reason for that, or why the requested order is not used.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Policy:
     note: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Refuses what could not pick.
+        """Refuse a policy that could not pick.
 
         Raises:
-            TypeError: a name is no text, or what is asked can't be called.
+            TypeError: a name is not a str, or a function is not callable.
             ValueError: it has neither keys nor a plan.
         """
         expect(self.name, str, "name", "what users call the policy")
@@ -79,7 +79,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a user's policy may look at besides the ready tasks: the graph, and the ids of what ran, in order."""
+    """The state that a user's policy gets besides the ready tasks: the graph, and the ids of what ran, in order."""
 
     graph: Graph
     order: Sequence[int]
@@ -113,28 +113,28 @@ class Places:
 
 
 def following(policy: Policy, plan: Sequence[int]) -> Policy:
-    """The policy once it has planned: of the ready tasks the one that stands first in the plan."""
+    """Return the policy with its plan: of the ready tasks the one that stands first in the plan runs next."""
     places = Places(plan)
     return replace(policy, plan=None, choose=None, key=places, label=places.label)
 
 
 def policy_name(policy: Policy | Choice) -> str:
-    """What to call it in tables."""
+    """Return the policy's name for tables."""
     return policy.name if isinstance(policy, Policy) else getattr(policy, "__name__", type(policy).__name__)
 
 
 def names_in_turn(policies: Iterable[Policy | Choice]) -> str:
-    """What to call an order that they made, one after the other: "bfs, then dfs"."""
+    """Return the name of an order that several policies made in turn: "bfs, then dfs"."""
     return ", then ".join(name for name, _ in groupby(map(policy_name, policies)))
 
 
 def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:
-    """What the ready queue shows for a task and its arrival."""
+    """Return the function that labels a task and its arrival in the ready queue."""
     return policy.label if isinstance(policy, Policy) else arrival_label
 
 
 def is_dynamic(policy: Policy | Choice) -> bool:
-    """Whether its order is only known while the backward runs."""
+    """Whether the policy's order is only known while the backward runs."""
     return isinstance(policy, Policy) and policy.dynamic
 
 

@@ -16,7 +16,7 @@ from .policy import Choice, Key, Policy, QueueState, policy_name
 
 
 class PolicyError(RuntimeError):
-    """A policy gives no order, or one that can't be run: a user's failed to choose a ready task, for one."""
+    """A policy's pick, plan or key cannot be followed, or it cannot prove what it promises."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
