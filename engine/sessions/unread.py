@@ -20,7 +20,7 @@ from ...inspector.graph.facts import Facts
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.live_nodes import LiveNodes
 from ...inspector.graph.spent import is_spent
-from ...inspector.torch_internals.compiled import compiled_autograd_is_on
+from ...inspector.torch_internals.compiled import compiled_autograd_is_on, keep_compiler_out
 from ...inspector.torch_internals.engine import backward_with_start
 from ...inspector.torch_internals.modes import functorch_is_active
 from ...inspector.torch_internals.saved import first_freed
@@ -233,6 +233,9 @@ def _let_go(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> No
     """Reads the run's graph, which the run then keeps without its nodes."""
     if (found := run()) is not None and (is_retained or outlive_backward([node for node, _ in roots])):
         _ = found.graph
+
+
+keep_compiler_out(_let_go)  # runs where the loss dies, which may be in compiled code
 
 
 def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:

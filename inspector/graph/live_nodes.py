@@ -11,6 +11,7 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ..torch_internals.compiled import keep_compiler_out
 from ..torch_internals.nodes import leaf_of
 from .source import OWN_CODE
 
@@ -80,3 +81,6 @@ def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
         nodes.is_watching = False
     else:
         nodes.forget()
+
+
+keep_compiler_out(_forget)  # runs where a tensor dies, which may be in compiled code

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..threads import all_objects
+from .compiled import keep_compiler_out
 
 _DOOR = "_maybe_opt_step"
 
@@ -107,6 +108,10 @@ class _Steps(threading.local):
                 if call.is_told:
                     self._observer.step_ends(optimizer)
                 return
+
+
+for _called_in_compiled_code in (_Steps.before, _Steps.after):
+    keep_compiler_out(_called_in_compiled_code)
 
 
 def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:

@@ -422,21 +422,27 @@ import torch
 from torch._dynamo.utils import counters
 import tapehead as th
 
-def step(x, backward):
+def step(x, use):
     y = (x * 2).sin()
-    backward(y.sum())
+    loss = y.sum()
+    use(loss)
+    del loss  # a run's graph is read as the loss dies, a graph's nodes go
     return y * 3
 
-def compiled_frames(backward):
+def compiled_frames(use):
     torch._dynamo.reset()
     counters.clear()
     x = torch.ones(3, requires_grad=True)
-    torch.compile(step, backend="eager")(x, backward)
+    torch.compile(step, backend="eager")(x, use)
     return counters["frames"]["total"], x.grad
 
 frames, gradient = compiled_frames(torch._dynamo.disable(torch.autograd.backward))
-found, found_gradient = compiled_frames(th.backward)
-assert found <= frames and torch.equal(found_gradient, gradient), (found, frames)
+runs, graphs = [], []
+for use in (th.backward, lambda loss: runs.append(th.backward(loss)), lambda loss: graphs.append(th.graph(loss))):
+    found, found_gradient = compiled_frames(use if use is th.backward else torch._dynamo.disable(use))
+    assert found <= frames, (found, frames)
+    assert graphs or torch.equal(found_gradient, gradient)
+assert runs[0].order and not graphs[0].nodes
 """
 
 

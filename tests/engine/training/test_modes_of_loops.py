@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -250,3 +252,46 @@ def test_casts_that_autocast_keeps_over_a_step_are_found(is_around: bool, cache:
     if stale:
         assert stale[0].step == 1 and stale[0].tensor == "0.weight"
         assert all(word in stale[0].sentence for word in ("2.weight", "SGD", "torch.autocast", "cache_enabled=False"))
+
+
+COMPILED = """
+import torch
+from contextlib import nullcontext
+from torch._dynamo.utils import counters
+import tapehead as th
+
+def compiled_frames(watch):
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    forward = torch._dynamo.disable(lambda x: model(x).sum())
+    backward = torch._dynamo.disable(lambda loss: loss.backward())
+
+    @torch.compile(backend="eager")
+    def step(x):
+        loss = forward(x * 2)
+        backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+        return x * 3
+
+    with watch(model) as watching:
+        for _ in range(4):
+            step(torch.ones(2, 3))
+    return counters["frames"]["total"], model.weight, watching
+
+frames, weight, _ = compiled_frames(lambda model: nullcontext())
+found, trained, training = compiled_frames(th.training)
+assert found <= frames, (found, frames)
+assert torch.equal(trained, weight) and training.steps == 4
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_is_compiled_with_its_optimizer_compiles_nothing_of_tapehead() -> None:
+    """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
