@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -122,7 +123,29 @@ def regions_of_one_input() -> Tensor:
     return (region(DOWN, shared) + region(DOWN, shared)).sum()
 
 
-KEPT = (held_result, on_context, mask_of_a_region, keyword_of_a_region, regions_in_a_region, regions_of_one_input)
+def auxiliary_output() -> Tensor:
+    hidden = DOWN(X).relu()
+    HELD[:] = [UP(hidden).sigmoid().exp()]
+    return hidden.sin().sum()
+
+
+def auxiliary_output_of_the_batch() -> Tensor:
+    first = DOWN(X).relu()
+    HELD[:] = [dropout(DOWN(X).tanh(), 0.5)]
+    return first.sin().sum()
+
+
+def loss_of_an_auxiliary_output() -> Tensor:
+    hidden = DOWN(X).relu()
+    loss = hidden.sin().sum()
+    HELD[:] = [UP(hidden.exp()).square().sum()]
+    return loss
+
+
+KEPT = (
+    *(held_result, on_context, mask_of_a_region, keyword_of_a_region, regions_in_a_region, regions_of_one_input),
+    *(auxiliary_output, auxiliary_output_of_the_batch, loss_of_an_auxiliary_output),
+)
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -150,15 +173,30 @@ def packed_by_hooks() -> Tensor:
 
 def hidden_in_slices() -> Tensor:
     y = DOWN(X).clone()
-    y[:, :8] *= DOWN(X)[:, :8].sigmoid()
+    y[:, :8] *= torch.rand(16, 8)
     return y.sum()
 
 
-@pytest.mark.parametrize("make_loss", [packed_by_hooks, hidden_in_slices])
+def auxiliary_output_of_a_region() -> Tensor:
+    hidden = DOWN(X).relu()
+    HELD[:] = [region(masked, UP(hidden), torch.rand(8, 64)).sin()]
+    return hidden.sum()
+
+
+@pytest.mark.parametrize("make_loss", [packed_by_hooks, hidden_in_slices, auxiliary_output_of_a_region])
 def test_what_a_measured_backward_cannot_find_is_named_and_makes_it_a_lower_bound(
     make_loss: Callable[[], Tensor],
 ) -> None:
     loss, alive = followed(make_loss, captured=False)
     timeline = th.backward(loss, memory=True).timeline
     assert timeline.start_bytes < alive + GRADIENT and timeline.direction == "at least"
-    assert any("hide what they keep" in each or "saved_tensors_hooks" in each for each in timeline.estimates)
+    words = "hide what they keep", "saved_tensors_hooks", "have packed what they saved"
+    assert any(word in each for each in timeline.estimates for word in words)
+
+
+def test_what_another_forward_left_is_not_part_of_that() -> None:
+    other = DOWN(X).relu().exp()
+    loss, alive = followed(held_result, captured=False)
+    HELD.append(UP(DOWN(X)).exp())
+    assert th.simulate(th.graph(loss)).start_bytes == alive + GRADIENT
+    del other

@@ -44,7 +44,7 @@ class Measurement:
     """Measures one backward; and its forward, too, if `begin_forward` was called before that.
 
     A context, which leaves no profiler running. Without the forward, the storages that it left are found by looking at
-    the nodes and for its results. What nodes hide or hooks have packed is not found, and named among
+    the nodes and for its results, also those that the graph does not lead to. What nodes hide or hooks have packed is not found, and named among
     `Timeline.estimates`; what nodes save and the user holds, without a graph, is taken for an input. They are followed
     through weak references, as the CPU's allocator does not tell of the end of what was there before; others do.
 

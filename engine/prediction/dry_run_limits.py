@@ -63,6 +63,10 @@ EARLIER = (
     "tensors outside the graph that the capture saw being made before the forward's first node, and after other nodes: "
     "they may be of an earlier step, and are not counted; a capture around one forward tells. Graphs"
 )
+BESIDE = (
+    "nodes of results that the graph does not lead to, which hide or have packed what they saved: it is not counted. "
+    "Graphs"
+)
 HIDDEN = "nodes that hide what they keep from the forward"
 CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which computes them again)"
 PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
@@ -72,13 +76,13 @@ NO_STORAGE_ON_CTX = "custom Functions that keep sparse or nested tensors"
 
 _NOT_COUNTED = frozenset(
     (
-        *(HELD_LEAVES, EARLIER, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
+        *(HELD_LEAVES, EARLIER, BESIDE, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
         *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
     )
 )
 """Memory that a dry run does not count: the true figure is at least the predicted one."""
 
-SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER))
+SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER, BESIDE))
 """Limits that are the same in every order."""
 
 

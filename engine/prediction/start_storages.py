@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from operator import itemgetter
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from ...inspector.graph.facts import Operation
 from ...inspector.graph.forward_allocations import ForwardAllocations
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.marks import tensors_of
+from ...inspector.graph.marks import operation_of, tensors_of
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.torch_internals.checkpoints import cached_results, random_states, region_inputs, region_of
 from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.nodes import leaf_of
+from ...inspector.torch_internals.nodes import leaf_if_any, leaf_of
 from ...inspector.torch_internals.references import kept_by_others, owned_alone, storage_owned_alone
-from ...inspector.torch_internals.saved import attributes_of, saved_slots
+from ...inspector.torch_internals.saved import attributes_of, hides_saved, is_packed, saved_slots
+from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_internals.tensors import address_below, local_of, storage_of
 from ..memory.footprint import StartStorage
 from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
+from ..tasks.hook_watch import node_of
 from ..tasks.tensor_hooks import TensorHooks
 from .assumed_footprints import assumed_result_bytes
-from .dry_run_limits import EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
+from .dry_run_limits import BESIDE, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
 
 
 class ForwardStorages:
@@ -112,6 +117,7 @@ class ForwardStorages:
             shown.add(made_by)
             if storage is not None:
                 yield storage, tensor
+        yield from self._beside_graph(known)
         yield from self._outside_graph(known)
         for root in dict.fromkeys(graph.roots):
             meta = graph.tasks[root.task].inputs[root.input]
@@ -234,6 +240,75 @@ class ForwardStorages:
                     made = self._maker(task_id, set())
                     yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made), tensor
 
+    def _beside_graph(self, known: set[int]) -> list[tuple[StartStorage, Tensor]]:
+        """Return what is alive of results of this forward that the graph does not lead to, such as an auxiliary output:
+        the tensors themselves, and what their nodes saved.
+
+        Args:
+            known: the addresses of storages to leave out.
+        """
+        if not (beside := self._nodes_beside()):
+            return []
+        inner = {*self._graph.nodes, *beside}
+        below = {child for node in beside for child, _ in node.next_functions if child is not None} - inner
+        for leaf in [leaf_if_any(each) for each in below if number_of(each) == UNNUMBERED]:
+            if leaf is not None and address_below(leaf) not in self._allocations.addresses and (older := storage_of(leaf)):
+                known.add(older.address)
+        slots = [slot for node in beside for slot in saved_slots(node)]
+        tensors = [slot.tensor for slot in slots]
+        made = [slot.maker in inner for slot in slots]
+        slots.clear()
+        held = kept_by_others(tensors)
+        kept = [
+            tensor
+            for tensor, is_made, is_held in zip(tensors, made, held, strict=True)
+            if is_made or not is_held or address_below(tensor) in self._allocations.addresses
+        ]
+        kept += [tensor for tensor in self._hooks.others() if node_of(tensor) in beside]
+        if any(hides_saved(node) or is_packed(node) for node in beside):
+            self._limit(BESIDE, self._graph.roots[0].task)
+        return [found for tensor in kept for found in self._held(tensor, known)]
+
+    def _held(self, tensor: Tensor, known: set[int]) -> Iterator[tuple[StartStorage, Tensor]]:
+        """Yield the tensor's storage, if it counts and is not known, as one that the backward does not free."""
+        storage = storage_of(tensor)
+        if storage is None or storage.address in known or not storage.nbytes or not self._counts(tensor.device):
+            return
+        if address_below(tensor) not in self._allocations.of_model:
+            known.add(storage.address)
+            yield StartStorage(storage.nbytes, (), True, self._maker(None, set())), tensor
+
+    def _nodes_beside(self) -> set[Node]:
+        """Return the nodes outside the graph that the same forward made, of those that living tensors lead to.
+
+        Such a node leads to an inner node of the graph, or the graph's capture saw it, or it was made between the
+        graph's nodes. Another thread numbers its nodes by itself: a tensor is of one if a node below it has the number
+        of a node of the graph.
+        """
+        inner = {
+            node: task for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True) if not task.is_leaf
+        }
+        numbers = {task.sequence_nr for task in inner.values()}
+        seen = {task.operation.facts for task in inner.values() if isinstance(task.operation, Operation)}
+        first, last = min((facts.first for facts in seen), default=min(numbers, default=0)), max(numbers, default=0)
+        found: set[Node] = set()
+        others: set[Node] = set()
+        for tensor in self._hooks.others():
+            root = node_of(tensor)
+            if root is None or root in found or root in others or number_of(root) < first:
+                continue
+            oldest_first = _oldest_first(root, first, lambda node: node in inner or node in found)
+            is_foreign = any(number in numbers for number, _ in oldest_first)
+            for number, node in oldest_first:
+                operation = operation_of(node)
+                is_made = (
+                    (number < last and not is_foreign)
+                    or (operation is not None and operation.facts in seen)
+                    or any(child in inner or child in found for child, _ in node.next_functions)
+                )
+                (found if is_made else others).add(node)
+        return found
+
     def _outside_graph(self, known: set[int]) -> Iterator[tuple[StartStorage, Tensor]]:
         """Yield the storages that captures saw the forward allocate, that are alive, and that this graph does not keep.
 
@@ -254,3 +329,17 @@ class ForwardStorages:
 
     def _counts(self, device: torch.device) -> bool:
         return device == self._device
+
+
+def _oldest_first(root: Node, first: int, is_known: Callable[[Node], bool]) -> list[tuple[int, Node]]:
+    """Return the node and those below it, with their numbers, but none that is known, is below such a node, has a
+    number below `first`, or has none."""
+    found, waiting = {root: number_of(root)}, [root]
+    while waiting:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in found and not is_known(child):
+                number = number_of(child)
+                if first <= number < UNNUMBERED:
+                    found[child] = number
+                    waiting.append(child)
+    return sorted(((number, node) for node, number in found.items()), key=itemgetter(0))

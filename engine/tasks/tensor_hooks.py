@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from weakref import ref
 
@@ -25,18 +25,27 @@ class TensorHooks:
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        task_of: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(nodes)}
+        task_of: dict[Node, int] = {node: task_id for task_id, node in enumerate(nodes)}
         self._tensors: dict[int, list[ref[Tensor]]] = {}
+        self._others: list[ref[Tensor]] = []
         kinds = subclasses(Tensor)
         with without_torch_function(), all_objects() as objects:
             for found in compress(objects, map(kinds.__contains__, map(type, objects))):  # of a million some thousands
-                if (task_id := task_of.get(node_of(found))) is not None:
+                if (node := node_of(found)) is None:
+                    continue
+                if (task_id := task_of.get(node)) is not None:
                     self._tensors.setdefault(task_id, []).append(ref(found))
+                else:
+                    self._others.append(ref(found))
 
     @property
     def tasks(self) -> Sequence[int]:
         """The tasks, ascending, of whose tensors some lived as Python objects when they were looked for."""
         return sorted(self._tensors)
+
+    def others(self) -> Iterator[Tensor]:
+        """The tensors of other nodes that lived as Python objects when they were looked for, and still do."""
+        return (tensor for each in self._others if (tensor := each()) is not None)
 
     def of(self, task_id: int) -> list[Hook]:
         """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""

@@ -467,6 +467,21 @@ def held_constant() -> Program:
 
 
 @program
+def auxiliary_output_kept() -> Program:
+    """The auxiliary outputs of all forwards are kept with their grad_fn, which the loss does not reach."""
+    body, head, auxiliary, batch = mlp(), nn.Linear(32, 8), nn.Linear(32, 64), cache(batch_of(64, 64))
+    kept: list[Tensor] = []
+
+    def make_loss() -> Tensor:
+        hidden = body(batch())
+        kept.append(auxiliary(hidden).sigmoid())
+        return head(hidden).square().mean()
+
+    parameters = [each for module in (body, head, auxiliary) for each in module.parameters()]
+    return Program(make_loss, usual_step(sgd(parameters), make_loss), parameters, batch=batch, has_older=True)
+
+
+@program
 def model_made_inside() -> Program:
     """The forward makes the model and the batch."""
     model_bytes = sum(each.nbytes for each in mlp().parameters())
