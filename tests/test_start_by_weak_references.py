@@ -200,3 +200,48 @@ def test_what_another_forward_left_is_not_part_of_that() -> None:
     HELD.append(UP(DOWN(X)).exp())
     assert th.simulate(th.graph(loss)).start_bytes == alive + GRADIENT
     del other
+
+
+def computed_in_half() -> Tensor:
+    return UP(DOWN(X).relu()).float().square().sum()
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_casts_in_the_cache_of_autocast_are_part_of_that_if_this_forward_made_them(is_cached: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        computed_in_half()
+        if not is_cached:
+            torch.clear_autocast_cache()
+        with Storages() as storages, th.capture():
+            loss = computed_in_half()
+        predicted, alive = th.simulate(th.graph(loss)), storages.alive_bytes() + GRADIENT
+    assert (predicted.start_bytes, predicted.estimates) == (alive, ())
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_without_a_capture_casts_in_the_cache_of_autocast_make_it_an_upper_bound(is_cached: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        computed_in_half()
+        if not is_cached:
+            torch.clear_autocast_cache()
+        loss, storages = computed_in_half(), Storages()
+        predicted = th.simulate(th.graph(loss))
+        measured = th.backward(loss, memory=True).timeline
+        if not is_cached:
+            torch.clear_autocast_cache()
+        with storages:
+            loss = computed_in_half()
+        alive = storages.alive_bytes() + GRADIENT
+    assert predicted.start_bytes > alive if is_cached else predicted.start_bytes == alive
+    assert predicted.direction == "at most" and measured.direction == "unknown"
+
+
+def test_a_comparison_under_an_open_autocast_runs_each_forward_without_casts_of_earlier_ones() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        (row,) = th.compare(computed_in_half, "heap", repetitions=1).rows
+        with Storages() as storages:
+            loss = computed_in_half()
+        alive = storages.alive_bytes() + GRADIENT
+    assert row.dry_run_start_bytes == row.timeline.start_bytes == alive
+    assert row.dry_run_bytes == row.peak_bytes
+    del loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -19,7 +19,7 @@ from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
 from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
-from ...inspector.torch_internals.modes import unobserved
+from ...inspector.torch_internals.modes import autocast_casts, unobserved
 from ...inspector.torch_internals.ranks import bucketed
 from ...inspector.torch_internals.saved import hides_saved, saved_slots
 from ...inspector.torch_internals.tensors import FollowedStorage, local_of, without_bytes
@@ -27,7 +27,7 @@ from ..memory.accumulation import PYTORCHS, Accumulation
 from ..memory.footprint import Footprints, LeafState
 from ..memory.measured_device import devices_of, measurable
 from ..memory.timeline import Maker, Timeline
-from ..prediction.dry_run_limits import HIDDEN, PACKED, limit_sentence
+from ..prediction.dry_run_limits import HIDDEN, PACKED, UNSAVED_CASTS, limit_sentence
 from ..prediction.start_storages import ForwardStorages
 from ..tasks.tensor_hooks import TensorHooks
 from ..words.estimates import Estimate
@@ -44,9 +44,10 @@ class Measurement:
     """Measures one backward; and its forward, too, if `begin_forward` was called before that.
 
     A context, which leaves no profiler running. Without the forward, the storages that it left are found by looking at
-    the nodes and for its results, also those that the graph does not lead to. What nodes hide or hooks have packed is not found, and named among
-    `Timeline.estimates`; what nodes save and the user holds, without a graph, is taken for an input. They are followed
-    through weak references, as the CPU's allocator does not tell of the end of what was there before; others do.
+    the nodes and for its results, also those that the graph does not lead to. What nodes hide or hooks have packed is
+    not found, nor casts that autocast has cached and no node saved: that is named among `Timeline.estimates`. What
+    nodes save and the user holds, without a graph, is taken for an input. They are followed through weak references, as
+    the CPU's allocator does not tell of the end of what was there before; others do.
 
     In CUDA's history one recording serves both, and a mark parts them. When the engine begins a task is not known
     there: what hooks of tensors allocate and free counts to the task before the one which they precede.
@@ -60,6 +61,7 @@ class Measurement:
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = None if device is None else measurable(torch.device(device))
+        self._autocast = autocast_casts()
         self._recorder: RecordedAllocators | None = None
         self._recorded = False  # the forward
         self._forward: dict[torch.device, AllocatorRecording] = {}
@@ -169,7 +171,7 @@ class Measurement:
         self._kept = kept_by(graph, self._written, self._allocations.alone)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
         self._found = {
-            each: [] if self._recorded else _find(graph, tensors, each, self._allocations, self._limit)
+            each: [] if self._recorded else _find(graph, tensors, each, self._allocations, self._limit, self._autocast)
             for each in self._devices
         }
         for task in () if self._recorded else sorted(self._kept.hiding):
@@ -289,10 +291,8 @@ class Measurement:
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
         unknown = "not known, as the forward was not recorded"
-        limits = tuple(
-            Estimate(limit_sentence(self._graph, what, tasks, unknown), "at least")
-            for what, tasks in self._limits.items()
-        )
+        sentences = [limit_sentence(self._graph, what, tasks, unknown) for what, tasks in self._limits.items()]
+        limits = tuple(Estimate(each, "at most" if each.direction == "at most" else "at least") for each in sentences)
         timeline = replace(timeline_of(measured, lives, kinds), estimates=limits)
         if lives.places is not None:
             return timeline, None
@@ -338,6 +338,7 @@ def _find(
     device: torch.device,
     allocations: ForwardAllocations,
     limit: Callable[[str, int], None],
+    autocast: Mapping[str, torch.dtype],
 ) -> list[tuple[Followed, Maker]]:
     """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
 
@@ -346,11 +347,11 @@ def _find(
         outputs: what the backward starts from.
         device: whose storages.
         allocations: the tensors that the forward made without a node.
-        limit: as in `ForwardStorages`.
+        limit, autocast: as in `ForwardStorages`.
     """
     found: dict[int, tuple[Followed, Maker]] = {}
     _ = graph.saved  # looks who holds what, before anything here does
-    left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), limit)
+    left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), limit, autocast)
     for storage, tensor in left.found():
         if isinstance(tensor, SavedTensor):
             slots = saved_slots(graph.nodes[tensor.task])
@@ -358,6 +359,8 @@ def _find(
         if tensor is not None and (seen := look(tensor)) is not None:
             followed = Followed(seen.address, storage.nbytes, FollowedStorage(local_of(tensor)))
             found[seen.address] = followed, storage.made_by
+    if left.unsaved_casts():
+        limit(UNSAVED_CASTS, graph.roots[0].task)
     for root, output in zip(graph.roots, outputs, strict=False):
         seen = look(output)
         if seen is not None and output.device == device and seen.address not in {*found, *allocations.of_model}:

@@ -23,6 +23,7 @@ from ...inspector.torch_internals.checkpoints import region_of
 from ...inspector.torch_internals.dtensors import gives_on
 from ...inspector.torch_internals.flags import grad_layout_is_enforced
 from ...inspector.torch_internals.hooks import hooks_registered
+from ...inspector.torch_internals.modes import autocast_casts
 from ...inspector.torch_internals.nodes import call_node, function_of
 from ...inspector.torch_internals.ranks import bucketed
 from ...inspector.torch_internals.saved import (
@@ -155,7 +156,7 @@ class _DryRun:
         self._hooks = TensorHooks(graph.nodes)
         self._allocations = forward_allocations(graph)
         limit = partial(_note_limit, self._limits)  # not a method, which would make a cycle
-        self._left = ForwardStorages(graph, device, self._allocations, self._hooks, limit)
+        self._left = ForwardStorages(graph, device, self._allocations, self._hooks, limit, autocast_casts())
         self._packed, self._saves_subclass = [], []
         for each in map(saved_variables, graph.nodes):
             self._packed.append(packed_by_user(each))

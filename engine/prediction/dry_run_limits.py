@@ -59,6 +59,11 @@ HELD_LEAVES = (
     "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
     "forward under th.capture() tells"
 )
+CASTS = (
+    "casts of weights that torch.autocast, which is open, may have cached in an earlier forward: they are counted, and "
+    "a forward under th.capture() shows which are its own"
+)
+UNSAVED_CASTS = "casts of weights that torch.autocast, which is open, has cached and no node saved. Graphs"
 EARLIER = (
     "tensors outside the graph that the capture saw being made before the forward's first node, and after other nodes: "
     "they may be of an earlier step, and are not counted; a capture around one forward tells. Graphs"
@@ -76,20 +81,33 @@ NO_STORAGE_ON_CTX = "custom Functions that keep sparse or nested tensors"
 
 _NOT_COUNTED = frozenset(
     (
-        *(HELD_LEAVES, EARLIER, BESIDE, CHECKPOINTED, REENTRANT, NO_STORAGE, NO_STORAGE_ON_CTX, "nested tensors"),
+        *(
+            HELD_LEAVES,
+            EARLIER,
+            BESIDE,
+            UNSAVED_CASTS,
+            CHECKPOINTED,
+            REENTRANT,
+            NO_STORAGE,
+            NO_STORAGE_ON_CTX,
+            "nested tensors",
+        ),
         *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
     )
 )
 """Memory that a dry run does not count: the true figure is at least the predicted one."""
 
-SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER, BESIDE))
+_MAY_BE_OLDER = frozenset((CASTS,))
+"""Memory that a dry run counts and that may be older than the forward: the true figure is at most the predicted one."""
+
+SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER, BESIDE, CASTS))
 """Limits that are the same in every order."""
 
 
 def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = "not known from a dry run") -> Estimate:
     """Return the sentence about tasks of which something is not known."""
     sentence = f"{unknown}: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
-    return Estimate(sentence, "at least" if what in _NOT_COUNTED else "unknown")
+    return Estimate(sentence, "at least" if what in _NOT_COUNTED else "at most" if what in _MAY_BE_OLDER else "unknown")
 
 
 def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: Iterable[int]) -> Estimate:

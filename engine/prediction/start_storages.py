@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from operator import itemgetter
 
 import torch
@@ -20,13 +20,13 @@ from ...inspector.torch_internals.nodes import leaf_if_any, leaf_of
 from ...inspector.torch_internals.references import kept_by_others, owned_alone, storage_owned_alone
 from ...inspector.torch_internals.saved import attributes_of, hides_saved, is_packed, saved_slots
 from ...inspector.torch_internals.sequence_numbers import UNNUMBERED, number_of
-from ...inspector.torch_internals.tensors import address_below, local_of, storage_of
+from ...inspector.torch_internals.tensors import address_below, base_of, local_of, storage_of
 from ..memory.footprint import StartStorage
 from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
 from ..tasks.hook_watch import node_of
 from ..tasks.tensor_hooks import TensorHooks
-from .assumed_footprints import assumed_result_bytes
-from .dry_run_limits import BESIDE, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
+from .assumed_footprints import assumed_layout, assumed_result_bytes
+from .dry_run_limits import BESIDE, CASTS, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
 
 
 class ForwardStorages:
@@ -38,6 +38,7 @@ class ForwardStorages:
         allocations: the tensors that the forward made without a node.
         hooks: the hooks of the graph's tensors.
         limit: callback for something unknown, with its task.
+        autocast: the result of `autocast_casts` where the backward is called.
 
     Attributes:
         addresses: of saved storages, by their numbers in `Graph.saved`.
@@ -50,12 +51,18 @@ class ForwardStorages:
         allocations: ForwardAllocations,
         hooks: TensorHooks,
         limit: Callable[[str, int], None],
+        autocast: Mapping[str, torch.dtype],
     ) -> None:
+        self._autocast = autocast
         self._graph = graph
         self._device = device
         self._allocations = allocations
         self._hooks = hooks
         self._limit = limit
+        self._casts = _casts_of_leaves(graph)
+        self._older_casts, self._are_certainly_older = _older(graph, self._casts.values(), bool(autocast))
+        self._shown: set[int | None] = set()  # the tasks whose results were given
+        self._of_casts: dict[int, int] = {}  # by number of a saved storage the task of such a cast
         self.addresses, self._bytes_at = self._addresses_of_saved()
         self._tasks_of_regions: dict[Hashable, list[int]] = {}
         for task, node in enumerate(graph.nodes):
@@ -64,7 +71,25 @@ class ForwardStorages:
         self._regions = self._kept_by_regions()
 
     def __iter__(self) -> Iterator[StartStorage]:
-        return (storage for storage, _ in self.found())
+        yield from (storage for storage, _ in self.found())
+        yield from self.unsaved_casts()
+
+    def unsaved_casts(self) -> list[StartStorage]:
+        """Return the casts of weights that an open torch.autocast has cached and no node saved, such as a bias's. They
+        have no tensor in Python."""
+        graph, are_held = self._graph, {}
+        for saved in graph.saved:
+            if saved.storage is not None and (cast := self._of_casts.get(saved.storage)) is not None:
+                are_held[cast] = saved.held
+        if not all(are_held.values()):  # the cache was cleared since
+            return []
+        found = []
+        for cast in self._casts.values():
+            meta = graph.tasks[cast].inputs[0]
+            is_cached = self._counts(meta.device) and meta.dtype is self._autocast.get(meta.device.type)
+            if is_cached and cast not in are_held and cast not in self._shown and not self._is_older(cast):
+                found.append(StartStorage(assumed_layout(meta).nbytes, (), True, self._maker(cast, set())))
+        return found
 
     def found(self) -> Iterator[tuple[StartStorage, Tensor | SavedTensor | None]]:
         """Yield each storage with a tensor or a saved tensor on it; None for a root of which only its edge is at hand.
@@ -72,7 +97,7 @@ class ForwardStorages:
         Saved tensors are not unpacked here, which would take as long as all the rest.
         """
         graph = self._graph
-        allocations = self._allocations
+        allocations, of_casts = self._allocations, self._of_casts
         of_leaves: dict[int, int] = {}  # by address the task of a leaf there, of one that the forward made if it is
         for task_id, leaf in graph.leaves.items():
             below, is_made = storage_of(leaf), task_id in allocations.leaves
@@ -85,11 +110,11 @@ class ForwardStorages:
                 self._limit(NO_STORAGE, saved.task)
             elif (leaf_task := of_leaves.get(self.addresses[saved.storage])) is not None:
                 slots_of_leaves.setdefault(leaf_task, []).append((saved.task, saved.slot))
-            elif self._bytes_at[saved.storage] in allocations.of_model:
+            elif self._bytes_at[saved.storage] in allocations.of_model or self._is_older(of_casts.get(saved.storage)):
                 continue
             elif self._counts(saved.device) and saved.storage_bytes:
                 storages.setdefault(saved.storage, []).append(saved)
-        shown: set[int | None] = set()  # the tasks whose results are among these
+        shown = self._shown
         for number, found in storages.items():
             held = any(saved.held for saved in found)
             makers = {saved.made_by for saved in found if saved.made_by is not None}
@@ -152,7 +177,19 @@ class ForwardStorages:
                 if storage is not None and saved.storage is not None:
                     found[saved.storage] = storage.address
                     begins[saved.storage] = address_below(local_of(slot.tensor)) or 0
+                    whole = base_of(slot.tensor) if self._casts else None  # linear saves a transposed cast
+                    maker = node_of(slot.tensor if whole is None else whole) if self._casts else None
+                    if maker in self._casts:
+                        self._of_casts[saved.storage] = self._casts[maker]
         return found, begins
+
+    def _is_older(self, task_id: int | None) -> bool:
+        """Whether the task is that of a cast that an earlier forward made. Where that is not known, it is a limit."""
+        if task_id is None or task_id not in self._older_casts:
+            return False
+        if not self._are_certainly_older:
+            self._limit(CASTS, task_id)
+        return self._are_certainly_older
 
     def _kept_by_regions(self) -> dict[int, list[tuple[int, str]]]:
         """Return by address the nodes of the checkpointed regions that keep the storage there as their input.
@@ -233,6 +270,8 @@ class ForwardStorages:
                     yield task_id, None, tensor
                 if storage is None or storage.address in known or not self._counts(tensor.device):
                     continue
+                if self._is_older(task_id):
+                    continue
                 known.add(storage.address)
                 found.add(storage.address)
                 if storage.nbytes:
@@ -250,9 +289,10 @@ class ForwardStorages:
         if not (beside := self._nodes_beside()):
             return []
         inner = {*self._graph.nodes, *beside}
+        allocated = self._allocations.addresses
         below = {child for node in beside for child, _ in node.next_functions if child is not None} - inner
         for leaf in [leaf_if_any(each) for each in below if number_of(each) == UNNUMBERED]:
-            if leaf is not None and address_below(leaf) not in self._allocations.addresses and (older := storage_of(leaf)):
+            if leaf is not None and address_below(leaf) not in allocated and (older := storage_of(leaf)):
                 known.add(older.address)
         slots = [slot for node in beside for slot in saved_slots(node)]
         tensors = [slot.tensor for slot in slots]
@@ -262,7 +302,7 @@ class ForwardStorages:
         kept = [
             tensor
             for tensor, is_made, is_held in zip(tensors, made, held, strict=True)
-            if is_made or not is_held or address_below(tensor) in self._allocations.addresses
+            if is_made or not is_held or address_below(tensor) in allocated
         ]
         kept += [tensor for tensor in self._hooks.others() if node_of(tensor) in beside]
         if any(hides_saved(node) or is_packed(node) for node in beside):
@@ -343,3 +383,28 @@ def _oldest_first(root: Node, first: int, is_known: Callable[[Node], bool]) -> l
                     found[child] = number
                     waiting.append(child)
     return sorted(((number, node) for node, number in found.items()), key=itemgetter(0))
+
+
+def _casts_of_leaves(graph: Graph) -> dict[Node | None, int]:
+    """Return the tasks of casts of leaves, such as autocast makes of weights, by their nodes."""
+    leaves = {task.id for task in graph.tasks if task.is_leaf}
+    return {
+        graph.nodes[task.id]: task.id
+        for task in graph.tasks
+        if task.name == "ToCopyBackward0" and all(edge.next_task in leaves for edge in graph.out_edges[task.id])
+    }
+
+
+def _older(graph: Graph, casts: Collection[int], is_cached: bool) -> tuple[set[int], bool]:
+    """Return the casts that an earlier forward made or may have made, and whether it did for certain.
+
+    An open torch.autocast caches casts of weights, so a later forward uses the tensors and nodes of an earlier one.
+    Under a capture these are the ones made before it; without one, while autocast is open, those made before all other
+    nodes.
+    """
+    others = [task for task in graph.tasks if task.id not in casts and not task.is_leaf]
+    seen = {task.operation.facts for task in others if isinstance(task.operation, Operation)}
+    if not others or not (seen or is_cached):
+        return set(), True
+    first = min((facts.first for facts in seen), default=min(task.sequence_nr for task in others))
+    return {each for each in casts if graph.tasks[each].sequence_nr < first}, bool(seen)

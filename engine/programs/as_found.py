@@ -64,6 +64,9 @@ class AsFound:
     the program keeps in Python: attributes of modules, the state of optimizers, what closures lead to, which tensors
     require grad (see `CarriedState`, which also says what could not be put back).
 
+    Casts of weights that an open `torch.autocast` has cached are cleared before each run and at the end: each run makes
+    its own, as a forward does for which autocast is opened anew.
+
     A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
 
     Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and files,
@@ -95,6 +98,7 @@ class AsFound:
             stack.enter_context(same_random_numbers())
             stack.enter_context(same_flags())
             self._note_leaves()
+            torch.clear_autocast_cache()
             stack.enter_context(watching_modules(self._note_module))
             self._opened = stack.pop_all()
         return self
@@ -195,6 +199,7 @@ class AsFound:
     def _restore(self) -> None:
         """Puts all back, each also where another can't be."""
         steps: list[Callable[[], object]] = [
+            torch.clear_autocast_cache,
             self.carried.put_back,
             lambda: for_all(self._bound, _bind),
             self._tensors.restore,

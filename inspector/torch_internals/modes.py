@@ -137,6 +137,14 @@ def autocast_devices() -> list[str]:
     return [device for device in known if torch.amp.is_autocast_available(device)]
 
 
+def autocast_casts() -> dict[str, torch.dtype]:
+    """The dtypes to which autocast casts weights now and caches the casts, by type of device."""
+    if not autocast_is_on() or not torch.is_autocast_cache_enabled():
+        return {}
+    types = (device_type for device_type in autocast_devices() if torch.is_autocast_enabled(device_type))
+    return {device_type: torch.get_autocast_dtype(device_type) for device_type in types}
+
+
 class ThreadState:
     """torch's state of the thread that makes it, as far as Python can give it to another one.
 

@@ -218,6 +218,23 @@ def mixed_precision() -> Program:
 
 
 @program
+def autocast_around_all() -> Program:
+    """One autocast is open around the whole loop, and caches its casts of the weights."""
+    model, batch, autocast = mlp(), cache(batch_of(64, 64)), torch.autocast("cpu", torch.bfloat16)
+    autocast.__enter__()
+    make_loss = partial(loss_at, model, batch)
+    step = usual_step(sgd(model.parameters()), make_loss)
+    return Program(
+        make_loss,
+        step,
+        [*model.parameters()],
+        batch=batch,
+        has_older=True,  # the casts
+        close=lambda: autocast.__exit__(None, None, None),
+    )
+
+
+@program
 def complex_numbers() -> Program:
     class Spectral(nn.Module):
         def __init__(self) -> None:

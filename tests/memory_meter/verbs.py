@@ -79,9 +79,11 @@ def warmed_up(build: Builder) -> Iterator[Program]:
 
 
 def fresh(program: Program) -> None:
-    """Before each backward that is compared there is no .grad, and the random numbers are the same."""
+    """Before each backward that is compared there is neither .grad nor a cast in autocast's cache, and the random
+    numbers are the same."""
     for each in program.leaves:
         each.grad = None
+    torch.clear_autocast_cache()
     torch.manual_seed(1)
 
 
