@@ -1,4 +1,4 @@
-"""A ready queue for each device, side by side: as PyTorch's engine has them, on a clock of how long tasks take."""
+"""A ready queue per device, as in PyTorch's engine, on a simulated clock of the tasks' durations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Queues = Literal["one", "per device"]
 """One ready queue for all devices, or one for each."""
 
 QUEUES: dict[str, Queues] = {"one": "one", "per-device": "per device"}
-"""By how they are called on a command line."""
+"""By their names on the command line."""
 
 _BY_ARRIVAL = Policy("arrival", "first come, first served", key=lambda task, arrival: (arrival,))
 
@@ -29,7 +29,7 @@ class TaskTime:
     Attributes:
         ready_ns: when its last gradient was there.
         start_ns, end_ns: when it ran.
-        after: the task that brought that gradient; None for a root.
+        after: the task that gave that gradient; None for a root.
     """
 
     ready_ns: int
@@ -40,7 +40,7 @@ class TaskTime:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A ready task: when it is so, its number among all that were, and the task that brought its last gradient."""
+    """A ready task: since when, its number among all arrivals, and the task that gave its last gradient."""
 
     ready_ns: int
     arrival: int
@@ -50,16 +50,16 @@ class _Ready:
 class DeviceQueues:
     """The ready queues of several devices, each with a worker that takes the next task as soon as it has ended one.
 
-    Whoever runs the tasks one after the other takes them in the order in which the workers would start them. A task
-    comes into its device's queue when all that it waits for has ended by the clock, and is not seen there before. The
-    first of several devices that could start at one moment is the CPU, then by name.
+    The tasks run one after the other, in the order in which the workers would start them. A task enters its device's
+    queue when all tasks that it waits for have ended by the clock, not before. Of several devices that could start a
+    task at one moment the CPU comes first, then the others by name.
 
-    A policy sorts each queue by itself, and counts arrivals in each; a user's own is offered one device's tasks.
+    A policy sorts each queue by itself, and counts arrivals in each; a user's own gets one device's ready tasks.
 
     Args:
         graph: the graph.
         policy: sorts each queue.
-        order: where the caller notes the tasks that ran; a user's policy may look at it.
+        order: the caller's list of tasks that ran, which a user's policy may read.
         durations_ns: by task id.
         devices: by task id the device's name.
     """
@@ -94,7 +94,7 @@ class DeviceQueues:
         return task_id in self._ready
 
     def push(self, task_id: int) -> Key | None:
-        """The task is ready once what it waits for has ended; where an order waits, too (`stages`), all that ran."""
+        """Add a task, ready once the tasks that it waits for have ended; under `stages`, once all that ran have."""
         ended = {edge.task: edge.output for edge in self._graph.in_edges[task_id] if edge.task in self._ended}
         after = max(ended, key=self._ended.__getitem__, default=None)
         ready_ns = self._ended[after][0] if after is not None else 0
@@ -115,7 +115,7 @@ class DeviceQueues:
         return f"@{arrival}"
 
     def choose(self) -> int:
-        """The task which starts next, on any device."""
+        """Choose the task which starts next, on any device."""
         if chosen := self._chosen:
             return chosen[None]
         if self._next is None:
@@ -153,7 +153,7 @@ class DeviceQueues:
         return [task_id for _, task_id in sorted(found)]
 
     def choose_on(self, device: str) -> int | None:
-        """The task which starts next on this device; None where none is ready."""
+        """Choose the task which starts next on this device; None if none is ready."""
         start_ns = self._start_ns(device)
         return None if start_ns is None else self._choose_on(start_ns, device)
 
@@ -162,7 +162,7 @@ class DeviceQueues:
         return self._queues[device].choose()
 
     def remove(self, task_id: int) -> TaskTime:
-        """The task runs now."""
+        """Take the task out: it runs now. Returns its simulated times."""
         device, ready = self._device_of[task_id], self._ready.pop(task_id)
         start_ns = max(self._free_ns[device], ready.ready_ns)
         end_ns = start_ns + self._durations_ns[task_id]
@@ -175,7 +175,7 @@ class DeviceQueues:
         return TaskTime(ready.ready_ns, start_ns, end_ns, ready.after)
 
     def entries(self) -> list[ReadyTask]:
-        """All ready tasks, in the order in which they would start if no other came."""
+        """Return all ready tasks, in the order in which they would start if no other arrived."""
         starts = [
             (start_ns, number, place, task_id)
             for number, device in enumerate(self.devices)
@@ -189,7 +189,7 @@ class DeviceQueues:
         ]
 
     def _foreseen(self, device: str) -> Iterator[tuple[int, int]]:
-        """When its worker would start which task if no other came. A user's own policy is not asked."""
+        """Yield the times at which its worker would start its tasks if no other arrived. No user's policy is called."""
         queue = KeyedQueue(self._graph, self._policy if isinstance(self._policy, Policy) else _BY_ARRIVAL)
         for entry in sorted(self._queues[device].entries(), key=attrgetter("arrival")):
             queue.push(entry.task.id)
@@ -206,19 +206,19 @@ class DeviceQueues:
             at_ns += self._durations_ns[task_id]
 
     def _first_device(self) -> tuple[int, str] | None:
-        """When the next task starts, and on which device, the first of several; None where none is ready."""
+        """Return when and on which device the next task starts, the first of several; None if none is ready."""
         starts = [(start_ns, device) for device in self.devices if (start_ns := self._start_ns(device)) is not None]
         return min(starts, key=itemgetter(0), default=None)
 
     def _start_ns(self, device: str) -> int | None:
-        """When its worker takes its next task; None where none is ready."""
+        """Return when its worker takes its next task; None if none is ready."""
         free_ns = self._free_ns[device]
         if len(self._queues[device]):
             return free_ns
         return next((max(free_ns, ready_ns) for (ready_ns, *_), _ in self._coming[device][:1]), None)
 
     def _take_in(self, device: str, until_ns: int) -> None:
-        """What has got ready by then comes into the queue."""
+        """Move the tasks that are ready by then into the queue."""
         coming = self._coming[device]
         while coming and coming[0][0][0] <= until_ns:
             self._queues[device].push(heappop(coming)[1])
@@ -227,9 +227,9 @@ class DeviceQueues:
 AnyQueue = ReadyQueue | DeviceQueues
 
 MakeQueue = Callable[[Graph, Policy | Choice, Sequence[int]], AnyQueue]
-"""An empty queue, as `ready_queue` makes it of a graph, a policy, and where the order is noted."""
+"""Makes an empty queue, as `ready_queue` does, from a graph, a policy and the list of tasks that ran."""
 
 
 def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
-    """Each once, the CPU first, then by name."""
+    """Return each device once, the CPU first, then by name."""
     return tuple(sorted(set(devices), key=lambda name: (name != "cpu", name)))

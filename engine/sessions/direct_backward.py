@@ -48,7 +48,7 @@ from .session_base import session_over
 
 
 class DirectBackward:
-    """What a `Stepper` runs: the ready queue, the input buffers, and how tasks get from the one through the others.
+    """The backward that a `Stepper` drives: its ready queue, its input buffers, and the running of its tasks.
 
     Args:
         runner: runs the nodes.
@@ -59,19 +59,20 @@ class DirectBackward:
     Attributes:
         graph: the graph; without its nodes once it is over.
         needed: the tasks that run at all; None: all.
-        runner: as given; there is none any more once it is over.
+        runner: as given; gone once the backward is over.
         order: the ids of the tasks that have run.
-        buffers: what waits for tasks.
-        policy, terms: what picks; and from which position on what has picked.
+        buffers: the input buffers.
+        policy: the policy that picks.
+        terms: all policies that have picked, each with the position from which on.
         stops: the breakpoints and watchpoints.
-        recorder: takes down what runs; None: nothing does.
-        batches, fallbacks: what ran as one, and what did not.
+        recorder: records the tasks; None: nothing is recorded.
+        batches, fallbacks: the tasks that ran as one, and those that could not.
         groups: runs several tasks as one; None: each runs alone.
-        past: what lets tasks be taken back; None: nothing is kept for that.
-        consumed: by task what had waited for it, where that is never let go.
-        over: why no step is possible any more.
+        past: the history by which tasks can be taken back; None: there is none.
+        consumed: by task its input buffer, if buffers are never released.
+        over: the reason why no step is possible any more.
         stop_asked: whether a run is to return before the next task.
-        elapsed_ns: the time that it has run.
+        elapsed_ns: the time spent running.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class DirectBackward:
             raise AttributeError(name)
 
     def start(self, create_graph: bool) -> None:
-        """Gives the roots their gradients: what is ready then can run."""
+        """Deliver the roots' gradients, which makes the first tasks ready."""
         backward_begins()
         with torch.set_grad_enabled(create_graph):
             gradients = self.runner.fitted_roots()
@@ -150,8 +151,8 @@ class DirectBackward:
         self._queue, self._ahead = queue, None
 
     def go_ahead(self) -> Sequence[int] | None:
-        """The tasks that are left in their order, where a graph like this one has told it; to run without the queue up
-        to `fall_in`. Only the first time: afterwards something else is wanted than that they run."""
+        """Return the remaining tasks in order, if a graph like this one has shown it, to run without the queue up to
+        `fall_in`. Only once: later calls mean that the session wants more than to run them."""
         order, queue = self.order, self._queue
         if self._looked_ahead or type(queue) is not KeyedQueue:
             return None
@@ -165,7 +166,7 @@ class DirectBackward:
         return turns[len(order) :]
 
     def fall_in(self) -> None:
-        """The queue hears of the tasks that have run without it."""
+        """Bring the queue up to date with the tasks that have run without it."""
         if self._ahead is not None:
             all_ran = len(self.order) == len(self._ahead)
             self.queue = (
@@ -174,7 +175,7 @@ class DirectBackward:
 
     @property
     def current(self) -> Task | None:
-        """The task that the policy picks; None when all have run."""
+        """The task that the policy picks next; None when all have run."""
         first = self.queue.first()
         return None if first is None else self.graph.tasks[first]
 
@@ -211,12 +212,12 @@ class DirectBackward:
         return schedule(graph, self.policy, self.needed, ran)
 
     def described(self, task_id: int) -> str:
-        """A task in words, with its place among those that ran and are going to."""
+        """Describe a task, with its place among those that ran and will run."""
         order = self.order if is_dynamic(self.policy) else self.upcoming()
         return self.graph.in_order(order).describe(task_id)
 
     def pick(self, task_id: int | None) -> int:
-        """The id of this task, if it is ready; without one, of the policy's choice."""
+        """Return the id of this task, if it is ready; for None the policy's choice."""
         if task_id is None:
             if not len(self.queue):
                 raise RuntimeError(f"no task is left: all {len(self.order)} have run")
@@ -226,7 +227,7 @@ class DirectBackward:
         return task_id
 
     def run_one(self, task_id: int, by_hand: bool, last: int | None = None) -> None:
-        """Runs a ready task, and those that run as one with it, but for `last`."""
+        """Run a ready task, and the tasks that run as one with it, except `last`."""
 
         def body() -> None:
             self.runner.retain_inputs()
@@ -283,7 +284,7 @@ class DirectBackward:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tasks run and nothing else is done, but that they may be recorded."""
+        """Whether tasks only run, and are recorded at most."""
         recorder = self.recorder
         if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
             return False
@@ -294,7 +295,7 @@ class DirectBackward:
         return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.asks
 
     def bare_record(self) -> BareRecord | None:
-        """What takes down the tasks that run next, while it `is_plain`."""
+        """Return the record for the tasks that run next, while it `is_plain`."""
         if self.recorder is None:
             return None
         thread = get_ident()
@@ -305,7 +306,7 @@ class DirectBackward:
         return record
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """What stops a run here; see `SessionBase.stop_here`."""
+        """Return the stop that ends a run here; see `SessionBase.stop_here`."""
         if self.over is not None:
             return None
         if not len(self.queue):
@@ -317,8 +318,8 @@ class DirectBackward:
         return self.stops.before(task_id, self.order, lambda: self.buffers.shown(task_id))
 
     def inside(self, body: Callable[[], None], ends: bool = False) -> None:
-        """Calls something as tasks are run: inside the backward, with its grad mode. If it `ends` with the last task,
-        the callbacks for the end of the backward are due."""
+        """Call `body` inside the backward, with its grad mode. If it `ends` with the last task, run the callbacks for
+        the end of the backward."""
 
         def in_backward() -> None:
             self.runner.on_outputs = self.stops.produced if self.stops.watches else None
@@ -352,7 +353,7 @@ class DirectBackward:
         self._let_go_at_end()
 
     def run_apart(self, why: Callable[[str], str]) -> None:
-        """From here on each task runs by itself. `why` makes the sentence from the name of a task."""
+        """Run each task by itself from now on. `why` makes the sentence from the name of a task."""
         if (groups := self.groups) is not None:
             self.inside(lambda: groups.give_up_all(self, why))
 
@@ -394,7 +395,7 @@ class DirectBackward:
             raise
 
     def fail(self, error: BaseException, task_id: int) -> None:
-        """The task has raised this: says so, and ends the backward."""
+        """Note on the error which task raised it, and end the backward."""
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapehead: raised in {described}")
@@ -403,7 +404,7 @@ class DirectBackward:
         self.runner.failed(self.graph.tasks[task_id])
 
     def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
-        """Puts an output into the next task's buffer. The last makes it ready, also when all are undefined."""
+        """Put an output into the next task's buffer. The last one makes it ready, even if all are undefined."""
         streams = self.runner.streams
         if streams is None or not streams.several:
             ready = self.buffers.add(edge, outputs, entry)
@@ -419,7 +420,7 @@ class DirectBackward:
             self.recorder.doubtful.add(edge.next_task)
 
     def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
-        """Puts gradients that fit into the buffer of a ready task, and notes it."""
+        """Put gradients that fit into the buffer of a ready task, and note the edit."""
         buffer = self.buffers.by_task[task_id]
         before, now = buffer.shown(), tuple(after)
         if self.recorder is not None:
@@ -432,7 +433,7 @@ class DirectBackward:
             self.runner.streams.given(task_id, now)
 
     def follow(self, policy: Policy | Choice) -> None:
-        """From here on this one picks."""
+        """Let this policy pick from now on."""
         queue = self.queue_under(policy)
         position = len(self.order)
         if self.terms[-1][0] == position:
@@ -443,16 +444,16 @@ class DirectBackward:
             self.recorder.switch(policy)
 
     def queue_under(self, policy: Policy | Choice) -> AnyQueue:
-        """The queue as this policy would have it after what has run."""
+        """Return the queue of this policy after the tasks that have run."""
         return queue_after(self.graph, policy, self.order, self.needed, self._make_queue, self.buffers.missing)
 
     def close(self) -> None:
-        """Ends it after the task that runs."""
+        """End the backward after the running task."""
         self.over = self.over or "closed"
         self.stop_asked = True
 
     def let_go(self) -> None:
-        """It is over: lets the waiting gradients and the graph's nodes go. An interrupt may come in between, and it is
+        """Release the input buffers and the graph's nodes, once it is over. An interrupt may come in between: it may be
         called again."""
         if "runner" not in vars(self):
             return
@@ -473,7 +474,7 @@ class DirectBackward:
             vars(self).pop("runner", None)  # at last: until then not all is gone
 
     def _let_go_at_end(self) -> None:
-        """What lives until the backward has ended."""
+        """Release what lives until the end of the backward."""
         for task_id in list(self.consumed):  # in the order in which they ran
             del self.consumed[task_id]
         self._given.clear()
