@@ -28,11 +28,9 @@ VERBS = ("profile", "memory=True", "simulate", "plan", "compare", "record_steps"
 SAMPLE = ("checkpoints", "interpolated_penalty", "main_gradients", "sharpness_aware")
 DRY = ("simulate", "plan", "compare")
 
-CONSTANT = "a constant that the program holds and a node has saved is not counted where no capture saw it made"
 OLDER = "what is older than the recording, to a few bytes"
 
 WRONG: dict[tuple[str, str], str] = {
-    **{("held_constant", verb): CONSTANT for verb in ("memory=True", "simulate")},
     ("distributed_data_parallel", "record_steps"): OLDER,
     ("gradients_as_bucket_views", "record_steps"): OLDER,
 }

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
+from tapehead.engine.trace.peak import peak_report
 
 from .memory_meter.programs import PROGRAMS
 
@@ -245,3 +246,27 @@ def test_a_comparison_under_an_open_autocast_runs_each_forward_without_casts_of_
     assert row.dry_run_start_bytes == row.timeline.start_bytes == alive
     assert row.dry_run_bytes == row.peak_bytes
     del loss
+
+
+FROZEN = nn.Parameter(torch.ones(16, 64), requires_grad=False)
+
+
+def held_constant() -> Tensor:
+    HELD[:] = [torch.rand(16, 64)]
+    return (DOWN(X) * HELD[0] * FROZEN).sin().sum()
+
+
+def test_without_a_capture_bytes_of_constants_are_named_that_the_forward_may_have_made() -> None:
+    loss, alive = followed(held_constant, captured=False)
+    predicted, measured = th.simulate(th.graph(loss)), th.backward(loss, memory=True).timeline
+    for timeline in predicted, measured:
+        assert timeline.start_bytes == alive + GRADIENT - HELD[0].nbytes
+        assert (timeline.estimates, timeline.constant_bytes) == ((), X.nbytes + HELD[0].nbytes)
+        assert f"{timeline.constant_bytes:,} of saved inputs" in repr(timeline)
+        assert any("Not counted are 6 KiB" in each for each in peak_report(timeline).answer)
+
+
+def test_under_a_capture_constants_of_the_forward_count_and_inputs_do_not() -> None:
+    loss, alive = followed(held_constant, captured=True)
+    timeline = th.simulate(th.graph(loss))
+    assert (timeline.start_bytes, timeline.constant_bytes) == (alive + GRADIENT, 0)

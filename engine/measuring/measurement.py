@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.facts import CallRecord, Operation
-from ...inspector.graph.forward_allocations import ForwardAllocations, forward_allocations
+from ...inspector.graph.forward_allocations import forward_allocations
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.graph.saved import SavedTensor
@@ -72,6 +72,7 @@ class Measurement:
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
         self._threads = False
         self._leaving_out = ExitStack()
+        self._constants: dict[torch.device, int] = {}  # by device `Timeline.constant_bytes`
         self._limits: dict[str, list[int]] = {}  # by what is not known of the forward, the tasks
 
     def __enter__(self) -> Measurement:
@@ -170,10 +171,7 @@ class Measurement:
         }
         self._kept = kept_by(graph, self._written, self._allocations.alone)
         tensors = [each for each in outputs if isinstance(each, Tensor)]
-        self._found = {
-            each: [] if self._recorded else _find(graph, tensors, each, self._allocations, self._limit, self._autocast)
-            for each in self._devices
-        }
+        self._found = {each: [] if self._recorded else self._find(tensors, each) for each in self._devices}
         for task in () if self._recorded else sorted(self._kept.hiding):
             if task not in self._kept.regions:
                 self._limit(HIDDEN if hides_saved(graph.nodes[task]) else PACKED, task)
@@ -186,6 +184,35 @@ class Measurement:
         self._begin_backward(tells)
         self._leaving_out.enter_context(leaving_out(self.watch.apart))
         return self.watch
+
+    def _find(self, outputs: Sequence[Tensor], device: torch.device) -> list[tuple[Followed, Maker]]:
+        """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
+
+        Args:
+            outputs: what the backward starts from.
+            device: whose storages.
+        """
+        graph, allocations = self._graph, self._allocations
+        found: dict[int, tuple[Followed, Maker]] = {}
+        _ = graph.saved  # looks who holds what, before anything here does
+        left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), self._limit, self._autocast)
+        for storage, tensor in left.found():
+            if isinstance(tensor, SavedTensor):
+                slots = saved_slots(graph.nodes[tensor.task])
+                tensor = next(slot.tensor for slot in slots if slot.name == tensor.slot)
+            if tensor is not None and (seen := look(tensor)) is not None:
+                followed = Followed(seen.address, storage.nbytes, FollowedStorage(local_of(tensor)))
+                found[seen.address] = followed, storage.made_by
+        self._constants[device] = left.constant_bytes
+        if left.unsaved_casts():
+            self._limit(UNSAVED_CASTS, graph.roots[0].task)
+        for root, output in zip(graph.roots, outputs, strict=False):
+            seen = look(output)
+            if seen is not None and output.device == device and seen.address not in {*found, *allocations.of_model}:
+                storage_below = local_of(output).untyped_storage()
+                followed = Followed(seen.address, storage_below.nbytes(), FollowedStorage(local_of(output)))
+                found[seen.address] = followed, _maker_of(graph, root.task)
+        return [*found.values()]
 
     def _limit(self, what: str, task: int) -> None:
         self._limits.setdefault(what, []).append(task)
@@ -293,11 +320,12 @@ class Measurement:
         unknown = "not known, as the forward was not recorded"
         sentences = [limit_sentence(self._graph, what, tasks, unknown) for what, tasks in self._limits.items()]
         limits = tuple(Estimate(each, "at most" if each.direction == "at most" else "at least") for each in sentences)
-        timeline = replace(timeline_of(measured, lives, kinds), estimates=limits)
+        constants = self._constants.get(device, 0)
+        timeline = replace(timeline_of(measured, lives, kinds), estimates=limits, constant_bytes=constants)
         if lives.places is not None:
             return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
-        footprints = replace(footprints, limits=(*footprints.limits, *limits))
+        footprints = replace(footprints, limits=(*footprints.limits, *limits), constant_bytes=constants)
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"
             limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")
@@ -330,44 +358,6 @@ def _may_be_hooked(graph: Graph) -> bool:
     if any(task.operation is None and not task.is_leaf for task in graph.tasks):
         return True  # a part of the graph is older
     return any(map(leaf_hooks, graph.leaves.values()))
-
-
-def _find(
-    graph: Graph,
-    outputs: Sequence[Tensor],
-    device: torch.device,
-    allocations: ForwardAllocations,
-    limit: Callable[[str, int], None],
-    autocast: Mapping[str, torch.dtype],
-) -> list[tuple[Followed, Maker]]:
-    """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
-
-    Args:
-        graph: the graph.
-        outputs: what the backward starts from.
-        device: whose storages.
-        allocations: the tensors that the forward made without a node.
-        limit, autocast: as in `ForwardStorages`.
-    """
-    found: dict[int, tuple[Followed, Maker]] = {}
-    _ = graph.saved  # looks who holds what, before anything here does
-    left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), limit, autocast)
-    for storage, tensor in left.found():
-        if isinstance(tensor, SavedTensor):
-            slots = saved_slots(graph.nodes[tensor.task])
-            tensor = next(slot.tensor for slot in slots if slot.name == tensor.slot)
-        if tensor is not None and (seen := look(tensor)) is not None:
-            followed = Followed(seen.address, storage.nbytes, FollowedStorage(local_of(tensor)))
-            found[seen.address] = followed, storage.made_by
-    if left.unsaved_casts():
-        limit(UNSAVED_CASTS, graph.roots[0].task)
-    for root, output in zip(graph.roots, outputs, strict=False):
-        seen = look(output)
-        if seen is not None and output.device == device and seen.address not in {*found, *allocations.of_model}:
-            storage_below = local_of(output).untyped_storage()
-            followed = Followed(seen.address, storage_below.nbytes(), FollowedStorage(local_of(output)))
-            found[seen.address] = followed, _maker_of(graph, root.task)
-    return [*found.values()]
 
 
 def _maker_of(graph: Graph, task_id: int | None) -> Maker:

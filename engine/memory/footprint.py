@@ -132,6 +132,7 @@ class Footprints:
         limits: sentences on what makes any prediction from this an estimate.
         unsure: those of them that are about memory which outlives a task, so that which order needs least is not sure
             either. What a kernel takes while it runs, it takes in every order. Of a calibrated one all are.
+        constant_bytes: as in `Timeline`.
         regions: of each checkpointed region the tasks of which any has it computed again, in the order in which they
             ran when this was seen. The first of them has it in its footprint.
     """
@@ -147,6 +148,7 @@ class Footprints:
     limits: tuple[str, ...] = field(default=())
     unsure: tuple[str, ...] = field(default=())
     regions: tuple[tuple[int, ...], ...] = ()
+    constant_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)

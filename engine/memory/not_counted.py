@@ -15,6 +15,17 @@ OLDER_THAN_RECORDING = (
 """The memory that recorded steps leave out: an allocator does not report blocks that were there before."""
 
 
+def constants_sentence(nbytes: int) -> str:
+    """Say what `Timeline.constant_bytes` may add; "" where it is 0."""
+    if not nbytes:
+        return ""
+    return (
+        f"Not counted are {size_text(nbytes)} of tensors without a gradient that nodes saved and something else holds: "
+        "inputs, buffers, constants. For those that the forward itself made the true figure may be higher by up to as "
+        "much; a forward under th.capture() shows which these are."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NotCounted:
     """The model's parameters and tensors older than the forward, which no level counts.

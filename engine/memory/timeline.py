@@ -273,6 +273,9 @@ class Timeline:
             device. Empty: one came after the other.
         tensors: for each storage of the forward that the user's code went on holding, its address and weak references
             to the tensors, of any shape, that the forward's operations returned on it. Empty: not recorded.
+        constant_bytes: tensors without a gradient that nodes saved and something else holds, where no capture saw the
+            forward: inputs, and constants that the forward may have made. They are not counted, so the true levels may
+            be higher by up to as much.
     """
 
     graph: Graph
@@ -301,6 +304,7 @@ class Timeline:
     began_ns: int | None = None
     event_places: array[int] = field(default_factory=lambda: array("q"))
     tensors: Mapping[int, tuple[int, Sequence[ref[Tensor]]]] = field(default_factory=dict)
+    constant_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)
@@ -309,7 +313,8 @@ class Timeline:
         kind = self.basis if self.basis == "measured" else f"predicted ({self.basis})"
         estimate = f", an estimate ({_DIRECTION_WORDS[self.direction]})" if self.direction else ""
         workspace = f", {self.workspace_share:.1%} of it workspace" if self.workspace_share else ""
-        return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes{workspace}>"
+        constants = f", without {self.constant_bytes:,} of saved inputs and constants" if self.constant_bytes else ""
+        return f"<Timeline of {self.device}, {kind}{estimate}: peak {self.peak_bytes:,} bytes{workspace}{constants}>"
 
     @property
     def direction(self) -> Direction | None:

@@ -37,6 +37,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     - `task_ns`: as there; missing where it was not recorded.
     - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
     - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
+    - `constant_bytes`: as there; missing where it is 0.
     - `event_places`: as there; missing where tasks came one after the other.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
@@ -71,6 +72,8 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
         writer.column("task_ns", timeline.task_ns)
     if timeline.event_places:
         writer.column("event_places", timeline.event_places)
+    if timeline.constant_bytes:
+        writer.value("constant_bytes", timeline.constant_bytes)
     if timeline.listed:
         for number, name in enumerate(_LISTED):
             writer.column(name, (each[number] for each in timeline.listed))
@@ -157,6 +160,7 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
     for name, column, length in (("inputs", inputs, wanted), ("event_ns", event_ns, len(events))):
         if len(column) not in (0, length):
             raise section.wrong(name, f"has {len(column)} entries, neither 0 nor {length}")
+    constant_bytes = section.number("constant_bytes", high=_EXACT) if "constant_bytes" in section else 0
     return Timeline(
         graph,
         tuple(order),
@@ -180,6 +184,7 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
         task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
         event_places=_read_event_places(section, len(order), len(events)) if "event_places" in section else array("q"),
+        constant_bytes=constant_bytes,
     )
 
 

@@ -16,6 +16,7 @@ from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.shown import GraphTheme, drawn
 from ..memory.footprint import Footprints
+from ..memory.not_counted import constants_sentence
 from ..memory.timeline import Timeline
 from ..prediction.leaf_states import for_graph
 from ..prediction.simulation import difference
@@ -246,6 +247,8 @@ def plan(
     estimates = problem.timeline(best.order).estimates
     if estimate := estimate_sentence(estimates):
         notes.append(estimate)
+    if constants := constants_sentence(problem.footprints.constant_bytes):
+        notes.append(constants)
     took = perf_counter() - began
     return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes), estimates)
 

@@ -88,8 +88,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     example), which stay as long as the graph does. Parameters and buffers of the model don't count, wherever they are
     made, nor does what the caller holds of the inputs and targets. Without a capture, a tensor which the forward made
     and the caller holds can't be told from an input: such a leaf is among the limits, and such a constant (a mask that
-    a module keeps) counts as an input. What nodes made and variables still hold counts, too; it is found among what
-    Python's garbage collector tracks. So do results of the same forward that the graph does not lead to, such as an
+    a module keeps) counts as an input (`Footprints.constant_bytes`). What nodes made and variables still hold counts,
+    too; it is found among what Python's garbage collector tracks. So do results of the same forward that the graph does not lead to, such as an
     auxiliary output, with what their nodes saved. So does a root, if only its edge is at hand.
 
     Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
@@ -211,6 +211,7 @@ class _DryRun:
             start,
             states,
             tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
+            constant_bytes=self._left.constant_bytes,
             limits=(
                 *([WORKSPACE] if self._unknown else []),
                 *(

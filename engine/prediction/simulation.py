@@ -325,6 +325,7 @@ class _Simulation:
             frozenset(self._held),
             self._grads,
             array("q", inputs),
+            constant_bytes=self._footprints.constant_bytes,
             estimates=(*self._footprints.limits, *self._estimates(order)),
             accumulation=self.accumulation,
             listed=tuple(self._listed),

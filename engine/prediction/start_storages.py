@@ -8,6 +8,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.nn import Parameter
 
 from ...inspector.graph.facts import Operation
 from ...inspector.graph.forward_allocations import ForwardAllocations
@@ -25,6 +26,7 @@ from ..memory.footprint import StartStorage
 from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
 from ..tasks.hook_watch import node_of
 from ..tasks.tensor_hooks import TensorHooks
+from ..words.phrases import was_captured
 from .assumed_footprints import assumed_layout, assumed_result_bytes
 from .dry_run_limits import BESIDE, CASTS, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
 
@@ -61,6 +63,8 @@ class ForwardStorages:
         self._limit = limit
         self._casts = _casts_of_leaves(graph)
         self._older_casts, self._are_certainly_older = _older(graph, self._casts.values(), bool(autocast))
+        self._of_parameters: set[int] = set()  # the numbers of saved storages
+        self._constants: dict[int, int] = {}  # by address the bytes of what nodes keep and is taken for an input
         self._shown: set[int | None] = set()  # the tasks whose results were given
         self._of_casts: dict[int, int] = {}  # by number of a saved storage the task of such a cast
         self.addresses, self._bytes_at = self._addresses_of_saved()
@@ -73,6 +77,11 @@ class ForwardStorages:
     def __iter__(self) -> Iterator[StartStorage]:
         yield from (storage for storage, _ in self.found())
         yield from self.unsaved_casts()
+
+    @property
+    def constant_bytes(self) -> int:
+        """The bytes that `Timeline.constant_bytes` has. Call it after `found`."""
+        return 0 if was_captured(self._graph) else sum(self._constants.values())
 
     def unsaved_casts(self) -> list[StartStorage]:
         """Return the casts of weights that an open torch.autocast has cached and no node saved, such as a bias's. They
@@ -119,6 +128,8 @@ class ForwardStorages:
             held = any(saved.held for saved in found)
             makers = {saved.made_by for saved in found if saved.made_by is not None}
             if held and not makers and self._bytes_at[number] not in allocations.addresses:
+                if number not in self._of_parameters:  # a frozen one
+                    self._constants[self.addresses[number]] = found[0].storage_bytes or 0
                 continue
             for root in graph.roots:
                 if root.task in makers and held:
@@ -177,9 +188,11 @@ class ForwardStorages:
                 if storage is not None and saved.storage is not None:
                     found[saved.storage] = storage.address
                     begins[saved.storage] = address_below(local_of(slot.tensor)) or 0
-                    whole = base_of(slot.tensor) if self._casts else None  # linear saves a transposed cast
-                    maker = node_of(slot.tensor if whole is None else whole) if self._casts else None
-                    if maker in self._casts:
+                    base = base_of(slot.tensor)
+                    whole = slot.tensor if base is None else base  # linear saves a transposed weight
+                    if isinstance(whole, Parameter):
+                        self._of_parameters.add(saved.storage)
+                    elif self._casts and (maker := node_of(whole)) in self._casts:
                         self._of_casts[saved.storage] = self._casts[maker]
         return found, begins
 
@@ -254,6 +267,7 @@ class ForwardStorages:
                     and address_below(tensors[number]) not in self._allocations.addresses
                     and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number]))
                 ):
+                    self._constants[storage.address] = storage.nbytes
                     continue  # was there before, as far as can be known
                 known.add(storage.address)
                 made = self._maker(made_by, {task.id})

@@ -14,7 +14,7 @@ from ...inspector.holding.search import who_holds
 from ...inspector.shown import GraphTheme, drawn, text_of
 from ...inspector.torch_internals.tensors import address_below
 from ..memory.forward_levels import forward_peak_event
-from ..memory.not_counted import NotCounted
+from ..memory.not_counted import NotCounted, constants_sentence
 from ..memory.storage_words import StorageWords
 from ..memory.timeline import Category, Storage, Timeline
 from ..words.estimates import bounded_size, estimate_sentence
@@ -440,6 +440,8 @@ def _answer(
         yield estimate
     if before is not None:
         yield before.sentence
+    if timeline.constant_bytes:
+        yield constants_sentence(timeline.constant_bytes)
     if not was_captured(timeline.graph):
         yield (
             "Which modules and lines made this is not known: run the forward under th.capture(), or let "

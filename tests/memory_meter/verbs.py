@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tapehead as th
+from tapehead.engine.memory.not_counted import constants_sentence
 from tapehead.engine.words.estimates import estimate_sentence
 
 from .meter import Meter
@@ -26,12 +27,14 @@ class Figure:
     """A figure of memory and what it is held against, in bytes.
 
     Attributes:
+        not_counted: bytes that the verb names beside its figure and that may be on top.
         flag: what the verb says about its figure being an estimate; "" where it gives it as exact.
     """
 
     said: int
     held: int
     flag: str = ""
+    not_counted: int = 0
 
     @property
     def off(self) -> float:
@@ -140,7 +143,13 @@ def of_measured_backward(build: Builder) -> Iterator[Figure]:
     held = held_by_backward(build)
     with warmed_up(build) as program:
         run = th.backward(program.make_loss(), memory=True, retain_graph=program.retain_graph)
-        yield Figure(run.peak_bytes, held, estimate_sentence(run.timeline.estimates))
+        yield Figure(run.peak_bytes, held, flag_of_timeline(run.timeline), run.timeline.constant_bytes)
+
+
+def flag_of_timeline(timeline: th.Timeline) -> str:
+    """The reasons why its peak is an estimate, and the bytes that may be on top."""
+    sentences = estimate_sentence(timeline.estimates), constants_sentence(timeline.constant_bytes)
+    return " ".join(filter(None, sentences))
 
 
 def of_simulate(build: Builder) -> Iterator[Figure]:
@@ -150,7 +159,7 @@ def of_simulate(build: Builder) -> Iterator[Figure]:
             with forward:
                 loss = program.make_loss()
             found = th.simulate(th.graph(loss), retain_graph=program.retain_graph)
-            yield Figure(found.peak_bytes, held, estimate_sentence(found.estimates))
+            yield Figure(found.peak_bytes, held, flag_of_timeline(found), found.constant_bytes)
 
 
 def of_plan(build: Builder) -> Iterator[Figure]:
@@ -236,7 +245,9 @@ def judged(program: str, verb: str, figure: Figure) -> Cell:
     """A figure has to be exact, or to say in which direction it may be off."""
     if figure.said == figure.held:
         outcome = "exact"
-    elif any(word.search(figure.flag) and holds(figure) for word, holds in _DIRECTIONS):
+    elif figure.said <= figure.held <= figure.said + figure.not_counted or any(
+        word.search(figure.flag) and holds(figure) for word, holds in _DIRECTIONS
+    ):
         outcome = "flagged"
     else:
         outcome = "wrong"
