@@ -206,7 +206,6 @@ class FakeStep:
         too_large: whether kernels were too large to be run alone, and nothing told of them.
         estimates: why the figures are estimates; empty if nothing is known to be missing.
         workspaces: what kernels took.
-        batch_elements: how many elements the batch's tensors have.
         flops: additions and multiplications of both steps; 0 unless they were counted.
     """
 
@@ -215,7 +214,6 @@ class FakeStep:
     too_large: bool
     estimates: tuple[str, ...]
     workspaces: Sequence[int | None]
-    batch_elements: int = 0
     flops: int = 0
 
     @property
@@ -326,6 +324,7 @@ class _Trained:
         batches = [self._recipe.batch() for _ in range(micro_batches)]
         if not any(isinstance(each, Tensor) for each in tree_leaves(batches)):
             raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch")
+        self._recipe.refuse_unsized(batches[0])
         with torch.autograd.set_detect_anomaly(False):  # anomaly mode asks fake gradients whether they are NaN
             for _ in range(2):
                 fakes.workspaces.clear()
@@ -340,8 +339,7 @@ class _Trained:
         sizes = fakes.sizes_on(device, memory)
         phases = phase_peaks(fakes.events, sizes, self._starts, self._kinds)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        elements = sum(each.numel() for each in tree_leaves(batches) if isinstance(each, Tensor))
-        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces), elements)
+        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes

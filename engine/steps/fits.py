@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -79,7 +79,7 @@ class Fit(ShownAsTable):
         None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
 
         Raises:
-            ValueError: `make_batch` gives a smaller batch than it is asked for.
+            ValueError: `make_batch` does not follow the size that it is given, such as `data[:size]` beyond the data.
             Exception: what the program raises with a batch of another size than was asked for; a note names the size.
         """
         return self._tried.largest(self.usable_bytes) if self._recipe.takes_size else None
@@ -194,7 +194,7 @@ class _Tried:
         small, *_ = [each.size for each in self.learned()] or [1]
         known: dict[int, int] = {}
         for size in (small, small + 1):
-            known[size] = self._peak(size, known)
+            known[size] = self._peak(size)
         while True:
             fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
             not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
@@ -204,22 +204,14 @@ class _Tried:
                 return fitting
             size = _guess(known, memory, fitting, not_fitting)
             tell(f"{size:,} (try {len(known) - 1})")
-            known[size] = self._peak(size, known)
+            known[size] = self._peak(size)
 
-    def _peak(self, size: int, smaller: Iterable[int]) -> int:
-        """Return the peak with a batch of this size, which must really have this size."""
+    def _peak(self, size: int) -> int:
         try:
-            step = self.step(size)
+            return self.step(size).peak_bytes
         except Exception as error:
             error.add_note(f"tapehead: with a batch of {size:,}, tried by th.fits to find the largest one that fits")
             raise
-        elements = step.batch_elements
-        if elements < size or any(other < size and self.step(other).batch_elements == elements for other in smaller):
-            raise ValueError(
-                f"make_batch({size}) gives a smaller batch than that, of {elements:,} elements; expected a batch of "
-                "the size that it is given, such as torch.randn(size, 64)"
-            )
-        return step.peak_bytes
 
 
 def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ...inspector.arguments import a_kind, expect_callable
+from ...inspector.graph.source import Source
+from ...inspector.graph.words import shape_text
+from ..words.phrases import joined
+
+_MORE = 8, 64, 1024  # to what batches are padded
 
 MakeModel = Callable[[], nn.Module] | nn.Module
 MakeBatch = Callable[..., Any]
@@ -95,6 +102,46 @@ class Recipe:
     def batch(self) -> Any:
         """A batch of the size that is meant."""
         return self.make_batch() if self.size is None else self.make_batch(self.size)
+
+    def refuse_unsized(self, batch: Any) -> None:
+        """Refuse a `make_batch` that does not follow the size that it is given, such as `data[:size]` beyond the data.
+
+        A batch need not have its size as a dimension, and may be padded. So it is refused only if the batches of the
+        next smaller size and of larger ones (`_MORE`) have the same shapes.
+
+        Raises:
+            ValueError: it is one.
+        """
+        size, shapes = self.size, _shapes_of(batch)
+        if not self.takes_size or size is None or size < 1 or any(shape[:1] == (size,) for shape in shapes):
+            return
+        others = size - 1 or 3, *(size + more for more in _MORE)
+        try:
+            if any(_shapes_of(self.make_batch(other)) != shapes for other in others):
+                return
+        except Exception:  # its data end there
+            return
+        named = joined([shape_text(shape) for shape in dict.fromkeys(shapes)][:3])
+        raise ValueError(
+            f"make_batch({size}) ({_place_of(self.make_batch)}) returned a batch of shape {named}, and so do "
+            f"make_batch({others[0]}) and make_batch({others[-1]}); expected a batch of the given size, such as "
+            "torch.randn(size, 64)"
+        )
+
+
+def _shapes_of(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(each.shape) for each in tree_leaves(batch) if isinstance(each, Tensor)]
+
+
+def _place_of(function: Any) -> str:
+    """Return the name of a function and the line where it is written."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    code = code or getattr(type(function).__call__, "__code__", None)
+    return f"`{name}`" if code is None else f"`{name}`, {Source(code.co_filename, code.co_firstlineno, '').short}"
 
 
 def recipe_of(made: object) -> dict[str, object]:

@@ -173,9 +173,70 @@ def test_a_program_that_takes_one_size_alone_is_answered_for_that_size() -> None
 def test_batches_that_end_with_the_data_are_not_called_larger(memory: str) -> None:
     data = torch.randn(64, 8)
     fit = th.fits(nn.Linear(8, 1), lambda size=4: data[:size], partial(Adam, lr=1e-3), memory, total)
-    assert "of 512 elements" in str(fit)
-    with pytest.raises(ValueError, match=r"make_batch\(\d+\).* of 512 elements"):
+    assert "64×8" in str(fit)
+    with pytest.raises(ValueError, match=r"make_batch\(\d+\) .* 64×8"):
         _ = fit.largest_batch
+
+
+DATA = torch.randn(64, 8)
+
+
+def sliced(size: int) -> Tensor:
+    return DATA[:size].clone()
+
+
+def fixed(size: int) -> tuple[Tensor, Tensor]:
+    return DATA, DATA[:, 0]
+
+
+def sequences(size: int) -> Tensor:
+    """The size is the second dimension, and the data end with 8."""
+    return DATA.reshape(8, 8, 8)[:, :size].clone()
+
+
+def padded(size: int) -> Tensor:
+    """To a multiple of 8."""
+    return torch.zeros(-(-size // 8) * 8, 8)
+
+
+def fit_of(make_batch: Callable[..., Any], size: int) -> th.Fit:
+    first = lambda model, batch: total(model, batch[0] if isinstance(batch, tuple) else batch)  # noqa: E731
+    return th.fits(nn.Linear(8, 1), make_batch, partial(Adam, lr=1e-3), "1GB", first, batch_size=size)
+
+
+@pytest.mark.parametrize(
+    ("make_batch", "size", "shape"),
+    [
+        (sliced, 65, "64×8"),
+        (sliced, 512, "64×8"),
+        (fixed, 1, "64×8 and 64"),
+        (fixed, 8, "64×8"),
+        (sequences, 9, "8×8×8"),
+    ],
+)
+def test_a_batch_that_does_not_follow_its_size_is_refused(make_batch: Any, size: int, shape: str) -> None:
+    """The function, its line, the size, and the shape are named."""
+    line = make_batch.__code__.co_firstlineno
+    for each in (make_batch, partial(make_batch)):
+        with pytest.raises(ValueError, match=rf"{make_batch.__name__}.*test_fits\.py:{line}\b") as raised:
+            fit_of(each, size)
+        assert f"make_batch({size})" in str(raised.value) and shape in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("make_batch", "size"), [(sliced, 64), (sliced, 1), (sequences, 8), (sequences, 3), (padded, 1), (padded, 13)]
+)
+def test_a_batch_that_follows_it_in_its_own_way_is_taken(make_batch: Any, size: int) -> None:
+    fit = fit_of(make_batch, size)
+    batch = make_batch(size)
+    assert fit.batch_size == size and fit.parts["forward"]["batch"] == batch.numel() * 4
+
+
+def test_the_largest_batch_of_a_function_that_pads_is_found() -> None:
+    fit = th.fits(nn.Linear(8, 1), padded, partial(Adam, lr=1e-3), "16KB", total)
+    assert fit.largest_batch is not None
+    assert fit.largest_batch % 8 == 0 and fit_of(padded, fit.largest_batch).peak_bytes <= 16_000
+    assert fit_of(padded, fit.largest_batch + 1).peak_bytes > 16_000
 
 
 def test_a_batch_in_parts_is_no_remedy_where_its_sparse_gradients_cannot_be_added() -> None:
