@@ -18,7 +18,7 @@ from ...inspector.capturing.capture import capture
 from ...inspector.capturing.walk import read_graph as graph_of
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_internals.engine import real_graph_task_id
-from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import leaf_hooks, node_hooks, own, post_accumulate_hooks, register_post_hook
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.random_states import accelerators_awake, random_states
@@ -133,7 +133,7 @@ class _Notes:
             if self.looked is not None and task.id in self._closer:
                 self.looked.hooks[task.id] = _hooks(node, task.is_leaf)
             self._handles.append(own(node.register_prehook(partial(self._before, task.id))))
-            self._handles.append(own(node.register_hook(partial(self._after, task.id))))
+            self._handles.append(register_post_hook(node, partial(self._after, task.id)))
 
     def close(self) -> None:
         for handle in self._handles:

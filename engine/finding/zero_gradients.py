@@ -16,6 +16,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind
 from ...inspector.torch_internals.dtensors import is_partly_here
 from ...inspector.torch_internals.engine import torch_backward
+from ...inspector.torch_internals.hooks import register_post_hook
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computable, elements_of
 from ..programs.make_loss import own_gradients
@@ -167,7 +168,7 @@ class _Watch:
     def open(self) -> None:
         for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True):
             if not task.is_leaf:
-                self._handles.append(node.register_hook(partial(self._ran, task.id, task.short_name, node)))
+                self._handles.append(register_post_hook(node, partial(self._ran, task.id, task.short_name, node)))
 
     def close(self) -> None:
         for handle in self._handles:

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...inspector.capturing.opened import hooks_opened
+from ...inspector.torch_internals.checkpoints import hidden_from_checkpoints
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ...inspector.torch_internals.engine import in_backward
 from ...inspector.torch_internals.modes import (
@@ -35,11 +36,12 @@ PURPOSE = "th.mirror follows what a forward saves"
 def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:
     """What follows forwards along their plan, and what has to be open meanwhile."""
     watch = MirrorWatch(state, tally)
+    hidden = hidden_from_checkpoints(watch.hooks)
     if state.calls is None:
-        return watch, [hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
+        return watch, [hidden, hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
     # A checkpoint around the block must see all that is saved in it, or nothing: it counts.
     hooks = [hooks_opened(watch.hooks, PURPOSE)] if state.calls.saves_between or open_pack_hook() is not None else []
-    return watch, [*hooks, _FollowedCalls(state, state.calls, watch)]
+    return watch, [hidden, *hooks, _FollowedCalls(state, state.calls, watch)]
 
 
 class _LearnedCalls(TorchFunctionMode):

@@ -20,7 +20,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.spent import is_spent
 from ...inspector.torch_internals.engine import real_graph_task_id
 from ...inspector.torch_internals.frames import called_by_engine, running_function
-from ...inspector.torch_internals.hooks import leaf_hooks, own, post_accumulate_hooks
+from ...inspector.torch_internals.hooks import leaf_hooks, own, post_accumulate_hooks, register_post_hook
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.nodes import leaf_of
 from ...inspector.torch_internals.saved import FREED, first_freed
@@ -304,7 +304,7 @@ class Watch:
                 for task_id in self.tasks:
                     node = self.graph.nodes[task_id]
                     before = own(node.register_prehook(partial(self._before, task_id)))
-                    after = own(node.register_hook(partial(self._after, task_id)))
+                    after = register_post_hook(node, partial(self._after, task_id))
                     self._handles[task_id] = before, after
             self._handles_seen = RemovableHandle.next_id
             self._pinned = True

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals.engine import queue_engine_callback, real_graph_task_id, run_as_backward, run_engine
-from ...inspector.torch_internals.hooks import own
+from ...inspector.torch_internals.hooks import own, provide_input_grad_buffers, register_post_hook
 from ...inspector.torch_internals.nodes import input_metadata
 from .hook_state import HookState
 from .task_streams import TaskStreams
@@ -129,6 +129,7 @@ class GraphTask:
         `order` gives the ids of all tasks in the order in which they ran or are going to.
         """
         self._body, self._order = body, order
+        provide_input_grad_buffers()
         try:
             with self._one_thread():
                 run_as_backward(self, self.keep_graph, self.create_graph)
@@ -225,7 +226,7 @@ class GraphTask:
                 stack.callback(own(node.register_prehook(lambda inputs: (None,) * len(gradients))).remove)
             if on_start is not None:
                 stack.callback(own(node.register_prehook(on_start)).remove)
-            stack.callback(own(node.register_hook(take)).remove)
+            stack.callback(register_post_hook(node, take).remove)
             if free:
                 for next_node in {edge.node for edge in wanted}:
                     stack.callback(own(next_node.register_prehook(stop)).remove)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..graph.facts import Operation, resolve_sources
 from ..graph.graph import Graph
 from ..graph.marks import tensors_of
+from ..torch_internals.checkpoints import hidden_from_checkpoints
 from ..torch_internals.compiled import compiled_code_refused
 from ..torch_internals.engine import in_backward
 from ..torch_internals.modes import unobserved
@@ -113,7 +115,9 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(compiled_code_refused("no plan can be made of it"))
-            stack.enter_context(hooks_opened(saved_tensors_hooks(self._pack, _unpack), _PURPOSE))
+            hooks = saved_tensors_hooks(partial(self._pack), _unpack)
+            stack.enter_context(hidden_from_checkpoints(hooks))
+            stack.enter_context(hooks_opened(hooks, _PURPOSE))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._opened = stack.pop_all()
         return self

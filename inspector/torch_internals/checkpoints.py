@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
@@ -30,6 +30,29 @@ def watching_reentrant_checkpoints(before: Callable[[], None]) -> Iterator[None]
         yield
     finally:
         CheckpointFunction.forward = forward  # type: ignore[method-assign]
+
+
+_users_hooks: Callable[[], object] | None = getattr(checkpoint, "_current_user_saved_tensors_hooks", None)  # torch 2.14
+
+
+@contextmanager
+def hidden_from_checkpoints(hooks: saved_tensors_hooks) -> Iterator[None]:
+    """Let selective checkpoints do as if these hooks of ours were not open.
+
+    From torch 2.14 on they warn of hooks that are open around them, and may pass to these what they keep outside of the
+    graph. They skip hooks whose pack function is marked as that of a checkpoint's own hooks, and go on to those that
+    were open around it, which it has to name while it is open (checkpoint.py, _current_user_saved_tensors_hooks).
+    """
+    if _users_hooks is None:
+        yield
+        return
+    pack: Any = hooks.pack_hook
+    pack._checkpoint_internal = True
+    pack._user_hooks = _users_hooks()
+    try:
+        yield
+    finally:
+        del pack._user_hooks
 
 
 def region_of(node: Node) -> Hashable:
@@ -116,6 +139,7 @@ def cached_results(region: Any) -> list[Tensor]:
     context = _variables(region.recompute_fn).get("recompute_context")
     if not isinstance(context, checkpoint._CachedTorchDispatchMode):
         return []
-    entries = [entry for each in context.storage.values() for entry in each.values()]
+    by_operator: list[Any] = list(context.storage.values())
+    entries = [each if isinstance(each, list) else list(each.values()) for each in by_operator]  # torch < 2.13: a list
     found = [getattr(each, "val", None) for each in tree_leaves(entries)]
     return [each for each in found if isinstance(each, Tensor)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import Node
 from torch.nn.modules.module import _WrappedHook
 from torch.utils.hooks import RemovableHandle
@@ -25,13 +28,13 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
 
     torch lists them nowhere, but a handle knows the dict in which it stands.
     """
-    return _hooks_of(own(node.register_prehook(_no_hook))), _hooks_of(own(node.register_hook(_no_hook)))
+    return _hooks_of(own(node.register_prehook(_no_hook))), _hooks_of(register_post_hook(node, _no_hook))
 
 
 def hook_dicts(node: Node) -> list[dict[int, Any]]:
     """The dicts in which those hooks stand, by the numbers of their handles; those that have any."""
     found = []
-    for register in (node.register_prehook, node.register_hook):
+    for register in (node.register_prehook, partial(register_post_hook, node)):
         handle = own(register(_no_hook))
         hooks: dict[int, Any] | None = handle.hooks_dict_ref()
         handle.remove()
@@ -63,6 +66,50 @@ def own(handle: RemovableHandle) -> RemovableHandle:
     global _owned
     _owned = next(_own_handles)
     return handle
+
+
+def register_post_hook(node: Node, hook: Callable[..., Any]) -> RemovableHandle:
+    """Register a post-hook of ours. Whatever was registered, the node counts as one with post-hooks from then on."""
+    if isinstance(node, BackwardCFunction):
+        provide_input_grad_buffers()
+    return own(node.register_hook(hook))
+
+
+_buffers: property | None = vars(FunctionCtx).get("input_grad_buffers")  # torch 2.15
+
+
+def provide_input_grad_buffers() -> None:
+    """Let custom Functions ask for `ctx.input_grad_buffers` where the engine refuses because of us.
+
+    It refuses for a node with post-hooks, ours included, and for one that Python calls, as the direct engine does. Then
+    each buffer is None, as it is when no gradient has come to an input yet: the backward returns its own instead.
+    """
+    if _buffers is not None and vars(FunctionCtx)["input_grad_buffers"] is _buffers:
+        FunctionCtx.input_grad_buffers = property(_input_grad_buffers, doc=_buffers.__doc__)  # type: ignore[attr-defined]
+
+
+def _input_grad_buffers(node: Any) -> tuple[Tensor | None, ...]:
+    assert _buffers is not None and _buffers.fget is not None
+    try:
+        found: tuple[Tensor | None, ...] = _buffers.fget(node)
+        return found
+    except RuntimeError:
+        current: Any = torch._C._current_autograd_node()
+        if torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node:  # torch refuses these, too
+            raise
+        if not all(map(_is_ours, node_hooks(node)[1])):
+            raise
+    needed: tuple[bool, ...] = node.needs_input_grad
+    return (None,) * len(needed)
+
+
+_PACKAGE = __name__.partition(".inspector.")[0]
+
+
+def _is_ours(hook: Any) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).startswith(f"{_PACKAGE}.")
 
 
 def hooks_registered() -> int:

@@ -154,3 +154,103 @@ def test_hooks_see_the_callers_context_variables(backward: Backward) -> None:
     variable.set("the caller's")
     backward(y.sum())
     assert seen == ["the caller's"]
+
+
+@every_way
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "queue_callback"), reason="needs torch.autograd.graph.queue_callback (torch 2.15)"
+)
+def test_callbacks_for_the_end_of_the_backward(backward: Backward) -> None:
+    x, ran = torch.ones(3, requires_grad=True), []
+    y = x * 2
+
+    def hook(gradient: Tensor) -> None:
+        torch.autograd.graph.queue_callback(lambda: ran.append(x.grad is not None))
+
+    y.register_hook(hook)
+    backward(y.sum())
+    assert ran == [True]
+
+
+class AddsIntoTheBuffer(torch.autograd.Function):
+    """From torch 2.15 on its backward may add to the gradient that has come to an input by then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, got: list[tuple[bool, ...]]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.got = got
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        buffers = ctx.input_grad_buffers
+        ctx.got.append(tuple(each is not None for each in buffers))
+        found = gradient * weight
+        if buffers[0] is not None:
+            buffers[0].add_(found)
+            found = None
+        return found, gradient * x, None
+
+
+def adding_into_the_buffer(steps: int = 0) -> tuple[list[Tensor], Tensor, list[tuple[bool, ...]]]:
+    x, weight = torch.arange(3.0, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+    got: list[tuple[bool, ...]] = []
+    y = x * 3
+    for _ in range(steps):
+        y = y * 1.0
+    product, sine = AddsIntoTheBuffer.apply(y, weight, got), y.sin()  # the sine's gradient comes first
+    return [x, weight], product.sum() + sine.sum(), got
+
+
+needs_buffers = pytest.mark.skipif(
+    not hasattr(torch.autograd.function.FunctionCtx, "input_grad_buffers"),
+    reason="needs ctx.input_grad_buffers (torch 2.15)",
+)
+
+
+@needs_buffers
+@pytest.mark.parametrize("steps", [0, 1500], ids=["few tasks", "many tasks"])
+@every_way
+def test_a_backward_that_asks_for_the_buffers_of_its_inputs(backward: Backward, steps: int) -> None:
+    leaves, loss, got = adding_into_the_buffer(steps)
+    loss.backward()
+    assert got == [(True, False, False)]
+    expected = [leaf.grad for leaf in leaves]
+    leaves, loss, got = adding_into_the_buffer(steps)
+    backward(loss)
+    assert all(torch.equal(leaf.grad, other) for leaf, other in zip(leaves, expected, strict=True))
+    assert len(got) == 1
+
+
+@needs_buffers
+@pytest.mark.parametrize("engine", ["native", "direct"])
+def test_buffers_can_be_asked_for_after_a_session_too(engine: str) -> None:
+    """The engine goes on to refuse them once a node has had a post-hook."""
+    leaves, loss, _ = adding_into_the_buffer()
+    loss.backward(retain_graph=True)
+    expected = [leaf.grad.clone() for leaf in leaves]
+    with th.debug(loss, engine=engine, retain_graph=True) as session:
+        session.step()
+    th.simulate(th.graph(loss))
+    for leaf in leaves:
+        leaf.grad = None
+    loss.backward()
+    assert all(torch.equal(leaf.grad, other) for leaf, other in zip(leaves, expected, strict=True))
+
+
+@needs_buffers
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_what_torch_refuses_stays_refused() -> None:
+    for engine in ("native", "direct"):
+        _, loss, _ = adding_into_the_buffer()
+        (node,) = [node for node in th.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
+        node.register_hook(lambda *gradients: None)  # the user's own
+        with pytest.raises(RuntimeError, match="input_grad_buffers"):
+            th.backward(loss, engine=engine)
+        _, loss, _ = adding_into_the_buffer()
+        with pytest.raises(RuntimeError, match="input_grad_buffers"):
+            th.backward(loss, engine=engine, create_graph=True)
+        (node,) = [node for node in th.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
+        with pytest.raises(RuntimeError, match="input_grad_buffers"):
+            node.input_grad_buffers  # noqa: B018
