@@ -89,8 +89,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     made, nor does what the caller holds of the inputs and targets. Without a capture, a tensor which the forward made
     and the caller holds can't be told from an input: such a leaf is among the limits, and such a constant (a mask that
     a module keeps) counts as an input (`Footprints.constant_bytes`). What nodes made and variables still hold counts,
-    too; it is found among what Python's garbage collector tracks. So do results of the same forward that the graph does not lead to, such as an
-    auxiliary output, with what their nodes saved. So does a root, if only its edge is at hand.
+    too; it is found among what Python's garbage collector tracks. So do results of the same forward that the graph does
+    not lead to, such as an auxiliary output, with what their nodes saved. So does a root, if only its edge is at hand.
 
     Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
     as if they existed.

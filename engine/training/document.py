@@ -19,7 +19,8 @@ from .held_memory import HELD
 from .record import Training
 
 FORMAT = "tapehead.training"
-VERSION = 1
+VERSION = 2
+"""Version 1 had the batch among the activations."""
 
 PAGE_BEGINS, DATA_BEGINS = '<div class="th-loop"', '<script type="application/json">'
 """In HTML what a loop begins with, and its document in it."""
@@ -46,7 +47,7 @@ class TrainingDocument:
         weights, updates: float32 of (samples, modules): their norms; -1 where there was none.
         losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
         looks: int64 of (looks, 2): the same of the rows of memory.
-        memory: float32 of (looks, 5): bytes held, see `held_memory.HELD`.
+        memory: float32 of (looks, 6): bytes held, see `held_memory.HELD`.
         skipped: bool of (rows,): whether a gradient scaler left a step out.
         kept: by step the folder of the black box that keeps it.
         black_box: whether there was one.
@@ -190,7 +191,7 @@ def read_document(text: str) -> TrainingDocument:
         raise ValueError(f"this is no document of a training: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f'this is no document of a training: its "format" is not "{FORMAT}"')
-    if found.get("version") != VERSION:
+    if found.get("version") not in (1, VERSION):
         raise ValueError(
             f"this training is written in version {found.get('version')}, and this tapehead reads {VERSION}: update it"
         )
@@ -232,7 +233,13 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
         "modules": len(modules),
         "optimizers": len(optimizers),
     }
+    if found["version"] == 1:
+        counts["held"] -= 1
     arrays = {name: _unpacked(name, found[name], counts[high], counts[wide]) for name, (high, wide) in _ARRAYS.items()}
+    if found["version"] == 1:
+        at = HELD.index("batch")
+        memory = arrays["memory"]
+        arrays["memory"] = torch.cat((memory[:, :at], torch.zeros_like(memory[:, :1]), memory[:, at:]), 1)
     skipped = torch.zeros(rows.shape[0], dtype=torch.bool, device="cpu")
     for each in found["skipped"]:
         if type(each) is not int or not 0 <= each < rows.shape[0]:

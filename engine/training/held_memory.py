@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ...inspector.graph.marks import tensors_of
 from ...inspector.holding.search import Holder
 from ...inspector.torch_internals.optimizer_steps import optimizers_alive, parameters_of
+from ...inspector.torch_internals.references import kept_by_others
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import youngest_first
 from ...inspector.torch_internals.tensors import storage_of
@@ -27,12 +28,12 @@ from .part import LoopPart
 if TYPE_CHECKING:
     from .record import Training
 
-HELD = ("parameters", "optimizer", "gradients", "activations", "earlier")
-"""What a row of `Training.memory` has: parameters and buffers, the optimizers' state, gradients as a backward of the
-step ends, what its largest graph has saved as its backward begins, and what earlier steps have left: graphs, and
-tensors without one."""
+HELD = ("parameters", "optimizer", "gradients", "batch", "activations", "earlier")
+"""The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients as a backward of the step
+ends, what its largest graph has saved as its backward begins (the batch, and what the forward computed), and what
+earlier steps have left: graphs, and tensors without one."""
 
-_PARAMETERS, _OPTIMIZER, _GRADIENTS, _ACTIVATIONS, _EARLIER = range(len(HELD))
+_PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
 _SELDOM = 10  # of the steps in which weights are looked at
 
 
@@ -46,6 +47,7 @@ class HeldMemory(LoopPart):
         self._number = 0
         self._is_looking = False
         self._row = [0.0] * len(HELD)
+        self._given: set[int] = set()  # the addresses of tensors that forwards of this step were given
         self._states: dict[int, int] = {}  # bytes by the optimizer's id, of those that step in this step
         self._is_power = False
         self._old_bytes = 0  # of tensors of earlier steps, when they were looked at last
@@ -62,18 +64,30 @@ class HeldMemory(LoopPart):
         if self._is_power:
             self._old.step_begins(self._training)
         if self._is_looking:
-            self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
+            self._row[_BATCH] = self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
             self._states.clear()
+            self._given.clear()
+
+    def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
+        if self._is_looking:
+            self._given.update(_storages(each for each in tensors_of(given) if each.grad_fn is None))
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_looking:
             return
         watched = self._training.watched
         parameters = _storages(each for _, module in watched.modules() for each in _own_of(module))
-        saved = (slot.tensor for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node))
-        activations = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
+        slots = [slot for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node)]
+        saved, computed = [slot.tensor for slot in slots], [slot.maker is not None or slot.modified for slot in slots]
+        slots.clear()
+        held = kept_by_others(saved)
+        found = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
+        batch = self._given | _storages(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
+        batch -= _storages(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
+        activations = sum(nbytes for address, nbytes in found.items() if address not in batch)
         self._row[_PARAMETERS] = float(sum(parameters.values()))
-        self._row[_ACTIVATIONS] = max(self._row[_ACTIVATIONS], float(sum(activations.values())))
+        if sum(found.values()) > self._row[_BATCH] + self._row[_ACTIVATIONS]:
+            self._row[_BATCH], self._row[_ACTIVATIONS] = float(sum(found.values()) - activations), float(activations)
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._is_looking:

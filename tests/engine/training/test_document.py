@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import tapehead as th
 from tapehead.engine.training import document
 from tapehead.engine.training.document import TrainingDocument, document_of, read_document
+from tapehead.engine.training.held_memory import HELD
 from tapehead.engine.training.record import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
@@ -106,13 +107,23 @@ def damaged(text: str, **parts: object) -> str:
     return json.dumps(json.loads(text) | parts)
 
 
+def test_a_document_of_version_1_has_no_batch(trained: Training) -> None:
+    document = document_of(trained)
+    at = HELD.index("batch")
+    kept = [number for number in range(len(HELD)) if number != at]
+    content = document.memory[:, kept].contiguous().numpy().tobytes()
+    older = read_document(damaged(document.to_json(), version=1, memory=b64encode(content).decode()))
+    assert document.memory[:, at].any() and not older.memory[:, at].any()
+    assert torch.equal(older.memory[:, kept], document.memory[:, kept])
+
+
 def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Training) -> None:
     text = document_of(trained).to_json()
     for given, words in (
         ("{", "no document"),
         ("[]", "no document"),
         (damaged(text, format="tapehead.run"), "no document"),
-        (damaged(text, version=2), "version 2"),
+        (damaged(text, version=3), "version 3"),
         (damaged(text, gradients=""), "gradients are not"),
         (damaged(text, rows=[0, 1] * 9999), "are not 9,999 rows"),
         (damaged(text, modules=["a"]), "numbers"),

@@ -39,9 +39,33 @@ def test_bytes_are_those_of_the_loops_own_tensors() -> None:
         "parameters": WEIGHTS,
         "optimizer": 2 * WEIGHTS + 4 * 4,  # two moments, and a step of each parameter
         "gradients": WEIGHTS,
-        "activations": 4 * (3 * 4 + 3 * 8),  # the input, and what tanh gave
+        "batch": 4 * 3 * 4,
+        "activations": 4 * 3 * 8,  # the result of tanh
         "earlier": 0,
     }
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_batch_is_not_among_the_activations_and_what_the_forward_makes_is(by_name: bool) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.outer(self.inner(rows) * torch.rand(3, 8))
+
+    model, batch, target = Masked(), torch.ones(3, 4), torch.ones(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with th.training(model, optimizer) as training:
+        for _ in range(4):
+            out = model(rows=batch) if by_name else model(batch)
+            nn.functional.mse_loss(out, target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
+    mask = product = 4 * 3 * 8
+    assert (held["batch"], held["activations"]) == (batch.nbytes + target.nbytes, mask + product + 4 * 3)
 
 
 def test_what_earlier_steps_keep_is_in_it_where_leaks_are_looked_for() -> None:

@@ -10,6 +10,7 @@ export const HELD = [
   ["other", "parameters"],
   ["held", "optimizer"],
   ["pgrad", "gradients"],
+  ["work", "batch"],
   ["saved", "activations"],
   ["bad", "earlier steps"],
 ] as const;
@@ -65,7 +66,7 @@ export function floats(text: string): Float32Array {
 /** What stands as JSON in a page. */
 export function readLoop(text: string, title: string): Loop {
   const found = JSON.parse(text);
-  if (found.version !== 1) throw new Error(`this page shows version 1 of a training, not ${found.version}`);
+  if (found.version !== 2) throw new Error(`this page shows version 2 of a training, not ${found.version}`);
   return {
     ...found,
     title,
