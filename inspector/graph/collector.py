@@ -15,5 +15,13 @@ def collector_paused() -> Iterator[None]:
         gc.disable()
         yield
     finally:
-        if paused:
-            gc.enable()
+        try:
+            _enable(paused)
+        except BaseException:  # Ctrl-C; to enable it twice does no harm
+            _enable(paused)
+            raise
+
+
+def _enable(paused: bool) -> None:
+    if paused:
+        gc.enable()

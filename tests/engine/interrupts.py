@@ -1,7 +1,8 @@
 """Ctrl-C at a chosen line of tapehead's: what a signal may do between any two of them.
 
 Python looks for signals after calls and jumps, and as a function begins. So none is heard between the last line of a
-`with` and the call of `__exit__`, which is a line of its own for who traces: there none is raised.
+`with` and the call of `__exit__`, which is a line of its own for who traces, nor at a line that does nothing, such as
+`try:`, which CPython 3.11 leaves out of the range that the `with` around it covers: there none is raised.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _traced(
         nonlocal count, place
         if not frame.f_code.co_filename.startswith(_OURS):
             return None
-        if event == "line" and not _leaves_with(frame):
+        if event == "line" and not _hears_no_signal(frame):
             count += 1
             if count in at:
                 place = f"{frame.f_code.co_filename.removeprefix(_ROOT)}:{frame.f_lineno}"
@@ -65,7 +66,7 @@ def _traced(
 _LEAVES = bytes([opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"]])
 
 
-def _leaves_with(frame: FrameType) -> bool:
-    """Whether the next instructions call the `__exit__` of a `with`."""
+def _hears_no_signal(frame: FrameType) -> bool:
+    """Whether the next instructions call the `__exit__` of a `with`, or the next one does nothing."""
     code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6 : 2]
-    return code[:2] == _LEAVES or code == bytes([opmap["LOAD_CONST"]]) * 3
+    return code[0] == opmap["NOP"] or code[:2] == _LEAVES or code == bytes([opmap["LOAD_CONST"]]) * 3
