@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from .modes import unobserved
+from .modes import close_mode, open_mode, unobserved
 
 InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
 """A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. In that
@@ -173,12 +174,15 @@ def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
         return True
     last = probes[-1]
     end = _Probe((2, *last.shape), last.dtype, last.device)
+    open_mode(_noting_casts)
     try:
         _engine.run_backward((*edges, edges[-1]), (*probes, end), True, False, (), True, True)
     except _AllCheckedError:
         return True
     except RuntimeError:
         return False
+    finally:
+        close_mode(None)
     raise AssertionError("PyTorch's engine accepted a gradient with one dimension too many")
 
 
@@ -208,12 +212,27 @@ class _Probe(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, *args: Any) -> Never:
+        """torch wants one. The mode answers in its place."""
+        raise _AllCheckedError
+
+
+class _NotingCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the casts of probes. Without a mode torch would ask their class, and load all of DTensor before that."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation goes through a wrapper of torch's compiler
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is not torch.ops.aten._to_copy.default:
             raise _AllCheckedError
         probe: _Probe = args[0]
         probe.cast_to = kwargs["dtype"]
         return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
+
+
+_noting_casts = _NotingCasts()  # type: ignore[no-untyped-call]
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:
