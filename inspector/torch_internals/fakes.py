@@ -25,11 +25,12 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import _disable_current_modes
+
+from .tensors import is_fake, is_fake_of
 
 
 def fake_mode(**options: Any) -> FakeTensorMode:
@@ -67,7 +68,7 @@ def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
     """Meanwhile what is computed of known numbers alone has known numbers, up to 1,024; else single ones have."""
 
     def may_be_known(tensor: Tensor) -> bool:
-        return tensor.numel() <= _MOST_NUMBERS and not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu"
+        return tensor.numel() <= _MOST_NUMBERS and not is_fake(tensor) and tensor.device.type == "cpu"
 
     mode.may_turn_const = may_be_known  # type: ignore[assignment, method-assign]
     try:
@@ -76,9 +77,9 @@ def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
         del mode.may_turn_const
 
 
-def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: object) -> None:
+def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Lets the fake tensor that an operator has made of no tensors know its numbers, where these are few."""
-    if isinstance(result, FakeTensor) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
+    if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
         mode.fake_tensor_converter.add_constant_storage_mapping(result)

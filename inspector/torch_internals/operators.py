@@ -24,7 +24,7 @@ from .engine import in_backward
 from .fakes import fake_mode, numbers_known, on_fakes, tell_numbers
 from .modes import unobserved
 from .plain_sizes import plain_sizes
-from .tensors import ALIAS, DETACH, LIFT, StorageBytes, storage_of
+from .tensors import ALIAS, DETACH, LIFT, StorageBytes, is_fake_of, storage_of
 
 
 def is_operator(function: object) -> bool:
@@ -208,7 +208,7 @@ class FakeOperations(TorchDispatchMode):
         return on_fakes(operator)(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+        if is_fake_of(tensor, self._mode):
             return tensor
         if (storage := storage_of(tensor)) is not None:
             self.given[storage.address] = storage
@@ -256,7 +256,7 @@ class FakeOperations(TorchDispatchMode):
         become. Its function refuses all to which there are weak references, as there are to each fake."""
 
         def swap(one: Tensor, other: Tensor) -> None:
-            if not all(isinstance(each, FakeTensor) and each.fake_mode is self._mode for each in (one, other)):
+            if not all(is_fake_of(each, self._mode) for each in (one, other)):
                 original(one, other)  # type: ignore[no-untyped-call]
                 return
             addresses = [self._unwatch(each) for each in (other, one)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ..threads import all_objects, undisturbed
 from .modes import unobserved, without_torch_function
@@ -57,12 +56,12 @@ def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     held = {address for address, counts in of_storages.items() if counts != usual_of_storage}
     held.update(address for address, counts in spare.values() if counts != usual and address is not None)
     if fakes := {address for tensor in tensors if is_fake(tensor) and (address := spare[id(tensor)][0]) is not None}:
-        held = held - fakes | _held_by_python(fakes, Counter(map(id, tensors)), FakeTensor)
+        held = held - fakes | _held_by_python(fakes, Counter(map(id, tensors)), is_fake)
     # Two views may share a tensor between them and their base: then there are fewer users than were expected.
     shared = {address for address in through if of_storages[address] < usual_of_storage}
     held -= shared
     if through := through - held - fakes:
-        held |= _held_by_python(through, Counter(map(id, tensors)), Tensor)
+        held |= _held_by_python(through, Counter(map(id, tensors)))
     found = []
     for number in map(id, tensors):
         address, counts = spare[number]
@@ -70,7 +69,9 @@ def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     return found
 
 
-def _held_by_python(addresses: set[int], slots: Mapping[int, int], kind: type[Tensor]) -> set[int]:
+def _held_by_python(
+    addresses: set[int], slots: Mapping[int, int], looks_at: Callable[[Tensor], bool] = lambda tensor: True
+) -> set[int]:
     """Return the addresses of the storages that the user's Python code holds.
 
     This decides where C++ holds tensors that no slot leads to: those between a view and its base, and of fake tensors
@@ -79,11 +80,11 @@ def _held_by_python(addresses: set[int], slots: Mapping[int, int], kind: type[Te
     Args:
         addresses: the addresses of all storages to check.
         slots: by `id` how often the caller holds a tensor.
-        kind: the class of the tensors to look at.
+        looks_at: whether to look at a tensor.
     """
     found: set[int] = set()
     with all_objects() as objects:
-        tensors = [each for each in objects if issubclass(type(each), kind)]
+        tensors = [each for each in objects if issubclass(type(each), Tensor) and looks_at(each)]
     while tensors:
         number, storage = id(tensors[-1]), storage_of(tensors[-1])
         if storage is not None and storage.address in addresses:

@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -307,9 +308,18 @@ def computes_itself(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Whether it is one of FakeTensorMode's: it has a device, a layout and a storage of some size, and no bytes."""
+def _is_fake(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor)
+
+
+# From torch 2.14 on there are fake tensors in C++, too, which are of no class of their own.
+is_fake: Callable[[object], bool] = getattr(fake_tensor, "is_fake_tensor", _is_fake)
+"""Whether it is one of FakeTensorMode's: it has a device, a layout and a storage of some size, and no bytes."""
+
+
+def is_fake_of(tensor: object, mode: FakeTensorMode) -> bool:
+    """Whether it is one of this mode's fakes."""
+    return is_fake(tensor) and getattr(tensor, "fake_mode", None) is mode
 
 
 def is_wrapped(tensor: Tensor) -> bool:
