@@ -17,6 +17,7 @@ import torch
 from . import second_device
 from .contrast import Read, texts_of
 from .leftovers import HOOKS, Leftovers
+from .torch_warnings import torch_warnings
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -77,6 +78,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if not item.config.getoption("warnings_of_torch_are_errors"):
+        return (yield)
+    with torch_warnings() as found:
+        result = yield
+    if found:
+        pytest.fail("torch warns of calls from tapehead: " + "; ".join(dict.fromkeys(found)), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """A test that passed fails here, once its fixtures are gone, if it leaves something behind."""
     result = yield
@@ -108,6 +120,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--second-device", action="store_true", help="run on the second device (tests/second_device)")
+    parser.addoption(
+        "--warnings-of-torch-are-errors",
+        action="store_true",
+        help="fail tests in which torch warns of what tapehead calls (FutureWarning, DeprecationWarning)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
