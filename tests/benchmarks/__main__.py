@@ -5,69 +5,50 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
-import accumulation
-import batching
-import capture_cost
-import deck
-import drawing
-import echo
-import fitting
-import kernels
-import loop_page
-import many
-import memory
-import memory_cuda
-import mirroring
-import orders
-import other_tools
-import planning
-import prediction
-import starting
-import stepping
-import tracing
-import training_loops
-import two_devices
-import walking
-import watching
-import whole_calls
-import whole_steps
 from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render
 
 from tapehead.engine.words.machine import this_machine
 
+
+def _rows(module: str, function: str = "rows") -> Callable[[Effort], Iterator[Row]]:
+    """Rows of a module that is imported when they are measured: some need a browser, or Jupyter."""
+    return lambda effort: getattr(import_module(module), function)(effort)
+
+
 BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
-    "whole_calls": whole_calls.rows,
-    "starting": starting.rows,
-    "capture": capture_cost.rows,
-    "stepping": stepping.rows,
-    "drawing": drawing.rows,
-    "walking": walking.rows,
-    "many": many.rows,
-    "tracing": tracing.rows,
-    "watching": watching.rows,
-    "memory": memory.rows,
-    "memory_cuda": memory_cuda.rows,
-    "prediction": prediction.rows,
-    "fitting": fitting.rows,
-    "whole_steps": whole_steps.rows,
-    "training_loops": training_loops.rows,
-    "loop_page": loop_page.rows,
-    "kernels": kernels.rows,
-    "orders": orders.rows,
-    "two_devices": two_devices.rows,
-    "planning": planning.rows,
-    "accumulation": accumulation.rows,
-    "batching": batching.rows,
-    "batching_cuda": batching.rows_cuda,
-    "mirroring": mirroring.rows,
-    "mirroring_cuda": mirroring.rows_cuda,
-    "echo": echo.rows,
-    "deck": deck.rows,
-    "other_tools": other_tools.rows,
+    "whole_calls": _rows("whole_calls"),
+    "starting": _rows("starting"),
+    "capture": _rows("capture_cost"),
+    "stepping": _rows("stepping"),
+    "drawing": _rows("drawing"),
+    "walking": _rows("walking"),
+    "many": _rows("many"),
+    "tracing": _rows("tracing"),
+    "watching": _rows("watching"),
+    "memory": _rows("memory"),
+    "memory_cuda": _rows("memory_cuda"),
+    "prediction": _rows("prediction"),
+    "fitting": _rows("fitting"),
+    "whole_steps": _rows("whole_steps"),
+    "training_loops": _rows("training_loops"),
+    "loop_page": _rows("loop_page"),
+    "kernels": _rows("kernels"),
+    "orders": _rows("orders"),
+    "two_devices": _rows("two_devices"),
+    "planning": _rows("planning"),
+    "accumulation": _rows("accumulation"),
+    "batching": _rows("batching"),
+    "batching_cuda": _rows("batching", "rows_cuda"),
+    "mirroring": _rows("mirroring"),
+    "mirroring_cuda": _rows("mirroring", "rows_cuda"),
+    "echo": _rows("echo"),
+    "deck": _rows("deck"),
+    "other_tools": _rows("other_tools"),
 }
 
 
@@ -76,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -
     effort = effort or Effort(repetitions=5 if options.quick else 20)
     chosen = {name: BENCHMARKS[name] for name in options.only or BENCHMARKS}
     if options.quick:
-        chosen = {"whole_calls": whole_calls.rows_quick}
+        chosen = {"whole_calls": _rows("whole_calls", "rows_quick")}
     notes = Console(stderr=True, style="dim")  # no spinner: its thread would be measured, too
     rows: list[Row] = []
     for name, measure in chosen.items():
