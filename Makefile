@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream gpu docs
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream gpu versions docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ matrix: $(VENV)/dev.stamp ## cross kinds of programs with every verb, and compar
 
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
+
+# ONLY=2.15 runs one version. Each environment takes 6 GB: from 2.14 on pip's builds bring CUDA's libraries.
+versions: ## run the tests on each supported version of PyTorch, and print one table
+	$(PYTHON) tests/versions $(addprefix --only=,$(ONLY))
 
 # Where a GPU is, torch usually is, too, and nothing can be installed: the environment here if there is one, else PYTHON.
 gpu: ## run the tests and benchmarks that want CUDA, where there is a GPU, and print one table

@@ -90,8 +90,11 @@ class _Version(argparse.Action):
         import torch
 
         from . import __version__
+        from .inspector.torch_internals.private_names import NEWEST_TESTED, is_untested
 
         print(f"tapehead {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        if is_untested(torch.__version__):
+            print(f"torch {torch.__version__} is newer than the newest version tested, {NEWEST_TESTED}")
         parser.exit()
 
 

@@ -15,6 +15,16 @@ OLDEST_TESTED, NEWEST_TESTED = "2.11", "2.15"
 """The oldest and the newest version of torch with which all tests have passed; see docs/reference/versions.md."""
 
 
+def is_untested(version: str) -> bool:
+    """Return whether this version of torch is newer than the newest one tested."""
+    return _minor(version) > _minor(NEWEST_TESTED)
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
 class Capability(NamedTuple):
     """A capability, and the names of torch that it needs.
 

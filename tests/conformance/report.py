@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from textwrap import shorten
+from typing import Any
 
 from checks import CHECKS
 from exceptions import KNOWN, Known
@@ -20,6 +21,18 @@ _WIDTH = 400
 def explanation(finding: Finding, known: Sequence[Known] = KNOWN) -> Known | None:
     """The exception which a finding is, if it is one."""
     return next((each for each in known if each.explains(finding.program, finding.check, finding.outcome)), None)
+
+
+def as_json(swept: Sequence[Swept], known: Sequence[Known] = KNOWN) -> dict[str, list[Any]]:
+    """A sweep's entries, those with an explained exception, and the findings that nothing explains."""
+    explained = {each.entry for each in swept for finding in each.findings if explanation(finding, known) is not None}
+    unexplained = [
+        {"entry": each.entry, "program": finding.program, "check": finding.check, "reason": finding.reason}
+        for each in swept
+        for finding in each.findings
+        if explanation(finding, known) is None
+    ]
+    return {"entries": [each.entry for each in swept], "explained": sorted(explained), "unexplained": unexplained}
 
 
 def report(swept: Sequence[Swept], console: Console, whole: bool, known: Sequence[Known] = KNOWN) -> bool:

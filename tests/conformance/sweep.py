@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 import torch
-from checks import findings
+from checks import CHECKS, Check, findings
 from databases import programs
 from results import COMPARED, NOTHING, RAISES, Finding, Swept
 
 
-def sweep(entry: str, limit: int | None) -> Swept:
-    """Runs all checks of an entry, with at most `limit` samples of each variant and dtype."""
+def sweep(entry: str, limit: int | None, checks: Sequence[Check] = CHECKS) -> Swept:
+    """Runs these checks of an entry, with at most `limit` samples of each variant and dtype."""
     ran: Counter[str] = Counter()
     outcomes: Counter[tuple[str, str]] = Counter()
     unequal: list[Finding] = []
@@ -34,7 +34,7 @@ def sweep(entry: str, limit: int | None) -> Swept:
                 why = "no output has a gradient"
                 continue
             ran[COMPARED] += 1
-            for found in findings(program):
+            for found in findings(program, checks):
                 outcomes[found.check, found.outcome] += 1
                 if found.outcome not in ("equal", "same error"):
                     unequal.append(found)
@@ -43,14 +43,16 @@ def sweep(entry: str, limit: int | None) -> Swept:
     return Swept(entry, ran, outcomes, tuple(unequal))
 
 
-def sweep_all(entries: Iterable[str], limit: int | None, jobs: int) -> Iterator[Swept]:
+def sweep_all(
+    entries: Iterable[str], limit: int | None, jobs: int, checks: Sequence[Check] = CHECKS
+) -> Iterator[Swept]:
     """Sweeps entries in `jobs` processes, each with one thread; yields them as they are done."""
     if jobs == 1:
         _one_thread()
-        yield from (sweep(entry, limit) for entry in entries)
+        yield from (sweep(entry, limit, checks) for entry in entries)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_one_thread) as pool:
-        for done in as_completed([pool.submit(sweep, entry, limit) for entry in entries]):
+        for done in as_completed([pool.submit(sweep, entry, limit, checks) for entry in entries]):
             yield done.result()
 
 

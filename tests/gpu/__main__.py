@@ -158,7 +158,7 @@ def _stage(
 ) -> Iterator[Line]:
     missing = [name for name in stage.needs if importlib.util.find_spec(name) is None]
     if missing:
-        yield Line(stage.name, f"left out: {' and '.join(missing)} is not installed", None)
+        yield Line(stage.name, f"left out, not installed: {', '.join(missing)}", None)
         return
     if limit_s <= 0:
         yield Line(
