@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.holding.search import Holder, who_holds
 from ...inspector.threads import all_objects
-from ...inspector.torch_internals.saved import saved_slots
+from ...inspector.torch_internals.saved import has_edges, saved_slots
 from ...inspector.torch_internals.tensors import storage_of
 from .step_tokens import StepTokens
 
@@ -78,7 +79,7 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
                 kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
             if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
                 continue
-            node = _maker(each) if kinds[kind] is Tensor else each
+            node = _maker(each) if kinds[kind] is Tensor else _with_edges(each)
             if node is not None and leads.to_an_old(node):
                 found.append((tokens.step_of(node) or 0, each))
     found.sort(key=lambda pair: pair[0])
@@ -95,6 +96,10 @@ def _maker(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+def _with_edges(node: Node) -> Node | None:
+    return None if isinstance(node, BackwardCFunction) and not has_edges(node) else node
 
 
 def _ends(found: list[Any], most: int) -> list[Any]:

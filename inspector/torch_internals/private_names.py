@@ -32,7 +32,8 @@ class Capability(NamedTuple):
         title: the capability, as the start of a sentence.
         still: what works without it, as a sentence without its full stop.
         names: dotted names; an instance's attribute follows its class. `a|b` means that either is enough, since
-            versions differ, and `a*` any name that starts with `a`.
+            versions differ, `a*` any name that starts with `a`, and `a?` a name that
+            only some versions have and the code does without.
     """
 
     title: str
@@ -56,6 +57,7 @@ CAPABILITIES = (
         torch.Tensor._indices torch.Tensor._values torch._conj torch._neg_view torch.Tensor._post_accumulate_grad_hooks
         torch.Tensor._backward_hooks torch.UntypedStorage._cdata torch.UntypedStorage._new_with_weak_ptr
         torch.autograd.graph.Node._input_metadata torch.autograd.graph.Node._sequence_nr
+        torch._C._ImperativeEngine torch._C._disabled_torch_function_impl torch.Tensor._make_wrapper_subclass
         torch.autograd.graph.Node._raw_saved_* torch.autograd.graph.Node._saved_* torch.autograd._get_sequence_nr
         torch.autograd.Function._backward_cls._forward_cls torch.autograd.Function._backward_cls._raw_saved_tensors
         torch.nn.modules.module._WrappedHook torch._C.TensorBase torch._ops.OpOverload torch._ops.OpOverloadPacket
@@ -78,6 +80,7 @@ CAPABILITIES = (
         torch._C._len_torch_dispatch_stack torch._C._pop_torch_dispatch_stack torch._C._push_on_torch_dispatch_stack
         torch._C._pop_torch_function_stack torch._C._push_on_torch_function_stack
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_set_dispatch_key_excluded
+        torch._C._is_grad_layout_enforcement_enabled? torch._C._set_grad_layout_enforcement_enabled?
         torch._C.DispatchKey.ADInplaceOrView torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
         torch._C._autograd._saved_tensors_hooks_set_tracing torch._C._autograd._saved_tensors_hooks_is_enabled
         torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
@@ -278,7 +281,7 @@ def _is_there(name: str) -> bool:
         return False
     if last.endswith("*"):
         return any(each.startswith(last[:-1]) for each in dir(holder))
-    return any(_has(holder, each) for each in last.split("|"))
+    return last.endswith("?") or any(_has(holder, each) for each in last.split("|"))
 
 
 def _object(name: str) -> Any:

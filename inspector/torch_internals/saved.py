@@ -307,13 +307,23 @@ def hidden_functions(nodes: Collection[Node]) -> dict[Node, BackwardCFunction]:
     if not slices:
         return {}
     with all_objects() as objects:
-        functions = [each for each in objects if issubclass(type(each), BackwardCFunction)]
+        functions = [each for each in objects if issubclass(type(each), BackwardCFunction) and has_edges(each)]
     return {
         node: function
         for node, (base, *others) in slices.items()
         for function in functions
         if list(function.next_functions[1:]) == others and _leads(function.next_functions[:1], base[0])
     }
+
+
+def has_edges(function: BackwardCFunction) -> bool:
+    """Return whether a custom Function's object still has its node. Before torch 2.13 whoever refers to the object (a
+    kept ctx, say) does not keep the node."""
+    try:
+        function.next_functions  # noqa: B018
+    except RuntimeError:
+        return False
+    return True
 
 
 _MOST_VIEWS = 64  # one of the other

@@ -28,7 +28,7 @@ SOURCES = [
     *(path for room in ("inspector", "engine", "widgets", "commands") for path in sorted((ROOT / room).rglob("*.py"))),
 ]
 NAMES = [
-    f"{name.rpartition('.')[0]}.{last}"
+    f"{name.rpartition('.')[0]}.{last.rstrip('?')}"
     for capability in CAPABILITIES
     for name in capability.names
     for last in name.rpartition(".")[2].split("|")

@@ -49,7 +49,14 @@ from tapehead.inspector.torch_internals.operators import (
 )
 from tapehead.inspector.torch_internals.ranks import flat_names, is_flattened, is_fully_sharded, sharded_parameters
 from tapehead.inspector.torch_internals.references import owned_alone, storage_owned_alone
-from tapehead.inspector.torch_internals.saved import FREED, free_saved, packed_by_user, saved_facts, saved_variables
+from tapehead.inspector.torch_internals.saved import (
+    FREED,
+    free_saved,
+    hidden_functions,
+    packed_by_user,
+    saved_facts,
+    saved_variables,
+)
 from tapehead.inspector.torch_internals.sequence_numbers import (
     UNNUMBERED,
     Pin,
@@ -599,3 +606,22 @@ def test_a_process_without_fsdp_has_no_sharded_parameters() -> None:
     assert not is_fully_sharded(torch.nn.Linear(2, 2))
     assert not is_flattened(torch.nn.Linear(2, 2))
     assert flat_names(torch.ones(2)) == ()
+
+
+class _Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_a_function_hidden_in_copy_slices_is_found_beside_a_kept_object_whose_node_is_gone() -> None:
+    kept = _Doubles.apply(torch.ones(2, requires_grad=True) * 1).grad_fn  # before torch 2.13 this keeps no node
+    base = torch.ones(2, 2, requires_grad=True) * 1
+    _Doubles.apply(base[0])
+    found = hidden_functions([base.grad_fn])
+    assert [type(each).__name__ for each in found.values()] == ["_DoublesBackward"] and kept not in found.values()
