@@ -1,4 +1,4 @@
 """Saved tensors let go and made again: plan, judge, follow, replay.
 
-May import: inspector, words, queue, memory, prediction, trace, orders, programs.
+May import: inspector, words, queue, memory, tasks, prediction, trace, orders, programs.
 """

@@ -151,6 +151,8 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "sym_or": _any,
     "sym_eq": _equal,
     "has_guarding_hint": lambda value: True,
+    "has_hint": lambda value: True,  # so called in torch 2.11
+    "size_hint": _itself,
     "is_nested_int": lambda value: False,
     "free_unbacked_symbols": lambda values: frozenset(),
     "has_free_unbacked_symbols": lambda values: False,

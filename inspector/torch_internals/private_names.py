@@ -174,7 +174,11 @@ CAPABILITIES = (
     _capability(
         "telling what a checkpoint keeps",
         _ALL_BUT,
-        "torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CheckpointFrame",
+        """
+        torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CheckpointFrame
+        torch.utils.checkpoint._current_user_saved_tensors_hooks? torch.utils.checkpoint._checkpoint_internal?
+        torch.utils.checkpoint._user_hooks?
+        """,
     ),
     _capability(
         "watching a training loop",
