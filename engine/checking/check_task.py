@@ -31,7 +31,7 @@ from .own_backward import compare_own
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
 _KEEPING = (
     "`with th.capture(model, keep_inputs=True):`, `%%tapehead --keep-inputs LOSS` or `tapehead debug --keep-inputs` "
-    "keep them"
+    "keep them (but not inside a transform of torch.func)"
 )
 _ATTEMPTS = 3
 _OTHER_NUMBERS = 2  # a seed that no replay has
@@ -176,10 +176,7 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
                 f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
             )
     if not isinstance(operation, Operation):
-        raise UncheckableError(
-            f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING} (not inside a transform of "
-            "torch.func, where a capture can't look)"
-        )
+        raise UncheckableError(f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING}")
     if isinstance(operation.function, type) and not issubclass(operation.function, Function):
         raise UncheckableError(
             f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "
