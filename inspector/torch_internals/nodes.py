@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 from weakref import ref
 
 import torch
@@ -58,11 +58,8 @@ def _facts(meta: Any) -> InputMetadata:
     return None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False
 
 
-class _Input(NamedTuple):
-    """An input of a node: the place of the node in a sequence, and the number of the input."""
-
-    place: int
-    number: int
+_Input = tuple[int, int]
+"""An input of a node: the place of the node in a sequence, and the number of the input."""
 
 
 _FUNCTIONS_DECLARE = hasattr(FunctionCtx, "set_output_grad_dtype")  # torch 2.14
@@ -103,11 +100,11 @@ def _declared_dtypes(
                 if probe is None:
                     continue
                 if len(inputs) > 1 and not facts[0] and facts[2] == _CPU:
-                    doubtful.append(_Input(place, number))
+                    doubtful.append((place, number))
                 elif kind == "Function" and _FUNCTIONS_DECLARE:
-                    declarable.append(_Input(place, number))
+                    declarable.append((place, number))
                 else:
-                    usual.append(_Input(place, number))
+                    usual.append((place, number))
                     edges.append(GradientEdge(node, number))
                     probes.append(probe)
         if not _accepts(edges, probes):
@@ -133,10 +130,10 @@ def _asked(
     inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
 ) -> dict[_Input, torch.dtype | None] | None:
     """The declared dtypes of these inputs' gradients, where any is declared. None: the engine raises for an input."""
-    edges = [GradientEdge(nodes[each.place], each.number) for each in inputs]
+    edges = [GradientEdge(nodes[place], number) for place, number in inputs]
     own, others = [], []
-    for each in inputs:
-        shape, dtype, device, _ = metas[each.place][each.number]
+    for place, number in inputs:
+        shape, dtype, device, _ = metas[place][number]
         own.append(_Probe(shape or (), dtype, device))
         others.append(_Probe(shape or (), _another(dtype), device))
     if not _accepts([*edges, *edges], [*own, *others]):
