@@ -80,6 +80,19 @@ def test_a_part_without_a_report_has_failed_and_says_how_it_ended(versions: Modu
     assert part.failed == 1 and "4" in part.failures[0] and "no module named torch" in part.failures[0]
 
 
+def test_operators_are_counted_by_entry(versions: ModuleType, tmp_path: Path) -> None:
+    def found(entry: str, outcome: str) -> dict[str, str]:
+        return {"entry": entry, "program": f"{entry} #0", "check": "any", "outcome": outcome, "reason": "no output"}
+
+    report = tmp_path / "operators.json"
+    unexplained = [found("sin", "failed"), found("sin", "failed"), found("normal", "not compared")]
+    entries = ["abs", "exp", "sin", "normal", "one_hot"]
+    report.write_text(json.dumps({"entries": entries, "explained": ["one_hot"], "unexplained": unexplained}))
+    part = versions.operators("operators", report)
+    assert (part.passed, part.failed) == (2, 1) and part.failures[0].startswith("sin #0")
+    assert part.skipped == {"a known exception": 1, "no gradient to compare": 1}
+
+
 def test_results_of_one_version_join_those_that_are_kept(
     versions: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,13 @@ def as_json(swept: Sequence[Swept], known: Sequence[Known] = KNOWN) -> dict[str,
     """A sweep's entries, those with an explained exception, and the findings that nothing explains."""
     explained = {each.entry for each in swept for finding in each.findings if explanation(finding, known) is not None}
     unexplained = [
-        {"entry": each.entry, "program": finding.program, "check": finding.check, "reason": finding.reason}
+        {
+            "entry": each.entry,
+            "program": finding.program,
+            "check": finding.check,
+            "outcome": finding.outcome,
+            "reason": finding.reason,
+        }
         for each in swept
         for finding in each.findings
         if explanation(finding, known) is None

@@ -19,7 +19,7 @@ from torch import Tensor
 pytestmark = pytest.mark.heavy
 
 FOLDER = Path(__file__).parents[2] / "conformance"
-MODULES = ("program", "results", "gradients", "checks", "exceptions", "report")
+MODULES = ("program", "results", "gradients", "checks", "exceptions", "report", "selection")
 
 
 @pytest.fixture
@@ -171,3 +171,25 @@ def test_the_report_tells_known_from_unexplained_and_names_what_is_not_needed(co
     assert "not needed" not in printed(odd, whole=False)[1]
     good, said = printed(odd, other)
     assert not good and "[1] and [2] differ" in said
+
+
+def test_a_sample_is_the_same_wherever_pytorch_has_the_operators(conformance: SimpleNamespace) -> None:
+    names = [f"operator{number}" for number in range(50)]
+    chosen = conformance.selection.sample(names, 10)
+    assert len(set(chosen)) == 10 and conformance.selection.sample(reversed(names), 10) == chosen
+    others = set(names) - set(chosen)
+    assert conformance.selection.sample([name for name in names if name not in sorted(others)[:20]], 10) == chosen
+    assert set(chosen[1:]) < set(conformance.selection.sample([name for name in names if name != chosen[0]], 10))
+
+
+def test_the_report_for_programs_has_entries_and_what_is_unexplained(conformance: SimpleNamespace) -> None:
+    found = conformance.results.Finding("abs float32 #0", "inputs=: direct heap", "failed", "None, not a tensor")
+    known = conformance.results.Finding("sin float32 #0", "inputs=: direct heap", "failed", "sin is odd")
+    swept = [
+        conformance.results.Swept(name, Counter(), Counter(), (each,))
+        for name, each in (("abs", found), ("sin", known))
+    ]
+    exceptions = (conformance.exceptions.Known("sin*", "*", "failed", "it is"),)
+    said = conformance.report.as_json(swept, exceptions)
+    assert said["entries"] == ["abs", "sin"] and said["explained"] == ["sin"]
+    assert [each["program"] for each in said["unexplained"]] == ["abs float32 #0"]
