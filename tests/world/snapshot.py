@@ -80,7 +80,9 @@ def bits(tensor: Tensor) -> object:
 def _of_fsdp(module: nn.Module) -> Iterator[tuple[str, object]]:
     if not hasattr(module, "_get_fsdp_state"):
         return
-    for number, group in enumerate(module._get_fsdp_state()._fsdp_param_groups):
+    state = module._get_fsdp_state()
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    for number, group in enumerate(filter(None, groups)):  # before torch 2.13 a module has one group, or none
         name = f"FSDP of {id(module)}, {number}"
         yield f"{name}, state", (str(group._training_state), str(group._sharded_state), group.reduce_grads)
         for place, each in enumerate(group.fsdp_params):
