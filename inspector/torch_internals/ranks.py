@@ -215,7 +215,8 @@ class Sharding:
                 self._lists.append((group._post_forward_indices, list(group._post_forward_indices)))
                 self._keep(group, "_training_state", "_partial_reduce_output")
                 for each in group.fsdp_params:
-                    self._keep(each, "unsharded_accumulated_grad")
+                    if _ACCUMULATED in vars(each):
+                        self._keep(each, _ACCUMULATED)
                     for leaf in _leaves_of(each):
                         self._keep(leaf, "grad", "_post_accumulate_grad_hooks")
                         leaf._post_accumulate_grad_hooks = None  # type: ignore[assignment]
@@ -257,9 +258,13 @@ class Sharding:
             if before is kinds.SHARDED_POST_FORWARD:
                 group._to_sharded_post_forward()
         for each in group.fsdp_params:
-            each.unsharded_accumulated_grad = None
+            if _ACCUMULATED in vars(each):
+                each.unsharded_accumulated_grad = None
             for leaf in _leaves_of(each):
                 leaf.grad = None
+
+
+_ACCUMULATED = "unsharded_accumulated_grad"  # from torch 2.15 on a property: the .grad of the graph's leaf
 
 
 def _order_of(state: Any) -> list[Any]:
