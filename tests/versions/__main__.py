@@ -167,7 +167,8 @@ def commands(python: Path, folder: Path) -> Iterator[tuple[str, list[str], Path]
         ]
         return name, [*command, *arguments], report
 
-    yield pytest("engine and inspector", "-m", _QUICK, "tests/engine", "tests/inspector")
+    quick = "--warnings-of-torch-are-errors", "-m", _QUICK
+    yield pytest("engine and inspector", *quick, "tests/engine", "tests/inspector")
     yield pytest("side effects", "-m", _QUICK, "tests/test_leftovers.py", "tests/world")
     report = folder / "operators.json"
     sample = [f"--sample={_OPERATORS}", "--direct", "--jobs=1", f"--json={report}"]
