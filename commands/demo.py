@@ -100,7 +100,7 @@ def _told(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object
 
 
 def _graph(model: nn.Module, make_loss: MakeLoss) -> Graph:
-    with capture(model):
+    with capture(model, every_call=True):
         loss = make_loss()
     return read_graph(loss, model)
 

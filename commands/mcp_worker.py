@@ -94,7 +94,7 @@ class McpWorker:
 
         self._script.close()
         make_loss = self._script.enter_context(make_loss_of(target))
-        with capture():
+        with capture(every_call=True):
             loss = make_loss()
         session = debug(loss, policy=policy)
         self._prompt = Prompt(_Words())

@@ -98,7 +98,7 @@ def draw_function(target: str) -> Drawn:
     try:
         with _users_function(target) as function:
             try:
-                with capture() as tape:
+                with capture(every_call=True) as tape:
                     result = function()
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 return Drawn(_graph_so_far(tape.graph), error)

@@ -218,7 +218,7 @@ class StepReplay(ShownAsFindings):
         for _, each in named(self._player.modules, "parameters"):
             each.grad = None
         with self._player.surroundings():
-            with capture(self._named):
+            with capture(self._named, every_call=True):
                 loss = self.make_loss()
             yield loss
 

@@ -237,7 +237,7 @@ def _advise(
     tell("the program")
     world.watch()
     log = CallLog()
-    with world.run(), capture(model), log.watched():
+    with world.run(), capture(model, every_call=True), log.watched():
         loss = real_loss_of(make_loss())
     drawn = read_graph(loss, model)
     leaves = list(drawn.leaves.values())

@@ -79,7 +79,7 @@ class ForwardWatch:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        self._names = capture(model)
+        self._names = capture(model, every_call=True)
         self._calls = FunctionCalls()
         self.flow = ValueFlow(self._names, self._calls)
 

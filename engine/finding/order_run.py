@@ -96,7 +96,7 @@ def run_in_order(
         None where the loss has no graph.
     """
     with world.run(zeroed=True), ExitStack() as stack:
-        with capture(model):
+        with capture(model, every_call=True):
             loss = loss_of(make_loss())
         if not loss.requires_grad:
             return None

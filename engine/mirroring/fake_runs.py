@@ -47,7 +47,7 @@ class FakeRuns:
     """
 
     def __init__(self, world: AsFound, model: nn.Module | None) -> None:
-        names = capture(model)
+        names = capture(model, every_call=True)
         recorder, times = ForwardRecorder(names), OperatorTimes()
         with world.run(zeroed=True):
             with names, times, recorder:  # the one that is opened last sees an operation first
@@ -87,7 +87,7 @@ class FakeRuns:
 
 def _predicted(make_loss: MakeLoss, model: nn.Module | None) -> Footprints:
     """A dry run of another forward: one of which nobody packs what it saves."""
-    with capture(model):
+    with capture(model, every_call=True):
         loss = loss_of(make_loss())
     return dry_run(read_graph(loss))
 

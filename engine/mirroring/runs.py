@@ -67,7 +67,7 @@ class Runs:
         self._repetitions = repetitions
         self._world = world
         self.program = record_carrying(world.carried, repetitions, model)
-        names = capture(model)
+        names = capture(model, every_call=True)
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(self._make_loss())

@@ -69,7 +69,7 @@ def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | 
         )
     with telling(None, "recording", timed=True) as tell, nothing_reduced(), nothing_sharded("recording a forward"):
         tell("a forward")
-        names = capture(model)
+        names = capture(model, every_call=True)
         recorder = ForwardRecorder(names)
         try:
             with same_random_numbers(), same_flags(), names, recorder:

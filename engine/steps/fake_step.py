@@ -279,7 +279,7 @@ def as_found(recipe: Recipe) -> Iterator[None]:
 def _place_of(recipe: Recipe, change: Change | None) -> str:
     """Return the forward's place of the task in which the backward ended: runs two steps again, under a capture."""
     fakes = FakeTraining((), recipe.size)
-    with as_found(recipe), fakes, suppress(*NEEDS_NUMBERS), capture():
+    with as_found(recipe), fakes, suppress(*NEEDS_NUMBERS), capture(every_call=True):
         _Trained(recipe, fakes, change).steps(1)
     operation = None if fakes.failed_in is None else operation_of(fakes.failed_in)
     if fakes.failed_in is None or not isinstance(operation, Operation):

@@ -105,7 +105,7 @@ class LoopRecording:
         opened, self._open = self._open, None
         if opened is not None:
             opened.close()
-            self._capture = capture()
+            self._capture = capture(every_call=True)
 
     def mark(self) -> int:
         self._recorder.mark()

@@ -195,7 +195,7 @@ class _Comparing:
         self._tell("warming up")
         self._world.watch()
         with self._world.run():
-            with capture(self._model):
+            with capture(self._model, every_call=True):
                 loss = loss_or_tape(self._make_loss())
             self.is_tape = isinstance(loss, HipsTape)
             drawn = read_graph(loss)

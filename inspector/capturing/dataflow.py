@@ -34,7 +34,8 @@ from ..torch_internals.module_calls import watching_modules
 from ..torch_internals.nodes import leaf_if_any
 from ..torch_internals.sequence_numbers import UNNUMBERED, number_of, sequence_nr
 from ..torch_internals.tensors import FollowedStorage, beneath_transforms, storage_of
-from .capture import Observer, capture
+from .capture import capture
+from .capture_record import Observer
 
 
 class Cut(StrEnum):

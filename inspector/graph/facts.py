@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
 import torch
@@ -45,11 +46,11 @@ class CallRecord:
 class Operation:
     """One call of a torch function in the forward; of a custom Function, or of a whole module where no more is seen.
 
-    It made the nodes whose sequence numbers lie in [start, end) of its thread. The line it was
-    called from is looked up when `source` is asked for.
+    It made the nodes whose sequence numbers lie in [start, end) of its thread; none lie there where torch told of each
+    node, and each has its mark. The line it was called from is looked up when `source` is asked for.
 
     Attributes:
-        function: what was called; a class for a custom Function or a module.
+        function: what was called; a class for a custom Function or a module; a name where no more is known.
         inputs: what it was called with, where the capture kept that.
         began_ns, created_ns: when it was called and had returned, of `time.perf_counter_ns`; both are the latter where
             its call was not seen.
@@ -59,7 +60,6 @@ class Operation:
     __slots__ = (
         "_place",
         "_source",
-        "_was_resolved",
         "began_ns",
         "call",
         "created_ns",
@@ -74,7 +74,7 @@ class Operation:
     def __init__(
         self,
         facts: Facts,
-        function: Callable[..., Any] | type,
+        function: Callable[..., Any] | type | str,
         start: int,
         end: int,
         call: CallRecord | None,
@@ -93,7 +93,6 @@ class Operation:
         self.stream: torch.Stream | None = None
         self._place = place
         self._source: Source | None = None
-        self._was_resolved = place is None
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
@@ -102,6 +101,8 @@ class Operation:
     def name(self) -> str:
         """`torch.nn.functional.linear`, `torch.Tensor.add`; the class of a custom Function or module."""
         function = self.function
+        if isinstance(function, str):
+            return function
         return function.__qualname__ if isinstance(function, type) else _function_name(function)
 
     @property
@@ -113,7 +114,7 @@ class Operation:
     @property
     def source(self) -> Source | None:
         """The user's line that called it."""
-        if not self._was_resolved:
+        if self._source is None and self._place is not None:
             resolve_sources([self])
         return self._source
 
@@ -133,13 +134,12 @@ def resolve_sources(operations: Iterable[Operation]) -> None:
     """Finds the lines of many operations at once, which is faster than one by one."""
     known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # code is compared by all that is in it
     for operation in operations:
-        if not operation._was_resolved and (place := operation._place) is not None:
+        if operation._source is None and (place := operation._place) is not None:
             code, instruction = place
             key = id(code), instruction
             if key not in known:
                 known[key] = place, source_at(place)
             operation._source = known[key][1]
-            operation._was_resolved = True
 
 
 class Facts:
@@ -157,16 +157,19 @@ class Facts:
         self.thread = get_ident()
         self.first = sequence_nr()
         self.allocations: dict[int, tuple[FollowedStorage, int]] = {}
-        self._buffers: dict[int, ref[Tensor]] = {}  # of the modules, by id()
+        self._buffers: list[ref[Tensor]] = []  # of the modules
+        self._unread: list[_Parameters] = []
         # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
         self._leaves: dict[int, ref[Tensor]] = {}
         self._leaf_roots: dict[int, int] = {}  # their outermost modules
         self._leaf_names: dict[int, str] = {}
-        self._root_classes: list[tuple[str, bool]] = []  # of each outermost module, and whether it has parameters
+        self._root_classes: list[str] = []  # of each outermost module
+        self._roots_with_parameters: list[bool] = []
+        self._known: dict[int, ref[Tensor]] = {}  # the references themselves, by id()
         self._unnamed_root: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Facts of {', '.join(name for name, _ in self._root_classes) or 'no module'}>"
+        return f"<Facts of {', '.join(self._root_classes) or 'no module'}>"
 
     @staticmethod
     def alive() -> bool:
@@ -179,30 +182,53 @@ class Facts:
         Paths below an `unnamed` one never start with its class.
         """
         root = len(self._root_classes)
-        paths = _paths_below(module)
-        leaves, names = self._leaves, self._leaf_names
-        before = len(leaves)
-        for part, path in paths.items():
-            for name, parameter in part._parameters.items():
-                if parameter is not None and (key := id(parameter)) not in leaves:
-                    leaves[key] = ref(parameter)
-                    names[key] = f"{path}.{name}" if path else name
-                    self._leaf_roots[key] = root
-            for buffer in part._buffers.values():
-                if buffer is not None:
-                    self._buffers[id(buffer)] = ref(buffer)
-        self._root_classes.append((type(module).__name__, len(leaves) > before))
+        paths = {module: ""}
+        holders: list[str] = []
+        parameters: list[dict[str, Tensor | None]] = []
+        buffers: list[dict[str, Tensor | None]] = []
+        _walk(module, "", paths, holders, parameters, buffers)
+        self._unread.append(
+            _Parameters(
+                holders,
+                [*map(len, parameters)],
+                [*chain.from_iterable(parameters)],
+                [None if each is None else ref(each) for found in parameters for each in found.values()],
+            )
+        )
+        self._buffers += [ref(each) for found in buffers for each in found.values() if each is not None]
+        self._root_classes.append(type(module).__name__)
         if unnamed:
             self._unnamed_root = root
         return root, paths
 
+    def _read(self) -> None:
+        """Name the parameters of the modules seen. A forward does not wait for that."""
+        for root, parameters in enumerate(self._unread, len(self._roots_with_parameters)):
+            before = len(self._known)
+            names = iter(zip(parameters.names, parameters.references, strict=True))
+            for path, count in zip(parameters.paths, parameters.counts, strict=True):
+                for name, reference in islice(names, count):
+                    if reference is None or id(reference) in self._known:  # torch has one for each living parameter
+                        continue
+                    self._known[id(reference)] = reference
+                    if (parameter := reference()) is not None:
+                        key = id(parameter)
+                        self._leaves[key] = reference
+                        self._leaf_names[key] = f"{path}.{name}" if path else name
+                        self._leaf_roots[key] = root
+            self._roots_with_parameters.append(len(self._known) > before)
+        self._unread.clear()
+
     def model_tensors(self) -> list[Tensor]:
         """The parameters and buffers of the modules seen, of those that are alive."""
-        references = (*self._leaves.values(), *self._buffers.values())
-        return [tensor for reference in references if (tensor := reference()) is not None]
+        self._read()
+        references = (*self._leaves.values(), *self._buffers)
+        tensors = (reference() for reference in references)
+        return [*{id(tensor): tensor for tensor in tensors if tensor is not None}.values()]
 
     def leaf_name(self, leaf: Tensor) -> str | None:
         """The name of a parameter of one of the modules seen."""
+        self._read()
         key = id(leaf)
         found = self._leaves.get(key)
         if found is None or found() is not leaf:
@@ -211,6 +237,7 @@ class Facts:
 
     def name_below(self, view: Tensor) -> str | None:
         """The name of a parameter of which this is a view."""
+        self._read()
         storage = storage_of(view)
         for key, reference in self._leaves.items() if storage is not None else ():
             leaf = reference()
@@ -226,11 +253,12 @@ class Facts:
             names: of the model's parameters by id(); of tied ones all.
             classes: of the model's modules by path.
         """
+        self._read()
         for key, of in self._leaf_roots.items():
             if of == root and key in names and self._leaves[key]() is not None:
                 own = self._leaf_names[key]
                 above = [name[: -len(own) - 1] for name in names[key] if f".{name}".endswith(f".{own}")]
-                places = [place for place in above if classes.get(place) == self._root_classes[root][0]]
+                places = [place for place in above if classes.get(place) == self._root_classes[root]]
                 if len(places) == 1:
                     return places[0]
         return None
@@ -241,28 +269,54 @@ class Facts:
         return f"{prefix}.{path}" if prefix and path else prefix or path
 
     def _prefix(self, root: int) -> str:
-        class_name, has_parameters = self._root_classes[root]
-        alone = len(self._root_classes) == 1 or (has_parameters and sum(has for _, has in self._root_classes) == 1)
+        self._read()
+        class_name, have = self._root_classes[root], self._roots_with_parameters
+        alone = len(have) == 1 or (have[root] and sum(have) == 1)
         if alone or root == self._unnamed_root:
             return ""
-        twins = [index for index, (name, _) in enumerate(self._root_classes) if name == class_name]
+        twins = [index for index, name in enumerate(self._root_classes) if name == class_name]
         return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
 
 
-def _paths_below(module: nn.Module) -> dict[nn.Module, str]:
-    """What `named_modules()` gives, without its generator for each level above each module."""
-    paths: dict[nn.Module, str] = {}
-    waiting = [("", module)]
-    while waiting:
-        path, part = waiting.pop()
-        if part in paths:
-            continue
-        paths[part] = path
+class _Parameters(NamedTuple):
+    """The parameters of an outermost module and those below it.
+
+    Attributes:
+        paths, counts: of each module that has any its path, and how many names of parameters it has.
+        names: these, in order.
+        references: to the parameters, in the same order; None where a name has none.
+    """
+
+    paths: list[str]
+    counts: list[int]
+    names: list[str]
+    references: list[ref[Tensor] | None]
+
+
+def _walk(
+    module: nn.Module,
+    path: str,
+    paths: dict[nn.Module, str],
+    holders: list[str],
+    parameters: list[dict[str, Tensor | None]],
+    buffers: list[dict[str, Tensor | None]],
+) -> None:
+    """Collect what stands in a module and below it: what `named_modules()`, `named_parameters()` and `named_buffers()`
+    give, without a generator for each level above each module, and without `Module.__getattr__`."""
+    found: Any = module.__dict__
+    if "_modules" not in found:  # a scripted module
+        found = {name: getattr(module, name) for name in ("_modules", "_parameters", "_buffers")}
+    if found["_parameters"]:
+        holders.append(path)
+        parameters.append(found["_parameters"])
+    if found["_buffers"]:
+        buffers.append(found["_buffers"])
+    if found["_modules"]:
         prefix = f"{path}." if path else ""
-        for name, below in reversed(part._modules.items()):
-            if below is not None:
-                waiting.append((path if name == "_orig_mod" else prefix + name, below))  # what torch.compile wraps in
-    return paths
+        for name, below in found["_modules"].items():
+            if below is not None and below not in paths:
+                paths[below] = own = path if name == "_orig_mod" else prefix + name  # what torch.compile wraps in
+                _walk(below, own, paths, holders, parameters, buffers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -159,8 +159,10 @@ def keep_inputs(
         return KeptInputs(function, args, kwargs) if _any_requires_grad((args, kwargs)) else None
 
 
-def argument_names(function: Callable[..., Any] | type) -> tuple[tuple[str, ...], str | None]:
+def argument_names(function: Callable[..., Any] | type | str) -> tuple[tuple[str, ...], str | None]:
     """The names of what an operation takes by place, and of what takes the rest (`*tensors`)."""
+    if isinstance(function, str):
+        return (), None
     if isinstance(function, type):
         return _function_names(function) if issubclass(function, Function) else ((), None)
     return _names_of(function)

@@ -73,6 +73,20 @@ def mark_result(result: object, operation: Operation) -> None:
         mark(nodes_of(result), operation)
 
 
+def mark_new(node: Node, operation: Operation) -> None:
+    """Mark a node that torch has just made; a capture inside of this one marks it again."""
+    node.metadata[_MARK] = operation  # type: ignore[index]
+
+
+def mark_again(nodes: Iterable[Node], operation: Operation) -> None:
+    """Replace the marks of new nodes by what a capture knows of the call that made them. Another capture's stay."""
+    for node in nodes:
+        notes = notes_on(node)
+        made = notes.get(_MARK)
+        if made is not None and made.facts is operation.facts:
+            notes[_MARK] = operation
+
+
 def unmarked_nodes(result: object) -> list[Node]:
     """The nodes of a function's result that no operation has claimed yet."""
     return [node for node in nodes_of(result) if _MARK not in notes_on(node)]

@@ -119,7 +119,7 @@ def users_place() -> Place | None:
         try:
             if not _in_library[code.co_filename]:
                 place = code, frame.f_lasti
-                if not (code.co_flags & CO_VARARGS or code.co_name in _OVERRIDES) or not _passes_on(place):
+                if not (code.co_flags & CO_VARARGS or code.co_name in OVERRIDES) or not passes_on(place):
                     return place
                 wrapper = wrapper or place
         except KeyError:
@@ -130,16 +130,17 @@ def users_place() -> Place | None:
         frame = back
 
 
-_OVERRIDES = frozenset({"__torch_function__", "__torch_dispatch__"})
+OVERRIDES = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Methods by which subclasses and modes call torch's functions on behalf of the user's line."""
 
 _MOST_PLACES = 10_000
 _passing: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # by id: the hash of a code object goes over all its bytes
 
 
-def _passes_on(place: Place) -> bool:
+def passes_on(place: Place) -> bool:
+    """Return whether what runs there only calls a function with the arguments it was given itself."""
     code, instruction = place
-    if code.co_name in _OVERRIDES:
+    if code.co_name in OVERRIDES:
         return True
     key = id(code), instruction
     known = _passing.get(key)

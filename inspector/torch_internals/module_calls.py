@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import FrameType
+from functools import cache, partial
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -102,3 +103,86 @@ def frame_of_call() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename != nn.modules.module.__file__:
         frame = frame.f_back
     return frame
+
+
+CallStack = list[list[Any]]
+"""The calls of modules that are running: of each a list that begins with the module."""
+
+_stacks: dict[int, tuple[CallStack, ...]] = {}  # by thread
+_wrapped_call = nn.Module._wrapped_call_impl
+_original: CodeType = _wrapped_call.__code__
+
+
+@contextmanager
+def stacking_module_calls(calls: CallStack) -> Iterator[None]:
+    """Keeps on a stack which calls of modules are running in this thread, their own hooks included.
+
+    It costs a fraction of what global hooks do, with which torch leaves the fast path of a call. The function behind
+    `Module.__call__` gets another code object meanwhile: to set the attribute instead would change the version of
+    Module's type, and from Python 3.13 on a type whose version has changed a thousand times is slow for good.
+    """
+    thread = threading.get_ident()
+    with leaving_lock:
+        _stacks[thread] = (*_stacks.get(thread, ()), calls)
+        _set_code()
+    try:
+        with out_of_compiled_code(_without_code):
+            yield
+    finally:
+        with leaving_lock:
+            others = tuple([each for each in _stacks[thread] if each is not calls])
+            if others:
+                _stacks[thread] = others
+            else:
+                del _stacks[thread]
+            _set_code()
+
+
+def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What `Module.__call__` does. It runs with that function's globals."""
+    stacks = _tapehead_stacks.get(_tapehead_thread(), ())  # type: ignore[name-defined]  # noqa: F821
+    for calls in stacks:
+        calls.append([self])
+    try:
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    finally:
+        for calls in stacks:
+            calls.pop()
+
+
+WATCHED_CALL = _watched_call.__code__
+
+
+def _set_code() -> None:
+    if _stacks:
+        vars(nn.modules.module).update(_tapehead_stacks=_stacks, _tapehead_thread=threading.get_ident)
+    _wrapped_call.__code__ = WATCHED_CALL if _stacks else _original
+
+
+def _without_code() -> Callable[[], None]:
+    _wrapped_call.__code__ = _original
+    return _set_code
+
+
+def has_late_hooks(module: nn.Module) -> bool:
+    """Whether anything may be computed in a call of the module after its forward."""
+    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def forward_has_run(frame: FrameType | None) -> bool:
+    """Whether a frame inside a module's call belongs to what torch calls after the module's forward: hooks."""
+    while frame is not None and frame.f_code is not WATCHED_CALL:
+        if frame.f_code.co_name == "inner" and frame.f_code.co_filename == nn.modules.module.__file__:
+            return frame.f_lasti > _forward_call(frame.f_code)
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _forward_call(code: CodeType) -> int:
+    """Where the code calls the module's forward."""
+    steps = list(dis.get_instructions(code))
+    loaded = next((place for place, step in enumerate(steps) if step.argval == "forward_call"), len(steps))
+    return next((step.offset for step in steps[loaded:] if step.opname == "CALL_FUNCTION_EX"), 2**31)

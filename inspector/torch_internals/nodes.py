@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Never
 from weakref import ref
 
@@ -273,3 +275,70 @@ def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]
     """Calls the node of a C++ or custom Function: its apply and nothing else. One output comes as a tuple too."""
     outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
     return outputs if type(outputs) is tuple else (outputs,)
+
+
+TELLS_OF_NEW_NODES = hasattr(torch.autograd.graph, "node_creation_hook")
+"""Whether torch calls hooks with each new node (2.14+)."""
+
+
+class _Slot:
+    """A hook of ours among this thread's.
+
+    Attributes:
+        hook: called with each new node; None: nobody uses the slot.
+        is_sunk: whether hooks of users may stand above it, so that it can't be taken away.
+    """
+
+    __slots__ = ("hook", "is_sunk")
+
+    def __init__(self) -> None:
+        self.hook: Callable[[Node], None] | None = None
+        self.is_sunk = False
+
+
+class _Slots(threading.local):
+    def __init__(self) -> None:
+        self.pushed: list[_Slot] = []
+
+
+_slots = _Slots()
+
+
+@contextmanager
+def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
+    """Call `hook` with each new node of this thread, and of the threads of a backward that it runs; not with leaves'.
+
+    Hooks of users are called before or after it, in the order in which they were registered. torch can only take away
+    the hook that was registered last. A context that is collected, and not left in turn, leaves a function behind that
+    does nothing, and the thread's next one uses that.
+    """
+    pushed = _slots.pushed
+    if pushed and pushed[-1].hook is None:
+        slot = pushed[-1]
+    else:
+        slot = _Slot()
+        torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]
+        pushed.append(slot)
+    slot.hook = hook
+    try:
+        yield
+    except GeneratorExit:
+        slot.is_sunk = True
+        raise
+    finally:
+        slot.hook = None
+        if pushed is not _slots.pushed or pushed[-1] is not slot:
+            slot.is_sunk = True
+        elif not slot.is_sunk:
+            torch._C._autograd._pop_node_creation_hook()  # type: ignore[attr-defined]
+            pushed.pop()
+
+
+def _firing(slot: _Slot) -> Callable[[Node], None]:
+    leaf = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+    def fire(node: Node) -> None:
+        if type(node) is not leaf and (hook := slot.hook) is not None:
+            hook(node)
+
+    return fire

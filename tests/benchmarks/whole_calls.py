@@ -11,11 +11,13 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
 
 import tapehead as th
 from tapehead import workload
+from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 _CROWD = 1_000_000  # objects
 
@@ -73,10 +75,10 @@ def _calls(effort: Effort, where: str = "") -> Iterator[Row]:
     tiny = effort.tiny
     model, make_loss = workload("mlp_norm").build(layers=2 if tiny else 500)
     yield from _rows(effort, model, make_loss, "tiny tasks" + where, {each.what: each.chain for each in CALLS})
-    yield _captured(effort, make_loss, "tiny tasks" + where, 1.8)
+    yield from _captured(effort, make_loss, "tiny tasks" + where, 1.6 if TELLS_OF_NEW_NODES else 1.8)
     model, make_loss = workload("resnet50").build(batch=2 if tiny else 8, pixels=32 if tiny else 64)
     yield from _rows(effort, model, make_loss, "ResNet-50" + where, {each.what: each.resnet50 for each in CALLS})
-    yield _captured(effort, make_loss, "ResNet-50" + where, 1.1)
+    yield from _captured(effort, make_loss, "ResNet-50" + where, 1.1)
 
 
 def _rows(
@@ -95,10 +97,21 @@ def _rows(
         yield Row(f"{each.what} / loss.backward(), {where}", "×", values, goals[each.what])
 
 
-def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: float) -> Row:
+def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: float) -> Iterator[Row]:
+    """The cost of a capture, and what is the least of it where torch calls a hook with each new node (2.14+)."""
+
     def captured() -> Tensor:
         with th.capture():
             return forward()
 
     values = ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions)
-    return Row(f"th.capture() / the forward alone, {where}", "×", values, goal)
+    yield Row(f"th.capture() / the forward alone, {where}", "×", values, goal)
+    if TELLS_OF_NEW_NODES:
+        hook = torch.autograd.graph.node_creation_hook
+
+        def hooked() -> Tensor:
+            with hook(lambda node: None):
+                return forward()
+
+        values = ratios(lambda: seconds(hooked), lambda: seconds(forward), effort.repetitions)
+        yield Row(f"an empty node_creation_hook / the forward alone, {where}", "×", values)

@@ -284,7 +284,7 @@ def run_captured(
         if isinstance(error, SyntaxError):  # IPython would show the frames of the magic with it
             show(kind, error, lines)
 
-    with suppress(BaseException), capture(module, keep_inputs=keep_inputs) as tape:
+    with suppress(BaseException), capture(module, keep_inputs=keep_inputs, every_call=True) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
         count = shell.execution_count
         shell.execution_count = _prompt(shell)

@@ -205,7 +205,7 @@ class EveryBackward:
         self._engine = engine
         self._policy = policy
         self._skip = skip
-        self._capture = capture(keep_inputs=keep_inputs)
+        self._capture = capture(keep_inputs=keep_inputs, every_call=True)
         self._here = os.getpid(), threading.get_ident()
         self._count = 0
         self._inside = False

@@ -99,7 +99,7 @@ def test_what_a_forward_makes_counts_where_a_capture_sees_it(
 ) -> None:
     make_loss = program(forward)
     expected = profiled(make_loss, heap_order).peak
-    with th.capture():
+    with th.capture(every_call=True):
         loss = make_loss()
     found = th.simulate(th.graph(loss))
     assert (found.peak_bytes, found.direction) == (expected, None)
@@ -129,7 +129,7 @@ def test_a_leaf_that_something_holds_makes_it_a_lower_bound_without_a_capture() 
 
 def test_an_older_input_does_not_count_and_is_no_estimate_under_a_capture() -> None:
     model, x = net(), torch.randn(ROWS, 32, requires_grad=True)
-    with th.capture():
+    with th.capture(every_call=True):
         loss = model(x).square().mean()
     found = th.simulate(th.graph(loss))
     x.grad = None
@@ -138,7 +138,7 @@ def test_an_older_input_does_not_count_and_is_no_estimate_under_a_capture() -> N
 
 def test_an_old_tensor_that_starts_to_require_gradients_is_none_that_the_forward_made() -> None:
     model, x = net(), torch.randn(ROWS, 32)
-    with th.capture():
+    with th.capture(every_call=True):
         z = x.detach().requires_grad_()
         loss = model(z).sum() + x.view(-1).requires_grad_().sum()
     assert not forward_allocations(th.graph(loss)).leaves
@@ -169,7 +169,7 @@ def test_a_model_made_inside_of_make_loss_gives_the_figures_of_one_outside() -> 
     run = th.profile(inside)
     assert run.peak_bytes == expected
     assert "held by your code" not in str(run.peak())
-    with th.capture():
+    with th.capture(every_call=True):
         assert th.simulate(th.graph(inside())).peak_bytes == expected
     row = th.compare(inside, ["heap", "bfs"], repetitions=1)["heap"]
     assert (row.peak_bytes, row.dry_run_bytes, row.predicted_bytes) == (expected, expected, expected)
@@ -186,7 +186,7 @@ def test_gradients_reach_a_leaf_of_the_forward_as_ever() -> None:
     z = real.clone().requires_grad_()
     expected = torch.autograd.grad(nn.functional.softplus(model(z)).sum(), z)[0]
     again = real.clone().requires_grad_()
-    with th.capture():
+    with th.capture(every_call=True):
         loss = nn.functional.softplus(model(again)).sum()
     th.simulate(th.graph(loss))
     loss.backward()
@@ -305,7 +305,7 @@ def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(k
     expected_peaks = [profiled(make_loss, heap_order).peak for _ in range(2)]
     model.zero_grad()
     for _ in range(2):  # the second time each leaf has a .grad
-        with th.capture(model):
+        with th.capture(model, every_call=True):
             loss = make_loss()
         found = th.simulate(th.graph(loss))
         planned = th.plan(loss)["heap"].peak_bytes
@@ -318,7 +318,7 @@ def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(k
 def test_what_a_capture_of_several_steps_saw_before_the_forward_makes_it_a_lower_bound() -> None:
     model, x = net(), torch.randn(ROWS, 32)
     optimizer = torch.optim.Adam(model.parameters())
-    with th.capture(model):
+    with th.capture(model, every_call=True):
         first = th.simulate(th.graph(model(x).square().mean()))
         model(x).square().mean().backward()
         optimizer.step()

@@ -125,7 +125,7 @@ def test_predictions_of_fakes_under_a_capture_give_no_warning_of_torchs() -> Non
         with FakeTensorMode(), warnings.catch_warnings():
             warnings.simplefilter("error")
             model = nn.Linear(4, 4)
-            with th.capture():
+            with th.capture(every_call=True):
                 loss = model(torch.randn(2, 4)).sum()
             assert th.simulate(th.graph(loss)).peak_bytes > 0
     finally:

@@ -270,7 +270,7 @@ def test_arrays_that_are_no_more_are_forgotten_also_where_no_module_runs() -> No
 def test_a_write_under_a_capture_is_found_too() -> None:
     made, judge = pair()
     with th.training() as training:
-        with th.capture():
+        with th.capture(every_call=True):
             loss = judge(made(torch.ones(8, 4))).mean()
             data(judge)
         loss.backward()

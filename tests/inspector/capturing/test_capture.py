@@ -56,11 +56,23 @@ class Square(torch.autograd.Function):
         return 2 * x * gradient
 
 
-TORCH_APPLY = vars(torch.autograd.Function)["apply"]
-
-
 def line_of(text: str) -> int:
     return next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+def in_place() -> tuple[Any, ...]:
+    """What captures put in place: global hooks, modes, `Function.apply`, the code of a module's call."""
+    apply = torch.autograd.Function.__dict__["apply"]
+    return (
+        len(nn.modules.module._global_forward_pre_hooks),
+        len(nn.modules.module._global_forward_hooks),
+        len(torch.overrides._get_current_function_mode_stack()),
+        getattr(apply, "__func__", apply),
+        nn.Module._wrapped_call_impl.__code__,
+    )
+
+
+IN_PLACE = in_place()
 
 
 def assert_nothing_left_behind() -> None:
@@ -69,7 +81,7 @@ def assert_nothing_left_behind() -> None:
     assert not modules._global_forward_hooks_always_called
     assert torch._C._len_torch_function_stack() == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-    assert vars(torch.autograd.Function)["apply"] is TORCH_APPLY
+    assert in_place()[3:] == IN_PLACE[3:]
 
 
 def by_path(graph: th.Graph) -> dict[str | None, list[str]]:
@@ -346,7 +358,7 @@ def test_a_forward_that_raises_gives_the_graph_up_to_the_error() -> None:
 
 def test_values_that_only_a_frame_holds_are_in_the_graph_up_to_the_error() -> None:
     a, b = torch.ones(2, 2, requires_grad=True), torch.ones(3, 3)
-    with pytest.raises(RuntimeError), th.capture() as tape:
+    with pytest.raises(RuntimeError), th.capture(every_call=True) as tape:
         (a @ a) @ b
     assert [task.name for task in tape.graph().tasks] == ["MmBackward0", "torch::autograd::AccumulateGrad"]
 
@@ -570,7 +582,7 @@ class AddsNothing(TorchFunctionMode):
 
 def test_a_renewed_capture_counts_and_names_anew_and_what_it_captured_stays_known() -> None:
     model, other = Model(), nn.Linear(4, 1)
-    watching = th.capture()
+    watching = th.capture(every_call=True)
     with watching:
         first = model(torch.ones(2, 4)) + other(torch.ones(2, 4)).sum()
         with torch.device("cpu"), AddsNothing():  # modes which a renewal by leaving would take from the stack
@@ -752,16 +764,6 @@ def test_keeping_inputs_changes_no_gradient_and_no_error() -> None:
         y.sum().backward()
     assert torch.equal(gradient, torch.full((2,), 12.0))
     assert_nothing_left_behind()
-
-
-def in_place() -> tuple[int, int, int, object]:
-    """What captures put in place: global hooks, modes, and `Function.apply`."""
-    return (
-        len(nn.modules.module._global_forward_pre_hooks),
-        len(nn.modules.module._global_forward_hooks),
-        len(torch.overrides._get_current_function_mode_stack()),
-        getattr(apply := vars(torch.autograd.Function)["apply"], "__func__", apply),  # torch's own is C from 2.14 on
-    )
 
 
 def test_a_capture_that_is_forgotten_takes_all_away() -> None:

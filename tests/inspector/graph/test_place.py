@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import _thread
 import functools
-import sys
+import re
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tapehead as th
 from tapehead.inspector.graph.facts import Operation, resolve_sources
-from tapehead.inspector.graph.source import Place, Source, innermost_user_line, source_at, users_place
+from tapehead.inspector.graph.source import OVERRIDES, Place, is_library, users_place
+from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 
 class Scaled(nn.Module):
@@ -130,45 +130,40 @@ SHAPES = [
 ]
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Source | None, Source | None]]:
-    """By operation of a capture the line that it notes, and the one that `traceback` tells there and then."""
-    told = []
-
-    def keep(place: Place | None) -> Place | None:
-        by_traceback = innermost_user_line(traceback.extract_stack(sys._getframe(1)))
-        told.append((None if place is None else source_at(place), by_traceback))
-        return place
-
-    names = {"keep": keep, "users_place": users_place}
-    note = eval(compile("lambda: keep(users_place())", "<frozen note>", "eval"), names)  # such a frame is no user's
-    monkeypatch.setattr("tapehead.inspector.capturing.capture.users_place", note)
-    return told
+def assert_lines_are_those_of_torch(loss: Tensor) -> None:
+    """Compare each line with the innermost one outside torch in the stack that anomaly mode notes at the node."""
+    graph = th.graph(loss)
+    made = [(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True) if not task.is_leaf]
+    assert len(made) > 1
+    unseen = [task.name for task, _ in made if task.source is None]
+    assert unseen == [] or (unseen == ["AliasBackward0"] and not TELLS_OF_NEW_NODES), "made by torch.vmap itself"
+    for task, node in [pair for pair in made if pair[0].source is not None]:
+        frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', "".join(node.metadata["traceback_"]))
+        users = [(file, int(line)) for file, line, name in frames if not is_library(file) and name not in OVERRIDES]
+        expected = users[-1]
+        assert task.source is not None and (task.source.file, task.source.line) == expected
 
 
+@pytest.mark.parametrize("every_call", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_the_line_is_the_one_that_traceback_finds(
-    shape: Callable[[Tensor], Tensor], told: list[tuple[Source | None, Source | None]]
-) -> None:
-    with th.capture():
+def test_the_line_is_the_one_that_torch_notes(shape: Callable[[Tensor], Tensor], every_call: bool) -> None:
+    with torch.autograd.set_detect_anomaly(True), th.capture(every_call=every_call):
         loss = shape(torch.randn(4, 4, requires_grad=True)).sum()
+        assert_lines_are_those_of_torch(loss)
         loss.backward()  # what a checkpoint recomputes is called from the engine
-    assert len(told) > 1
-    for noted, expected in told:
-        assert noted == expected and noted is not None
 
 
-def test_the_line_in_another_thread_is_the_one_that_traceback_finds(
-    told: list[tuple[Source | None, Source | None]],
-) -> None:
+def test_the_line_in_another_thread_is_the_one_that_torch_notes() -> None:
+    losses = []
+
     def run() -> None:
-        with th.capture():
-            modules(torch.randn(4, 4)).sum()
+        with torch.autograd.set_detect_anomaly(True), th.capture():
+            losses.append(modules(torch.randn(4, 4)).sum())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert told and all(noted == expected and noted is not None for noted, expected in told)
+    assert_lines_are_those_of_torch(losses[0])
 
 
 def test_where_there_is_no_users_code_there_is_no_line() -> None:

@@ -1,0 +1,164 @@
+"""The record of a capture while it is open: the module calls that are running, and the newest operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import CodeType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
+
+from ..graph.facts import CallRecord, Facts, Operation
+from ..graph.marks import mark, tensors_of, unmarked_nodes
+from ..graph.source import is_library
+from ..torch_internals.modes import without_torch_function
+from ..torch_internals.module_calls import CallStack
+from ..torch_internals.sequence_numbers import sequence_nr
+
+Paths = dict[nn.Module, str]
+CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
+"""What stands behind a module in the list of its call: its record; its outermost module; the user's place that it was
+called from, None until that is known; the code of its forward; and whether that is torch's own. Last, the sequence
+number as it began."""
+
+Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
+
+
+class CaptureRecord:
+    """Keeps the stack of module calls that are running in the capture's thread.
+
+    Two sources write into it: `watch_nodes.py`, where torch calls a hook for each new node, and `watch_calls.py`.
+
+    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are
+    nothing to it, and the region stays one node.
+
+    Attributes:
+        facts: what nodes refer to.
+        calls: the calls of modules that are running: of each a list of the module and, once `current` was read inside
+            of it, what is known of it (`_CALL` and the like).
+        last_result: the newest operation's result, whose nodes are marked.
+        new_nodes: the nodes made in the call of torch under way, where a hook tells of them and a function mode sees
+            the call.
+        accelerator: the type of its devices; None if there is none.
+    """
+
+    def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
+        self.facts = facts
+        self._module = module
+        self._observer = observer
+        self._thread = facts.thread
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self.accelerator = None if accelerator is None else accelerator.type
+        self.calls: CallStack = []
+        self._roots: list[tuple[int, Paths]] = []
+        self._counts: dict[nn.Module, int] = {}
+        self._forwards: dict[type[nn.Module], tuple[CodeType | None, bool]] = {}
+        self.last_result: ref[Tensor] | None = None
+        self.new_nodes: list[Node] | None = None
+        self._add_named_root()
+
+    def _add_named_root(self) -> None:
+        if self._module is not None:
+            self._roots.append(self.facts.add_root(self._module, unnamed=True))
+
+    @property
+    def current(self) -> CallRecord | None:
+        """The innermost call of a module that is running."""
+        calls = self.calls
+        if not calls:
+            return None
+        if len(calls[-1]) == 1:
+            self._begin()
+        call: CallRecord = calls[-1][CALL]
+        return call
+
+    def _begin(self) -> None:
+        """Complete the entries of calls in which nothing has been seen yet."""
+        above = None
+        for entry in self.calls:
+            if len(entry) == 1:
+                entry += self._beginning(entry[0], above)
+            above = entry
+
+    def _beginning(self, module: nn.Module, above: list[Any] | None) -> tuple[Any, ...]:
+        counts, kind = self._counts, type(module)
+        index = counts[module] = counts.get(module, -1) + 1
+        known = self._forwards.get(kind)
+        if known is None:
+            code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
+            known = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
+        forward, is_torchs = known if "forward" not in module.__dict__ else (None, False)
+        if above is None:
+            root, call, place = self._root_of(module), None, None
+        else:
+            call, root = above[CALL], above[_ROOT]
+            place = above[PLACE] if above[IS_TORCHS] else None  # a forward of torch's calls its parts itself
+        number, paths = root
+        path = paths.get(module)
+        if path is None:  # not registered below the outermost module
+            path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
+        return CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs, sequence_nr()
+
+    def renew(self) -> Facts:
+        """Forgets all modules, and starts new facts."""
+        self.facts = Facts()
+        self._roots.clear()
+        self._counts.clear()
+        self._add_named_root()
+        return self.facts
+
+    def note_result(self, result: object) -> None:
+        """The newest operation gave this. It lives no longer for being noted."""
+        self.last_result = ref(result) if isinstance(result, Tensor) else None
+
+    def note_stream(self, operation: Operation, result: object) -> None:
+        """Its nodes have the stream that is current as it ends: on that one their backward runs (node.h)."""
+        if self.accelerator is None:
+            return
+        for tensor in (result,) if isinstance(result, Tensor) else tensors_of(result):
+            if tensor.device.type == self.accelerator:
+                operation.stream = torch.accelerator.current_stream(tensor.device)
+                return
+
+    def entered(self, module: nn.Module, args: object) -> None:
+        """Begin a module's call. A hook of modules."""
+        if is_dynamo_compiling() or get_ident() != self._thread:
+            return
+        self.calls.append([module])
+        self._begin()
+
+    def left(self, module: nn.Module, args: object, result: object) -> None:
+        """End a module's call, and those inside of it that an exception left. A hook of modules."""
+        if is_dynamo_compiling() or get_ident() != self._thread:
+            return
+        last = self.last_result
+        while self.calls:
+            called, call, *_, start = self.calls.pop()
+            if called is module:
+                marked = last is not None and last() is result
+                if not marked and sequence_nr() != start:
+                    self._mark_unseen(result, call, start)
+                if self._observer is not None and not marked:
+                    self._observer(call, result, ())
+                return
+
+    def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
+        """What came out of a module without an operation of Python's, from a scripted or compiled one."""
+        with without_torch_function():
+            nodes = unmarked_nodes(result)
+            if nodes:
+                operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
+                self.note_stream(operation, result)
+                mark(nodes, operation)
+
+    def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
+        for known in self._roots:
+            if module in known[1]:
+                return known
+        self._roots.append(self.facts.add_root(module))
+        return self._roots[-1]
