@@ -57,7 +57,7 @@ NOT_CALLED = "custom Functions, whose code is not called"
 DEFINED = "primitives that you have defined, whose formulas are not called"
 HELD_LEAVES = (
     "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
-    "forward under th.capture() tells"
+    "forward under th.capture(every_call=True) tells"
 )
 CASTS = (
     "casts of weights that torch.autocast, which is open, may have cached in an earlier forward: they are counted, and "

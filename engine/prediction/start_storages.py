@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from torch.nn import Parameter
 
 from ...inspector.graph.facts import Operation
-from ...inspector.graph.forward_allocations import ForwardAllocations
+from ...inspector.graph.forward_allocations import ForwardAllocations, allocations_were_seen
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import operation_of, tensors_of
 from ...inspector.graph.saved import SavedTensor
@@ -26,7 +26,6 @@ from ..memory.footprint import StartStorage
 from ..memory.timeline import LEAF, RANDOM_STATE, REGION, Maker
 from ..tasks.hook_watch import node_of
 from ..tasks.tensor_hooks import TensorHooks
-from ..words.phrases import was_captured
 from .assumed_footprints import assumed_layout, assumed_result_bytes
 from .dry_run_limits import BESIDE, CASTS, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
 
@@ -81,7 +80,7 @@ class ForwardStorages:
     @property
     def constant_bytes(self) -> int:
         """The bytes that `Timeline.constant_bytes` has. Call it after `found`."""
-        return 0 if was_captured(self._graph) else sum(self._constants.values())
+        return 0 if allocations_were_seen(self._graph) else sum(self._constants.values())
 
     def unsaved_casts(self) -> list[StartStorage]:
         """Return the casts of weights that an open torch.autocast has cached and no node saved, such as a bias's. They

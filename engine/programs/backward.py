@@ -64,7 +64,8 @@ def backward(
             start them, see `Stepper`.
         memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`, on each device on which it
             runs: `Run.timelines`. Of the forward it finds its results and what the nodes keep; a constant that nodes
-            save and your code holds counts as an input (`Timeline.constant_bytes`) unless `th.capture()` saw it made.
+            save and your code holds counts as an input (`Timeline.constant_bytes`) unless a capture with every_call saw
+            it made.
             `th.profile` sees the forward, too, and so all there is. With queues="per device" it is of this run, see
             there.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other

@@ -106,7 +106,8 @@ class CaptureRecord:
 
     def renew(self) -> Facts:
         """Forgets all modules, and starts new facts."""
-        self.facts = Facts()
+        before, self.facts = self.facts, Facts()
+        self.facts.sees_every_call = before.sees_every_call
         self._roots.clear()
         self._counts.clear()
         self._add_named_root()

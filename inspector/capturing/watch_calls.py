@@ -36,6 +36,7 @@ from .writes import Versions, note_writes, versions_before, versions_before_appl
 
 def watch_calls(stack: ExitStack, record: CaptureRecord, observer: Observer | None, keep: bool) -> None:
     """Watch the calls of modules, functions and custom Functions until the stack closes."""
+    record.facts.sees_every_call = True
     stack.enter_context(watching_modules(record.entered, record.left))
     stack.enter_context(watching_functions(_OperationWatcher(record, observer, keep)))
     stack.enter_context(around_function_apply(_around_apply(record, observer, keep)))

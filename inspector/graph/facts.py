@@ -148,6 +148,7 @@ class Facts:
     Attributes:
         thread: the thread; sequence numbers are counted per thread.
         first: the sequence number of the first node that could be made in the capture.
+        sees_every_call: whether operations without a node are seen, so that `allocations` has all there are.
         allocations: by address the storages that operations without a node allocated (masks, noise, leaves made in the
             forward, tensors kept outside the graph), each with the number of nodes that this thread had made by then.
     """
@@ -156,6 +157,7 @@ class Facts:
         _alive.add(self)
         self.thread = get_ident()
         self.first = sequence_nr()
+        self.sees_every_call = False
         self.allocations: dict[int, tuple[FollowedStorage, int]] = {}
         self._buffers: list[ref[Tensor]] = []  # of the modules
         self._unread: list[_Parameters] = []

@@ -64,7 +64,7 @@ def forward_allocations(graph: Graph) -> ForwardAllocations:
         address = _address(leaf_of(graph.nodes[task]))
         if task in alone or address in addresses:
             made.add(task)
-        elif not seen:
+        elif not any(facts.sees_every_call for facts in seen):
             unsure.add(task)
     alive: list[FollowedStorage] = []
     earlier: list[FollowedStorage] = []
@@ -81,6 +81,12 @@ def forward_allocations(graph: Graph) -> ForwardAllocations:
         tuple(alive),
         tuple(earlier),
     )
+
+
+def allocations_were_seen(graph: Graph) -> bool:
+    """Return whether a capture saw the allocations of operations without a node in the graph's forward."""
+    operations = (task.operation for task in graph.tasks)
+    return any(each.facts.sees_every_call for each in operations if isinstance(each, Operation))
 
 
 def _model_tensors(graph: Graph, seen: Iterable[Facts]) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 from tapehead.engine.queue.chosen_order import heap_order
 from tapehead.inspector.graph.forward_allocations import forward_allocations
+from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 from ..profiled import profiled
 
@@ -327,3 +328,14 @@ def test_what_a_capture_of_several_steps_saw_before_the_forward_makes_it_a_lower
     assert (first.direction, second.direction) == (None, "at least")
     assert first.peak_bytes == second.peak_bytes  # Adam's states are not the forward's
     assert "of an earlier step" in second.estimates[0]
+
+
+@pytest.mark.parametrize("every_call", [True, False])
+def test_what_no_capture_could_see_is_left_unsure(every_call: bool) -> None:
+    """From torch 2.14 on a capture sees new nodes, and other calls only where they are wanted."""
+    kept: list[Tensor] = []
+    with th.capture(every_call=every_call):
+        loss = leaf_that_is_kept(net(), torch.rand(ROWS, 32), kept)
+    found = forward_allocations(th.graph(loss))
+    assert bool(found.unsure) is not (every_call or not TELLS_OF_NEW_NODES)
+    assert bool(found.addresses) is (every_call or not TELLS_OF_NEW_NODES)
