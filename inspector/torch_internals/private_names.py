@@ -119,6 +119,10 @@ CAPABILITIES = (
         torch.nn.modules.module._global_forward_hooks torch.nn.modules.module._global_forward_pre_hooks
         torch.nn.modules.module._global_forward_hooks_always_called torch.nn.modules.module._has_any_global_hook
         torch.nn.modules.module._global_backward_hooks torch.nn.modules.module._global_backward_pre_hooks
+        torch.nn.Module._wrapped_call_impl torch.nn.Module._call_impl torch.nn.Module._compiled_call_impl
+        torch.nn.Module._forward_hooks torch.nn.Module._backward_hooks torch.nn.Module._backward_pre_hooks
+        torch._C._functions.AccumulateGrad torch._C._autograd._push_node_creation_hook?
+        torch._C._autograd._pop_node_creation_hook?
         torch._C._functorch.is_functorch_wrapped_tensor torch._C._functorch.get_unwrapped
         torch.jit._recursive.concrete_type_store torch.jit._state._python_cu torch.Tensor._has_symbolic_sizes_strides
         torch.fx.experimental.symbolic_shapes._iterate_exprs torch.fx.experimental.symbolic_shapes._iterate_nodes
