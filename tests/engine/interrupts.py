@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 import tapehead
 
 _ROOT = str(Path(tapehead.__file__).parent)
@@ -26,8 +28,8 @@ def lines_run(call: Callable[[], object]) -> int:
 
 
 def interrupted(call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None) -> str | None:
-    """Calls it, and raises KeyboardInterrupt as the `at`-th line of tapehead's is to run. Returns which that was; None
-    where the call ended before.
+    """Calls it, and raises KeyboardInterrupt as the `at`-th line of tapehead's is to run, or at the first one after it
+    that may be interrupted. Returns which that was; None where the call ended before.
 
     Args:
         kept: gets the error, with its traceback.
@@ -38,15 +40,17 @@ def interrupted(call: Callable[[], object], *at: int, kept: list[KeyboardInterru
 def _traced(
     call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None
 ) -> tuple[int, str | None]:
-    count, place = 0, None
+    count, place, is_due = 0, None, False
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count, place
+        nonlocal count, place, is_due
         if not frame.f_code.co_filename.startswith(_OURS):
             return None
         if event == "line" and not _hears_no_signal(frame):
             count += 1
-            if count in at:
+            is_due |= count in at
+            if is_due and not _returns_a_device(frame):
+                is_due = False
                 place = f"{frame.f_code.co_filename.removeprefix(_ROOT)}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return trace
@@ -70,3 +74,18 @@ def _hears_no_signal(frame: FrameType) -> bool:
     """Whether the next instructions call the `__exit__` of a `with`, or the next one does nothing."""
     code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6 : 2]
     return code[0] == opmap["NOP"] or code[:2] == _LEAVES or code == bytes([opmap["LOAD_CONST"]]) * 3
+
+
+def _returns_a_device(frame: FrameType | None) -> bool:
+    """Whether torch runs this to read a fake tensor's device.
+
+    Where it makes a leaf's AccumulateGrad, it does so in C++ that may not throw (`torch::autograd::InputMetadata`): an
+    error in `__torch_dispatch__`, also in that of torch's own FakeTensorMode, ends the process (torch 2.13).
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__" and any(
+            each is torch.ops.prim.device.default for each in frame.f_locals.values()
+        ):
+            return True
+        frame = frame.f_back
+    return False
