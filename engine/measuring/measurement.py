@@ -82,12 +82,20 @@ class Measurement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with ExitStack() as each:
-            each.callback(setattr, self._caller, "ended", True)
-            each.callback(self._leaving_out.close)
+        try:
+            self._close()
+        except BaseException:  # Ctrl-C; to close it twice does no harm
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        try:
             if self._recorder is not None:
-                each.callback(self._recorder.close)
+                self._recorder.close()
             self._recorder = None
+            self._leaving_out.close()
+        finally:
+            self._caller.ended = True
 
     def begin_forward(self) -> None:
         """From now on all blocks are followed: of all devices that may turn out to be the backward's."""

@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from ...inspector.torch_internals.allocators import end_recordings
 from ..memory.measured_device import measurable
 from .allocator import CPU, AllocatorRecording, ProfiledAllocators
 from .cuda_allocator import CudaAllocator
@@ -90,11 +91,9 @@ class RecordedAllocators:
         return {device: found[device] for device in devices}
 
     def close(self) -> None:
-        """Ends what is still recorded."""
-        with ExitStack() as each:
-            for recorder in self._started:
-                each.callback(recorder.stop)
-            self._started = []
+        """End all recordings, without results. To close it twice does no harm."""
+        self._started = []
+        end_recordings()
 
     def _stop(self, recorder: CudaAllocator | ProfiledAllocators) -> None:
         self._started.remove(recorder)

@@ -18,6 +18,7 @@ import torch
 
 from ...inspector.arguments import expect_callable
 from ...inspector.graph.collector import collector_paused
+from ...inspector.torch_internals.allocators import recordings_ended
 from ..memory.measured_device import measurable
 from ..memory.timeline import Timeline
 from .allocator import ProfiledAllocators
@@ -94,11 +95,10 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
     expect_callable(compute, 1, "compute", "a function of step: compute(step)")
     whose = measurable(torch.device(device))
     recorder = ProfiledAllocators()
-    recorder.start()
-    try:
+    with recordings_ended():
+        recorder.start()
         result = compute(recorder.mark)
         recorder.mark()
-    finally:
         with collector_paused():
             recording = recorder.stop([whose])[whose]
     levels, alive = array("q", [0]), dict[int, int]()

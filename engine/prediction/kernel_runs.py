@@ -19,6 +19,7 @@ from ...inspector.torch_internals.allocators import (
     WAITS_S,
     one_recording,
     profiler_is_on,
+    recordings_ended,
     start_allocation_events,
     stop_allocation_events,
 )
@@ -243,12 +244,12 @@ def _run(
         args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, fill, tiny), (args, kwargs))
         if in_backward:
             args = with_tensors_for_numbers(operator, args)
-        start_allocation_events()
-        try:
-            result = operator(*args, **kwargs)
-        except Exception:
-            return REFUSED
-        finally:
+        with recordings_ended():
+            start_allocation_events()
+            try:
+                result = operator(*args, **kwargs)
+            except Exception:
+                return REFUSED
             rows = stop_allocation_events().rows
         given = {storage.address for each in _tensors_in((args, kwargs)) if (storage := storage_of(each)) is not None}
         outputs: list[LaidOut | None] = []

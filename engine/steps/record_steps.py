@@ -77,6 +77,7 @@ class LoopRecording:
         self._open = ExitStack()
         stack.callback(self.complete)
         self._open.callback(setattr, caller, "ended", True)
+        self._open.callback(self._recorder.close)  # an interrupt may come as soon as it has begun
         self._recorder.start()
         self._open.callback(self._stop_recorder)
         self._open.enter_context(leaving_out(self._apart))

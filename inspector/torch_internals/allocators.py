@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from operator import itemgetter
@@ -118,10 +118,50 @@ def start_allocation_events(tasks: bool = False) -> None:
     with _quiet_kineto():
         torch._C._autograd._prepare_profiler(config, activities)
     scopes = {profiler.RecordScope.USER_SCOPE} | ({profiler.RecordScope.FUNCTION} if tasks else set())
+    _recordings.add(_PROFILER)  # before it begins: an interrupt may come as soon as it has
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
     with unobserved():
         _open_scope.append(torch.ops.profiler._record_function_enter_new("tapehead", None))
     _log_errors_alone(True)
+
+
+_PROFILER, _CUDA_HISTORY = "the profiler", "the CUDA history"
+_recordings: set[str] = set()  # those of tapehead's that are under way
+
+
+class recordings_ended:
+    """A context that ends the recordings begun in it, also if an interrupt (Ctrl-C) comes as one begins or ends."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = set(_recordings)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            end_recordings(self._before)
+        except BaseException:  # Ctrl-C; to end them twice does no harm
+            end_recordings(self._before)
+            raise
+
+
+def end_recordings(but: Collection[str] = ()) -> None:
+    """End the recordings that are under way, except these, and drop what they recorded."""
+    if _PROFILER in _recordings and _PROFILER not in but:
+        _end_scope()
+        if torch._C._autograd._profiler_enabled():
+            torch._C._autograd._disable_profiler()
+        _recordings.discard(_PROFILER)
+    if _CUDA_HISTORY in _recordings and _CUDA_HISTORY not in but:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        _recordings.discard(_CUDA_HISTORY)
+
+
+def _end_scope() -> None:
+    _log_errors_alone(False)
+    while _open_scope:
+        with unobserved():
+            torch.ops.profiler._record_function_exit._RecordFunction(_open_scope.pop())
 
 
 @contextmanager
@@ -169,12 +209,13 @@ def _log_level() -> ctypes.c_int | None:
 
 def stop_allocation_events() -> AllocationEvents:
     """What was noted since `start_allocation_events`."""
-    _log_errors_alone(False)
-    with unobserved():
-        torch.ops.profiler._record_function_exit._RecordFunction(_open_scope.pop())
+    _end_scope()
+    profiled = torch._C._autograd._disable_profiler()
+    _recordings.discard(_PROFILER)
     rows: list[tuple[int, torch.device, int, int, int]] = []
     tasks: list[tuple[int, int]] = []
-    todo: list[tuple[Any, bool]] = [(torch._C._autograd._disable_profiler().experimental_event_tree(), False)]
+    todo: list[tuple[Any, bool]] = [(profiled.experimental_event_tree(), False)]
+    del profiled
     while todo:
         events, nested = todo.pop()
         rows += [
@@ -211,6 +252,7 @@ def start_cuda_history(most: int) -> None:
             "the history of CUDA memory is being recorded already, and torch keeps one alone: end that first, with "
             "torch.cuda.memory._record_memory_history(enabled=None)"
         )
+    _recordings.add(_CUDA_HISTORY)
     torch.cuda.memory._record_memory_history(
         enabled="all", context=None, stacks="python", max_entries=most, clear_history=True
     )
@@ -222,4 +264,5 @@ def stop_cuda_history(device: int) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
         return entries
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)  # also lets go of the entries
+        torch.cuda.memory._record_memory_history(enabled=None)  # also frees the entries
+        _recordings.discard(_CUDA_HISTORY)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import tapehead as th
+from tapehead.engine.measuring.measurement import Measurement
 from tapehead.engine.measuring.step_levels import Step, allocated_levels, levels_of, traced_levels
+from tapehead.engine.prediction.kernel_runs import _run
 from tapehead.engine.workloads.workloads import WORKLOADS
+
+from ..interrupts import interrupted, lines_run
 
 BOTH = pytest.mark.parametrize("measure", [allocated_levels, traced_levels])
 
@@ -121,3 +126,30 @@ def test_without_the_forward_a_timeline_has_no_such_levels() -> None:
     _, make_loss = WORKLOADS["needless"].build()
     with pytest.raises(ValueError, match="the forward of this timeline was not recorded"):
         levels_of(th.backward(make_loss(), memory=True).timeline)
+
+
+def measure_a_forward() -> None:
+    with Measurement() as measurement:
+        measurement.begin_forward()
+        measurement.observe(None, None)
+
+
+RECORDINGS: dict[str, Callable[[], object]] = {
+    "levels": lambda: allocated_levels(lambda step: step()),
+    "measurement": measure_a_forward,
+    "kernel": lambda: _run(torch.ops.aten.neg.default, [torch.ones(2)], {}, 1, False, False),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_an_interrupt_at_any_line_of_a_recording_leaves_no_profiler_on(
+    recording: str, left_behind: Callable[[], list[str]]
+) -> None:
+    record = RECORDINGS[recording]
+    record()
+    lines = lines_run(record)
+    assert lines > 50
+    for at in range(1, lines + 1):
+        place = interrupted(record, at)
+        assert not left_behind(), f"interrupted at {place}: {left_behind()}"
+        record()
