@@ -28,31 +28,29 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
 
     torch lists them nowhere, but a handle knows the dict in which it stands.
     """
-    return _hooks_of(own(node.register_prehook(_no_hook))), _hooks_of(register_post_hook(node, _no_hook))
+    before, after = _dicts_of(node)
+    return _hooks_in(before), _hooks_in(after)
 
 
 def hook_dicts(node: Node) -> list[dict[int, Any]]:
     """The dicts in which those hooks stand, by the numbers of their handles; those that have any."""
-    found = []
-    for register in (node.register_prehook, partial(register_post_hook, node)):
-        handle = own(register(_no_hook))
-        hooks: dict[int, Any] | None = handle.hooks_dict_ref()
-        handle.remove()
-        if hooks:
-            found.append(hooks)
-    return found
+    return [hooks for hooks in _dicts_of(node) if hooks]
+
+
+def _dicts_of(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
+    with own(node.register_prehook(_no_hook)) as handle:
+        before = handle.hooks_dict_ref()
+    with register_post_hook(node, _no_hook) as handle:
+        after = handle.hooks_dict_ref()
+    return before or {}, after or {}
 
 
 def _no_hook(*args: Any) -> None:
     """Is taken away at once, and does no harm where an interrupt prevents that."""
 
 
-def _hooks_of(handle: RemovableHandle) -> Hooks:
-    try:
-        hooks = handle.hooks_dict_ref()
-    finally:
-        handle.remove()
-    return [hook for hook in hooks.values() if hook is not refuse_spent] if hooks else []
+def _hooks_in(hooks: dict[int, Any]) -> Hooks:
+    return [hook for hook in hooks.values() if hook is not refuse_spent]
 
 
 _own_handles = itertools.count(1)  # counts without a lock
@@ -64,8 +62,12 @@ _owned = 0
 def own(handle: RemovableHandle) -> RemovableHandle:
     """Notes that a hook is ours, not the user's."""
     global _owned
-    _owned = next(_own_handles)
-    return handle
+    try:
+        _owned = next(_own_handles)
+        return handle
+    except BaseException:  # Ctrl-C: the caller gets no handle by which to remove it
+        handle.remove()
+        raise
 
 
 def register_post_hook(node: Node, hook: Callable[..., Any]) -> RemovableHandle:
