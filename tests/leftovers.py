@@ -72,6 +72,8 @@ def _modes() -> Iterator[tuple[str, Any]]:
     yield "pinned sequence numbers", pins_open()
     yield "torch.autograd.backward", torch.autograd.backward
     yield "Tensor.backward", torch.Tensor.backward
+    yield "the call of the engine", torch.autograd.graph._engine_run_backward
+    yield "torch.autograd's call of the engine", torch.autograd._engine_run_backward
     yield "the engine", Variable._execution_engine
     yield "the number of the backward", torch._C._current_graph_task_id
     yield "Module.__call__", torch.nn.Module.__call__

@@ -55,11 +55,19 @@ class Installation:
         self._trace = trace
         self._queues = queues
         self._on_run = on_run
+        self._was_put_in_force = False
+
+    def _put_in_force(self) -> None:
         global _end_redirect
-        with _lock:
-            if _end_redirect is None:  # it may raise, and then nothing is in force
-                _end_redirect = redirect_backward(_run_installed)
-            _installed.append(self)
+        self._was_put_in_force = True
+        try:
+            with _lock:
+                if _end_redirect is None:  # it may raise, and then nothing is in force
+                    _end_redirect = redirect_backward(_run_installed)
+                _installed.append(self)
+        except BaseException:  # Ctrl-C, too
+            self.remove()
+            raise
 
     @property
     def policy(self) -> str:
@@ -74,6 +82,13 @@ class Installation:
 
     def remove(self) -> None:
         """Ends it; installations may go in any order. A backward that is under way ends as it began."""
+        try:
+            self._remove()
+        except BaseException:  # Ctrl-C; to remove it twice does no harm
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
         global _end_redirect
         with _lock:
             if self in _installed:
@@ -83,15 +98,25 @@ class Installation:
                 _end_redirect = None
 
     def __enter__(self) -> Installation:
-        return self
+        try:
+            if not self._was_put_in_force:
+                self._put_in_force()
+            return self
+        except BaseException:  # Ctrl-C: `with` calls no __exit__
+            self.remove()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self.remove()
+        except BaseException:  # Ctrl-C, just before the call
+            self.remove()
+            raise
         if error is not None:
             explain_out_of_memory(error)
             explain_several_elements(error)
-        self.remove()
 
     def _run(
         self,
@@ -183,7 +208,9 @@ def install(
     Raises:
         ValueError: unknown policy or engine.
     """
-    return Installation(policy, engine, trace, queues, on_run)
+    installation = Installation(policy, engine, trace, queues, on_run)
+    installation._put_in_force()
+    return installation
 
 
 def uninstall() -> None:

@@ -68,8 +68,13 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         layer.leave()
 
     layer = _Layer(run_redirected)
-    _redirected = True
-    return end
+    try:
+        layer.stand()
+        _redirected = True
+        return _despite_interrupts(end)
+    except BaseException:  # Ctrl-C: the caller gets nothing by which to end it
+        end()
+        raise
 
 
 def is_redirected() -> bool:
@@ -95,11 +100,29 @@ def surround_backward(surround: Surround) -> Callable[[], None]:
         layer.leave()
 
     layer = _Layer(run_surrounded)
-    return end
+    try:
+        layer.stand()
+        return _despite_interrupts(end)
+    except BaseException:  # Ctrl-C, as in `redirect_backward`
+        end()
+        raise
+
+
+def _despite_interrupts(end: Callable[[], None]) -> Callable[[], None]:
+    """The same function, which begins again if an interrupt (Ctrl-C) comes while it runs."""
+
+    def end_twice_if_interrupted() -> None:
+        try:
+            end()
+        except BaseException:
+            end()
+            raise
+
+    return end_twice_if_interrupted
 
 
 class _Layer:
-    """What stands in front of the engine, until it leaves.
+    """What stands in front of the engine, from `stand` on, until it leaves.
 
     Attributes:
         run: what is called in place of what is beneath.
@@ -114,8 +137,11 @@ class _Layer:
         self.run = run
         self.beneath: EngineRun = getattr(torch.autograd, _DOOR)
         keep_compiler_out(run)
+
+    def stand(self) -> None:
+        self.beneath = getattr(torch.autograd, _DOOR)
         for module in self._doors:
-            setattr(module, _DOOR, run)
+            setattr(module, _DOOR, self.run)
         self._standing.append(self)
 
     def leave(self) -> None:

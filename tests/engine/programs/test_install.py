@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import tapehead as th
 
 from ..comparing import assert_equal, gradients_of
+from ..interrupts import interrupted, lines_run
 
 TORCH_BACKWARD = torch.autograd.backward
 
@@ -538,3 +539,22 @@ def test_a_policy_that_could_not_be_put_in_force_is_not(monkeypatch: pytest.Monk
     assert [run.policy for run in runs] == ["dfs"]
     torch.ones(2, requires_grad=True).exp().sum().backward()
     assert len(runs) == 1
+
+
+def test_an_interrupt_at_any_line_of_a_policys_begin_and_end_leaves_backwards_as_they_were(
+    left_behind: Callable[[], list[str]],
+) -> None:
+    def program() -> None:
+        with th.policy("bfs"):
+            pass
+
+    program()
+    lines = lines_run(program)
+    assert lines > 20
+    for at in range(1, lines + 1):
+        place = interrupted(program, at)
+        assert not left_behind(), f"interrupted at {place}: {left_behind()}"
+        loss = torch.ones(2, requires_grad=True).exp().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
