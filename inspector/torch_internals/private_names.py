@@ -263,7 +263,8 @@ def _missing_name(error: AttributeError | ImportError) -> str | None:
     """Return the name that was looked up: dotted for a module, the attribute alone for other objects."""
     if isinstance(error, ImportError):
         found = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
-        return f"{found[2]}.{found[1]}" if found else error.name
+        missing = f"{found[2]}.{found[1]}" if found else error.name or ""
+        return missing if missing.partition(".")[0] == "torch" else None
     traceback: TracebackType | None = error.__traceback__
     asks = ""
     while traceback is not None:

@@ -228,3 +228,8 @@ def test_an_attribute_that_torch_never_had_keeps_its_own_error() -> None:
     with pytest.raises(ImportError) as failed:
         import_module("torch.stpe")
     assert explain(failed.value) is None
+
+
+def test_another_package_that_is_missing_keeps_its_own_error() -> None:
+    assert "torch._library.autograd" in NAMES
+    assert explain(ModuleNotFoundError("No module named 'autograd'", name="autograd")) is None
