@@ -173,16 +173,27 @@ def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
         return True
     last = probes[-1]
     end = _Probe((2, *last.shape), last.dtype, last.device)
-    open_mode(_noting_casts)
     try:
+        open_mode(_noting_casts)
         _engine.run_backward((*edges, edges[-1]), (*probes, end), True, False, (), True, True)
     except _AllCheckedError:
         return True
     except RuntimeError:
         return False
     finally:
-        close_mode(None)
+        try:
+            _note_no_casts()
+        except BaseException:  # Ctrl-C
+            _note_no_casts()
+            raise
     raise AssertionError("PyTorch's engine accepted a gradient with one dimension too many")
+
+
+def _note_no_casts() -> None:
+    """Close the mode, if an interrupt (Ctrl-C) has not come before it was open."""
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth and torch._C._get_dispatch_stack_at(depth - 1) is _noting_casts:
+        close_mode(None)
 
 
 _engine: Any = torch._C._ImperativeEngine()
