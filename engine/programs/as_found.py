@@ -91,9 +91,10 @@ class AsFound:
         self._depth = 0
 
     def __enter__(self) -> Self:
-        self.carried = CarriedState(*self._given)
         with ExitStack() as stack:
             stack.enter_context(sharding_as_before())
+            # After that has hidden the hooks of sharded parameters: each run would have them again otherwise.
+            self.carried = CarriedState(*self._given)
             stack.callback(self._restore)
             stack.enter_context(same_random_numbers())
             stack.enter_context(same_flags())

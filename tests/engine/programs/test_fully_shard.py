@@ -25,6 +25,7 @@ FEW = {
     "flat": ("backward bfs", "compare before"),
     "checkpointed reentrantly": ("compare between", "plan_mirror before"),
     "accumulated": ("find_nan between", "simulate", "plan", "backward auto"),
+    "optimized inside": ("compare before",),
 }
 IN_PART = {
     "root alone": tuple(each for each in VERBS if each not in ("dynamic", "against a stage")),
