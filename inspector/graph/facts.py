@@ -189,11 +189,12 @@ class Facts:
         parameters: list[dict[str, Tensor | None]] = []
         buffers: list[dict[str, Tensor | None]] = []
         _walk(module, "", paths, holders, parameters, buffers)
+        names = [found.keys() for found in parameters]  # to iterate over those of a scripted module raises TypeError
         self._unread.append(
             _Parameters(
                 holders,
                 [*map(len, parameters)],
-                [*chain.from_iterable(parameters)],
+                [*chain.from_iterable(names)],
                 [None if each is None else ref(each) for found in parameters for each in found.values()],
             )
         )
