@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 OLDEST_TESTED, NEWEST_TESTED = "2.11", "2.15"
-"""The oldest and the newest version of torch with which all tests have passed; see docs/reference/versions.md."""
+"""The oldest and the newest version of torch on which `make versions` runs the tests."""
 
 
 def is_untested(version: str) -> bool:
