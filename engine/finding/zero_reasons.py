@@ -148,4 +148,7 @@ _REASONS = {
     **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
     **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
 }
-"""By a node's short name and the number of its output. A bias has no factor: its gradient is a sum."""
+"""Maps (short name of a node, number of its output) to the reason why that output may be zero.
+
+A bias has no entry: its gradient is a sum, and nothing is multiplied with it.
+"""

@@ -17,7 +17,7 @@ Queues = Literal["one", "per device"]
 """One ready queue for all devices, or one for each."""
 
 QUEUES: dict[str, Queues] = {"one": "one", "per-device": "per device"}
-"""By their names on the command line."""
+"""Maps the values of the command line's option to those of the argument `queues`."""
 
 _BY_ARRIVAL = Policy("arrival", "first come, first served", key=lambda task, arrival: (arrival,))
 

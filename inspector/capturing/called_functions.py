@@ -1,4 +1,4 @@
-"""Which function of torch an instruction of Python calls: an operation's name, where no function mode sees the call."""
+"""Find the torch function that a bytecode instruction calls, to name an operation where no function mode is open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OPERATORS = {
     "/=": "div_",
     "[]": "__getitem__",
 }
-"""What Python's binary operators call, by the name that a function mode sees."""
+"""Maps each binary operator of Python to the method of torch.Tensor that a function mode would report for it."""
 
 _INSTRUCTIONS = {
     "UNARY_NEGATIVE": "neg",
@@ -145,7 +145,7 @@ def by_kind(kind: str) -> Called:
 
 @cache
 def overridable_codes() -> Mapping[int, Called]:
-    """By the id of its code each function of torch's that is written in Python and that a function mode sees whole."""
+    """Map ids of code objects to the torch functions, written in Python, that a function mode sees as one call."""
     seen: dict[int, Any] = {id(each): each for found in get_overridable_functions().values() for each in found}
     codes: dict[int, list[Callable[..., Any]]] = {}
     for function in [*seen.values(), torch.autograd.grad, torch.autograd.backward]:

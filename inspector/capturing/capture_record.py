@@ -22,9 +22,12 @@ from ..torch_internals.sequence_numbers import sequence_nr
 
 Paths = dict[nn.Module, str]
 CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
-"""What stands behind a module in the list of its call: its record; its outermost module; the user's place that it was
-called from, None until that is known; the code of its forward; and whether that is torch's own. Last, the sequence
-number as it began."""
+"""Positions in the list that describes a running call of a module. At 0 is the module itself, then:
+
+the call's record; its outermost module, with that one's number; the user's place from which it was called, None until
+that is known; the code of the module's forward; and whether torch itself defines that forward. The last element is the
+sequence number at which the call began.
+"""
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
 
@@ -40,7 +43,7 @@ class CaptureRecord:
     Attributes:
         facts: what nodes refer to.
         calls: the calls of modules that are running: of each a list of the module and, once `current` was read inside
-            of it, what is known of it (`_CALL` and the like).
+            of it, the elements at `CALL`, `PLACE` and so on.
         last_result: the newest operation's result, whose nodes are marked.
         new_nodes: the nodes made in the call of torch under way, where a hook tells of them and a function mode sees
             the call.
@@ -149,7 +152,7 @@ class CaptureRecord:
                 return
 
     def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
-        """What came out of a module without an operation of Python's, from a scripted or compiled one."""
+        """Mark the nodes of a result that no recorded operation made, as in a scripted or compiled module."""
         with without_torch_function():
             nodes = unmarked_nodes(result)
             if nodes:

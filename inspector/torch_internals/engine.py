@@ -122,11 +122,11 @@ def _despite_interrupts(end: Callable[[], None]) -> Callable[[], None]:
 
 
 class _Layer:
-    """What stands in front of the engine, from `stand` on, until it leaves.
+    """A function that replaces the call of the engine between `stand` and `leave`.
 
     Attributes:
-        run: what is called in place of what is beneath.
-        beneath: the engine, or what stood in front of it.
+        run: the function that is called in place of `beneath`.
+        beneath: the engine, or the function that had replaced it before.
     """
 
     # torch.compiler's own replacement takes the engine from the one module and puts it back into both.

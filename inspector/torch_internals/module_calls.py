@@ -139,7 +139,10 @@ def stacking_module_calls(calls: CallStack) -> Iterator[None]:
 
 
 def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What `Module.__call__` does. It runs with that function's globals."""
+    """Do the same as `Module.__call__`, and note the call.
+
+    Only its code is used: `Module.__call__` runs it with the globals of torch's own module.
+    """
     stacks = _tapehead_stacks.get(_tapehead_thread(), ())  # type: ignore[name-defined]  # noqa: F821
     for calls in stacks:
         calls.append([self])

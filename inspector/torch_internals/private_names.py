@@ -139,7 +139,7 @@ CAPABILITIES = (
     ),
     _capability(
         "telling who holds a tensor",
-        "th.graph and th.backward work, and so does another order",
+        "th.graph and th.backward work, also with another order of tasks",
         "torch.Tensor._use_count torch.Tensor._view_func_unsafe torch._C._storage_Use_Count",
     ),
     _capability(

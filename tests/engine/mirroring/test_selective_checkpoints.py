@@ -62,7 +62,7 @@ def test_selective_checkpoints_warn_and_save_as_without_our_hooks(users_hooks: b
         return {str(each.message) for each in caught if issubclass(each.category, FutureWarning)}
 
     def kept(around: AbstractContextManager[object]) -> list[Tensor]:
-        """What the regions keep outside of the graph."""
+        """Return the tensors that the checkpointed regions keep outside of the graph."""
         with around:
             loss = make_loss()
         regions = dict.fromkeys(region for node in th.graph(loss).nodes if (region := region_of(node)) is not None)

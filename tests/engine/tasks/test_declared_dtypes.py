@@ -136,7 +136,7 @@ def test_the_numbers_would_be_others_without_the_declaration() -> None:
 @declares
 @given(st.data())
 def test_any_declared_dtypes(data: st.DataObject) -> None:
-    """Of each output its own, another, None, or nothing is declared, and none, one or two consumers use it."""
+    """Draw for each output whether a dtype is declared, which one or None, and zero to two consumers."""
     count = data.draw(st.integers(1, 3))
     dtypes = data.draw(st.lists(st.sampled_from(DTYPES), min_size=count, max_size=count))
     declared = data.draw(st.none() | st.lists(st.none() | st.sampled_from(DTYPES), min_size=count, max_size=count))
