@@ -103,9 +103,9 @@ class LoopRecording:
 
     def complete(self) -> None:
         """Remove the hooks and release the model, which the steps must not keep alive."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
+        if self._open is not None:
+            self._open.close()
+            self._open = None  # Ctrl-C before this leaves the rest to the next call
             self._capture = capture(every_call=True)
 
     def mark(self) -> int:

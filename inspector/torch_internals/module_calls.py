@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .compiled import leaving_lock, nothing, out_of_compiled_code
 from .hooks import own
@@ -34,14 +35,19 @@ def watching_modules(before: Before, after: After | None = None) -> Iterator[Non
     thread = threading.get_ident()
     with ExitStack() as stack:
         dicts: list[tuple[dict[int, Any], int]] = []
-        handle = own(nn.modules.module.register_module_forward_pre_hook(before))
-        stack.callback(handle.remove)
-        dicts.append((nn.modules.module._global_forward_pre_hooks, handle.id))
-        if after is not None:
-            handle = own(nn.modules.module.register_module_forward_hook(after, always_call=True))
+
+        def register(hook: object, *kept: dict[int, Any]) -> None:
+            # As torch's own functions do, but Ctrl-C finds no hook of which the stack does not know.
+            handle = own(RemovableHandle(kept[0], extra_dict=[*kept[1:]]))
             stack.callback(handle.remove)
-            dicts.append((nn.modules.module._global_forward_hooks, handle.id))
-            dicts.append((nn.modules.module._global_forward_hooks_always_called, handle.id))
+            for each, value in zip(kept, (hook, True), strict=False):
+                dicts.append((each, handle.id))
+                each[handle.id] = value
+
+        torchs = nn.modules.module
+        register(before, torchs._global_forward_pre_hooks)
+        if after is not None:
+            register(after, torchs._global_forward_hooks, torchs._global_forward_hooks_always_called)
         stack.enter_context(_no_hooks_of_users({number for _, number in dicts}))
         stack.enter_context(out_of_compiled_code(partial(_without_hooks, dicts, thread)))
         yield

@@ -2,11 +2,13 @@
 
 Python looks for signals after calls and jumps, and as a function begins. So none is heard between the last line of a
 `with` and the call of `__exit__`, which is a line of its own for who traces, nor at a line that does nothing, such as
-`try:`, which CPython 3.11 leaves out of the range that the `with` around it covers: there none is raised.
+`try:`, which CPython 3.11 leaves out of the range that the `with` around it covers: there none is raised. Nor is one
+where tapehead has set a handler that lets signals wait.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from dis import opmap
@@ -41,6 +43,7 @@ def _traced(
     call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None
 ) -> tuple[int, str | None]:
     count, place, is_due = 0, None, False
+    handler = signal.getsignal(signal.SIGINT)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count, place, is_due
@@ -49,7 +52,7 @@ def _traced(
         if event == "line" and not _hears_no_signal(frame):
             count += 1
             is_due |= count in at
-            if is_due and not _returns_a_device(frame):
+            if is_due and signal.getsignal(signal.SIGINT) is handler and not _returns_a_device(frame):
                 is_due = False
                 place = f"{frame.f_code.co_filename.removeprefix(_ROOT)}:{frame.f_lineno}"
                 raise KeyboardInterrupt
@@ -68,12 +71,15 @@ def _traced(
 
 
 _LEAVES = bytes([opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"]])
+_ENDS = bytes([opmap["LOAD_CONST"]]) * 3
 
 
 def _hears_no_signal(frame: FrameType) -> bool:
     """Whether the next instructions call the `__exit__` of a `with`, or the next one does nothing."""
-    code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 6 : 2]
-    return code[0] == opmap["NOP"] or code[:2] == _LEAVES or code == bytes([opmap["LOAD_CONST"]]) * 3
+    code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 8 : 2]
+    if code[0] == opmap["SWAP"]:  # the `with` ends by a return, whose value is kept below
+        code = code[1:]
+    return code[0] == opmap["NOP"] or code[:2] == _LEAVES or code[:3] == _ENDS
 
 
 def _returns_a_device(frame: FrameType | None) -> bool:
