@@ -273,6 +273,9 @@ def fits(
             say (boolean masks); it runs what torch can't run on fake tensors (most operations on sparse and nested
             tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
         Exception: what the program raises.
+
+    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, and 16
+    for a complex one.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

@@ -53,7 +53,7 @@ def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
         usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
         if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
             try:
-                if _is_empty(leaf) and _fill(leaf, gradient.detach()):
+                if _fill(leaf, gradient.detach):
                     return
             except RuntimeError:  # it does not fit after all
                 pass
@@ -61,18 +61,16 @@ def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
     accumulate(node, gradients)
 
 
-def _is_empty(leaf: Tensor) -> bool:
-    with torch._C.DisableTorchFunction():
-        return leaf.grad is None
+def _fill(leaf: Tensor, make: Callable[[], Tensor]) -> bool:
+    """Makes a gradient the leaf's .grad. False: it has one, or another thread, or what makes this one, was faster.
 
-
-def _fill(leaf: Tensor, gradient: Tensor) -> bool:
-    """Makes a gradient the leaf's .grad. False: another thread, or what made the gradient, has been faster.
-
-    No lock is held: nothing of the user's is called between the look and the assignment, as in C++ none is, and nothing
-    at which Python lets other threads run.
+    No lock is held: nothing of the user's is called between the last look and the assignment, as in C++ none is, and
+    nothing at which Python lets other threads run.
     """
     with torch._C.DisableTorchFunction():
+        if leaf.grad is not None:
+            return False
+        gradient = make()
         if leaf.grad is not None:
             return False
         leaf.grad = gradient
@@ -80,23 +78,21 @@ def _fill(leaf: Tensor, gradient: Tensor) -> bool:
 
 
 def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
-    """Makes the first gradient, or a copy of it, the leaf's .grad. False: it is not the first, or of another kind."""
+    """Makes the first gradient, or a copy of it, the leaf's .grad. False: the leaf has one, or its kind is another."""
     gradient = gradients[0]
     assert gradient is not None
-    if not _is_empty(leaf):
-        return False
     if gradient.layout is torch.strided:
         if not _plain(gradient, leaf):
             return False
         if (_suits(gradient, leaf) or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
-            return _fill(leaf, gradient.detach())
+            return _fill(leaf, gradient.detach)
         layout = copy_for(layout_of(gradient), layout_of(leaf))
         copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
-        return _fill(leaf, copy.copy_(gradient))
+        return _fill(leaf, lambda: copy.copy_(gradient))
     if gradient.layout not in _SPARSE:
         return False
     alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
-    return _fill(leaf, gradient.detach() if alone else gradient.clone())
+    return _fill(leaf, gradient.detach if alone else gradient.clone)
 
 
 def _is_compact(gradient: Tensor) -> bool:

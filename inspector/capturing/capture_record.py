@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import CodeType
-from typing import Any
 from weakref import ref
 
 import torch
@@ -25,8 +24,8 @@ CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
 """Positions in the list that describes a running call of a module. At 0 is the module itself, then:
 
 the call's record; its outermost module, with that one's number; the user's place from which it was called, None until
-that is known; the code of the module's forward; and whether torch itself defines that forward. The last element is the
-sequence number at which the call began.
+that is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of modules
+see the calls, the last element is the sequence number at which the call began.
 """
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
@@ -75,37 +74,42 @@ class CaptureRecord:
         calls = self.calls
         if not calls:
             return None
-        if len(calls[-1]) == 1:
-            self._begin()
-        call: CallRecord = calls[-1][CALL]
+        entry = calls[-1]
+        if len(entry) == 1:
+            self.begin()
+        call: CallRecord = entry[CALL]
         return call
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Complete the entries of calls in which nothing has been seen yet."""
-        above = None
-        for entry in self.calls:
-            if len(entry) == 1:
-                entry += self._beginning(entry[0], above)
+        calls, counts = self.calls, self._counts
+        first = len(calls) - 1
+        while first and len(calls[first - 1]) == 1:
+            first -= 1
+        above = calls[first - 1] if first else None
+        for entry in calls[first:] if first else calls:
+            module = entry[0]
+            kind = type(module)
+            index = counts[module] = counts.get(module, -1) + 1
+            forward, is_torchs = self._forwards.get(kind) or self._forward_of(kind)
+            if "forward" in module.__dict__:
+                forward, is_torchs = None, False
+            if above is None:
+                root, call, place = self._root_of(module), None, None
+            else:
+                call, root = above[CALL], above[_ROOT]
+                place = above[PLACE] if above[IS_TORCHS] else None  # a forward of torch's calls its parts itself
+            number, paths = root
+            path = paths.get(module)
+            if path is None:  # not registered below the outermost module
+                path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
+            entry += (CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs)
             above = entry
 
-    def _beginning(self, module: nn.Module, above: list[Any] | None) -> tuple[Any, ...]:
-        counts, kind = self._counts, type(module)
-        index = counts[module] = counts.get(module, -1) + 1
-        known = self._forwards.get(kind)
-        if known is None:
-            code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
-            known = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
-        forward, is_torchs = known if "forward" not in module.__dict__ else (None, False)
-        if above is None:
-            root, call, place = self._root_of(module), None, None
-        else:
-            call, root = above[CALL], above[_ROOT]
-            place = above[PLACE] if above[IS_TORCHS] else None  # a forward of torch's calls its parts itself
-        number, paths = root
-        path = paths.get(module)
-        if path is None:  # not registered below the outermost module
-            path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
-        return CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs, sequence_nr()
+    def _forward_of(self, kind: type[nn.Module]) -> tuple[CodeType | None, bool]:
+        code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
+        found = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
+        return found
 
     def renew(self) -> Facts:
         """Forgets all modules, and starts new facts."""
@@ -134,7 +138,8 @@ class CaptureRecord:
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
         self.calls.append([module])
-        self._begin()
+        self.begin()
+        self.calls[-1].append(sequence_nr())
 
     def left(self, module: nn.Module, args: object, result: object) -> None:
         """End a module's call, and those inside of it that an exception left. A hook of modules."""

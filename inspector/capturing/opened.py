@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..graph.source import innermost_user_line
 from ..torch_internals.modes import disables_hooks, why_hooks_are_disabled
+from ..torch_internals.private_names import explain
 
 
 class Opened:
@@ -41,7 +42,12 @@ class Opened:
     def close(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the contexts, which are told of the exception. Ctrl-C waits until it is through."""
+        """Closes the contexts, which are told of the exception. Ctrl-C waits until it is through.
+
+        A hook that misses a private name of torch's has raised in the user's own call: the error gets a note.
+        """
+        if isinstance(error, AttributeError | ImportError) and (sentence := explain(error)) is not None:
+            error.add_note(f"tapehead: {sentence}")
         with _interrupts_wait():
             self._stack.__exit__(kind, error, traceback)
         self._forgotten.detach()

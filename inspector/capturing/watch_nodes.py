@@ -87,7 +87,9 @@ class _NodeWatcher:
         call, entry = None, None
         if record.calls:
             entry = record.calls[-1]
-            call = entry[CALL] if len(entry) > 1 else record.current
+            if len(entry) == 1:
+                record.begin()
+            call = entry[CALL]
         kind = type(node)
         if (
             frame is not None

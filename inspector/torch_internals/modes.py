@@ -32,9 +32,8 @@ def functorch_is_active() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
-def without_torch_function() -> AbstractContextManager[Any]:
-    """A context in which tensor subclasses and function modes are not asked what they think of it."""
-    return torch._C.DisableTorchFunction()
+without_torch_function: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+"""A context in which tensor subclasses and function modes are not asked what they think of it."""
 
 
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled

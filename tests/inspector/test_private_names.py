@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tapehead as th
 from tapehead.inspector.torch_internals.private_names import (
     CAPABILITIES,
     NEWEST_TESTED,
@@ -219,6 +220,26 @@ def test_a_missing_name_stops_one_capability_and_the_sentence_says_which_and_wha
         )
         assert capability.still in said and NEWEST_TESTED in said
         assert still == ["ran"] * len(still)
+
+
+@pytest.mark.filterwarnings("ignore:global module forward hook:UserWarning")
+def test_a_missing_name_in_a_hook_of_a_training_loop_is_explained_where_the_block_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hook raises in the loop's own call of the model."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    name = "_are_functorch_transforms_active"
+
+    def trained() -> None:
+        with th.training(model, optimizer), monkeypatch.context() as without:
+            without.delattr(torch._C, name)
+            model(torch.ones(2))
+
+    with pytest.raises(AttributeError, match=name) as caught:
+        trained()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"tapehead: leaving the modes of a thread needs torch._C.{name}, which torch ")
 
 
 def test_an_attribute_that_torch_never_had_keeps_its_own_error() -> None:
