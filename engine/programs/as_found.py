@@ -64,8 +64,8 @@ class AsFound:
     the program keeps in Python: attributes of modules, the state of optimizers, what closures lead to, which tensors
     require grad (see `CarriedState`, which also says what could not be put back).
 
-    Casts of weights that an open `torch.autocast` has cached are cleared before each run and at the end: each run makes
-    its own, as a forward does for which autocast is opened anew.
+    Casts of weights that an open `torch.autocast` has cached are cleared before each forward and at the end: each
+    makes its own, as one does for which autocast is opened anew.
 
     A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
 
@@ -99,7 +99,6 @@ class AsFound:
             stack.enter_context(same_random_numbers())
             stack.enter_context(same_flags())
             self._note_leaves()
-            torch.clear_autocast_cache()
             stack.enter_context(watching_modules(self._note_module))
             self._opened = stack.pop_all()
         return self

@@ -91,6 +91,7 @@ class CarriedState:
     def make_loss(self) -> Any:
         """Runs the forward; of the first two runs that find the same it is noted whether they give the same loss."""
         finds_the_same, self._is_put_back = self._is_put_back, False
+        torch.clear_autocast_cache()  # of an autocast that is open around all runs
         made = self._make_loss()
         if finds_the_same and isinstance(made, Tensor) and self._moved_on is None:
             self._compare(made)  # allocates nothing: memory may be measured
