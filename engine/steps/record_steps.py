@@ -21,6 +21,7 @@ from ...inspector.graph.facts import CallRecord, Operation
 from ...inspector.shown import drawn, saved
 from ...inspector.torch_internals.allocators import begin_recording, leaving_out
 from ...inspector.torch_internals.compiled import keep_compiler_out
+from ...inspector.torch_internals.nodes import ready_for_new_nodes
 from ..measuring.allocator import CPU, AllocatorRecording
 from ..measuring.recorded_allocators import RecordedAllocators
 from ..memory.not_counted import OLDER_THAN_RECORDING
@@ -80,6 +81,7 @@ class LoopRecording:
         self._open.callback(self._recorder.close)  # an interrupt may come as soon as it has begun
         self._recorder.start()
         self._open.callback(self._stop_recorder)
+        self._open.enter_context(ready_for_new_nodes())  # an optimizer may step, and so delimit steps, in a backward
         self._open.enter_context(leaving_out(self._apart))
         self._open.enter_context(self.watch.watching())
         self._open.callback(self._follow_no_more)

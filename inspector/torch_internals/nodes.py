@@ -298,13 +298,16 @@ class _Slot:
     Attributes:
         hook: called with each new node; None: nobody uses the slot.
         is_sunk: whether hooks of users may stand above it, so that it can't be taken away.
+        is_kept: whether it stays when nobody uses it.
+        backward: the number of the backward inside of which it was registered; -1: of none.
     """
 
-    __slots__ = ("hook", "is_sunk")
+    __slots__ = ("backward", "hook", "is_kept", "is_sunk")
 
     def __init__(self) -> None:
         self.hook: Callable[[Node], None] | None = None
-        self.is_sunk = False
+        self.is_sunk = self.is_kept = False
+        self.backward = _current_backward()
 
 
 class _Slots(threading.local):
@@ -313,6 +316,7 @@ class _Slots(threading.local):
 
 
 _slots = _Slots()
+_current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 @contextmanager
@@ -321,15 +325,11 @@ def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
 
     Hooks of users are called before or after it, in the order in which they were registered. torch can only take away
     the hook that was registered last. A context that is collected, and not left in turn, leaves a function behind that
-    does nothing, and the thread's next one uses that.
+    does nothing, and the thread's next one uses that. So does one that is left inside a backward: when a backward ends,
+    torch restores the thread's hooks as they were before it. One that is entered there ends with it, unless
+    `ready_for_new_nodes` was entered before.
     """
-    pushed = _slots.pushed
-    if pushed and pushed[-1].hook is None:
-        slot = pushed[-1]
-    else:
-        slot = _Slot()
-        torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]
-        pushed.append(slot)
+    slot = _free_slot()
     slot.hook = hook
     try:
         yield
@@ -338,11 +338,42 @@ def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
         raise
     finally:
         slot.hook = None
-        if pushed is not _slots.pushed or pushed[-1] is not slot:
-            slot.is_sunk = True
-        elif not slot.is_sunk:
-            torch._C._autograd._pop_node_creation_hook()  # type: ignore[attr-defined]
-            pushed.pop()
+        _take_away(slot)
+
+
+@contextmanager
+def ready_for_new_nodes() -> Iterator[None]:
+    """Let `watching_new_nodes` be entered inside a backward, and go on after it. To be entered outside of any."""
+    if not TELLS_OF_NEW_NODES:
+        yield
+        return
+    slot = _free_slot()
+    slot.is_kept = True
+    try:
+        yield
+    finally:
+        slot.is_kept = False
+        _take_away(slot)
+
+
+def _free_slot() -> _Slot:
+    pushed = _slots.pushed
+    while pushed and pushed[-1].backward not in (-1, _current_backward()):
+        pushed.pop()  # it has ended with its backward
+    if not pushed or pushed[-1].hook is not None:
+        slot = _Slot()
+        torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]
+        pushed.append(slot)
+    return pushed[-1]
+
+
+def _take_away(slot: _Slot) -> None:
+    pushed = _slots.pushed
+    if not pushed or pushed[-1] is not slot:
+        slot.is_sunk = True
+    elif not (slot.is_sunk or slot.is_kept or slot.hook) and slot.backward == _current_backward():
+        torch._C._autograd._pop_node_creation_hook()  # type: ignore[attr-defined]
+        pushed.pop()
 
 
 def _firing(slot: _Slot) -> Callable[[Node], None]:
