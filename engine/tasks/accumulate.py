@@ -86,13 +86,17 @@ def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
             return False
         if (_suits(gradient, leaf) or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
             return _fill(leaf, gradient.detach)
-        layout = copy_for(layout_of(gradient), layout_of(leaf))
-        copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
-        return _fill(leaf, lambda: copy.copy_(gradient))
+        return _fill(leaf, lambda: _copy(gradient, leaf))
     if gradient.layout not in _SPARSE:
         return False
     alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
     return _fill(leaf, gradient.detach if alone else gradient.clone)
+
+
+def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
+    layout = copy_for(layout_of(gradient), layout_of(leaf))
+    copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
+    return copy.copy_(gradient)
 
 
 def _is_compact(gradient: Tensor) -> bool:

@@ -464,7 +464,7 @@ def test_a_tensor_between_two_views_and_their_base_holds_the_bytes_if_the_user_h
 
 def test_the_peak_of_a_real_part_is_predicted_to_the_byte() -> None:
     a = torch.randn(8, requires_grad=True)
-    with th.capture():
+    with th.capture(every_call=True):
         loss = torch.fft.fft(a).real.square().sum()
     predicted = th.simulate(th.graph(loss))
     assert predicted.estimates == ()
