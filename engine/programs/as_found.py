@@ -91,17 +91,19 @@ class AsFound:
         self._depth = 0
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(sharding_as_before())
+        try:
+            self._opened.enter_context(sharding_as_before())
             # After that has hidden the hooks of sharded parameters: each run would have them again otherwise.
             self.carried = CarriedState(*self._given)
-            stack.callback(self._restore)
-            stack.enter_context(same_random_numbers())
-            stack.enter_context(same_flags())
+            self._opened.callback(self._restore)
+            self._opened.enter_context(same_random_numbers())
+            self._opened.enter_context(same_flags())
             self._note_leaves()
-            stack.enter_context(watching_modules(self._note_module))
-            self._opened = stack.pop_all()
-        return self
+            self._opened.enter_context(watching_modules(self._note_module))
+            return self
+        except BaseException:
+            self._opened.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
