@@ -19,7 +19,7 @@ from ...inspector.capturing.walk import read_graph
 from ..programs.as_found import AsFound
 from ..programs.make_loss import loss_of, same_random_numbers
 from ..programs.profile import profile
-from ..programs.record_forward import clock_of, record_carrying
+from ..programs.record_forward import clock_of, recorded_in
 from ..programs.timing import turns
 from ..words.phrases import joined
 from .left_alone import checkpoint_sentence
@@ -66,7 +66,7 @@ class Runs:
         self._make_loss = world.make_loss
         self._repetitions = repetitions
         self._world = world
-        self.program = record_carrying(world.carried, repetitions, model)
+        self.program = recorded_in(world, repetitions, model)
         names = capture(model, every_call=True)
         self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
         with same_random_numbers(), names, self._recorder:
@@ -110,7 +110,7 @@ class Runs:
     def put_back(self) -> None:
         """Restore the tensors that the forwards wrote, and the Python state that they changed."""
         self._recorder.restore()
-        self._world.carried.put_back()
+        self._world.put_back()
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:

@@ -95,7 +95,7 @@ class AsFound:
             self._opened.enter_context(sharding_as_before())
             # After that has hidden the hooks of sharded parameters: each run would have them again otherwise.
             self.carried = CarriedState(*self._given)
-            self._opened.callback(self._restore)
+            self._opened.callback(self.put_back)
             self._opened.enter_context(same_random_numbers())
             self._opened.enter_context(same_flags())
             self._note_leaves()
@@ -169,7 +169,7 @@ class AsFound:
         finally:
             self._depth -= 1
             if not self._depth:
-                self._restore()
+                self.put_back()
         if not self._depth:
             self.carried.tell()
 
@@ -198,7 +198,7 @@ class AsFound:
                 if buffer is not None:
                     self._tensors.note_data(buffer)
 
-    def _restore(self) -> None:
+    def put_back(self) -> None:
         """Puts all back, each also where another can't be."""
         steps: list[Callable[[], object]] = [
             torch.clear_autocast_cache,

@@ -20,7 +20,7 @@ from ...inspector.torch_internals.operators import Operator, SeenOperations
 from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..trace.buckets import nothing_reduced
 from ..words.told_line import telling
-from .carried_state import CarriedState
+from .as_found import AsFound
 from .make_loss import (
     MakeLoss,
     expect_make_loss,
@@ -37,7 +37,7 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
     """Runs a forward to see of which operations it consists, and again to time them. No backward runs.
 
     It leaves nothing behind: random numbers go on as if no forward had run, what a forward writes of what was there
-    before (the running statistics of a batch-norm) and keeps in Python is put back (see `CarriedState`), and
+    before (the running statistics of a batch-norm) and keeps in Python is put back (see `AsFound`), and
     DistributedDataParallel prepares no reduction.
 
     Args:
@@ -58,11 +58,13 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
     """
     expect_make_loss(make_loss, "th.record_forward")
     expect_model(model)
-    return record_carrying(CarriedState(make_loss, "th.record_forward"), repetitions, model)
+    with AsFound(make_loss, "th.record_forward") as world:
+        world.watch(backward=False)
+        return recorded_in(world, repetitions, model)
 
 
-def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | None) -> ForwardProgram:
-    """`record_forward` for a program whose Python state is noted already."""
+def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> ForwardProgram:
+    """`record_forward` for a program of which a watched run has shown what it changes."""
     if not isinstance(repetitions, int) or repetitions < 1:
         raise ValueError(
             f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
@@ -74,18 +76,18 @@ def record_carrying(carried: CarriedState, repetitions: int, model: nn.Module | 
         try:
             with same_random_numbers(), same_flags(), names, recorder:
                 since = sequence_nr()
-                loss = real_loss_of(carried.make_loss())
+                loss = real_loss_of(world.make_loss())
             refuse_whole_step(loss, since)
             program = recorder.program(read_graph(loss))
             del loss
             operators = recorder.operators
             tell("how long each operation takes")
-            rounds = [_operation_times(carried, recorder, operators) for _ in range(repetitions)]
+            rounds = [_operation_times(world, recorder, operators) for _ in range(repetitions)]
             tell("how long it takes")
-            seconds = min(_forward_seconds(carried, recorder) for _ in range(repetitions))
+            seconds = min(_forward_seconds(world, recorder) for _ in range(repetitions))
         finally:
-            for_all((recorder.restore, carried.put_back), lambda step: step())
-        carried.tell()
+            for_all((recorder.restore, world.put_back), lambda step: step())
+        world.carried.tell()
     times = [each for each in rounds if each is not None]
     notes: tuple[str, ...] = ()
     if len(times) < len(rounds):
@@ -127,30 +129,30 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
 
-def _find_the_same(carried: CarriedState, recorder: ForwardRecorder) -> None:
+def _find_the_same(world: AsFound, recorder: ForwardRecorder) -> None:
     """The next forward finds what the first one found; if that can't be, it is said."""
     recorder.restore()
-    carried.put_back()
-    carried.tell()
+    world.put_back()
+    world.carried.tell()
 
 
-def _operation_times(carried: CarriedState, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
+def _operation_times(world: AsFound, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
     """Return the seconds of each operation in one more forward; None if it runs other operations."""
-    _find_the_same(carried, recorder)
+    _find_the_same(world, recorder)
     with same_random_numbers(), same_flags(), _Stopwatch(recorder.accelerated) as watch:
-        carried.make_loss()
+        world.make_loss()
     return watch.seconds if watch.operators == operators else None
 
 
-def _forward_seconds(carried: CarriedState, recorder: ForwardRecorder) -> float:
+def _forward_seconds(world: AsFound, recorder: ForwardRecorder) -> float:
     """How long one more forward takes."""
-    _find_the_same(carried, recorder)
+    _find_the_same(world, recorder)
     with same_random_numbers(), same_flags():
         if recorder.accelerated:
             torch.accelerator.synchronize()
         clock = clock_of(recorder.accelerated)
         began = clock()
-        loss = carried.make_loss()
+        loss = world.make_loss()
         if recorder.accelerated:
             torch.accelerator.synchronize()
         taken = clock() - began

@@ -78,6 +78,7 @@ def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], M
     real = th.plan_mirror(make_loss, 0.7, seconds=0.1)
     assert th.profile(make_loss).peak_bytes == plan.plain_peak_bytes == real.plain_peak_bytes
     assert real.memory.mirrored(plan.dropped).peak_bytes == plan.peak_bytes < plan.plain_peak_bytes
+    made[0].zero_grad()  # the measurement above has filled .grad, and what is there before a backward counts to no peak
     assert th.profile(mirrored).peak_bytes == pytest.approx(plan.peak_bytes, rel=1e-3)
 
 

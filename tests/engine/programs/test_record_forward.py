@@ -104,7 +104,7 @@ def test_a_forward_that_changes_is_said_to() -> None:
     calls = count(1)
 
     with pytest.warns(UserWarning, match=r"advanced `calls`, an iterator \(count\), which can't be wound back"):
-        program = record_forward(lambda: (weight.exp() if next(calls) == 1 else weight.sin()).sum(), 2)
+        program = record_forward(lambda: (weight.exp() if next(calls) == 2 else weight.sin()).sum(), 2)
     assert program.notes == (
         "The forward runs other operations each time: where they differ from the first run's, nothing fits.",
     )
