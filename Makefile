@@ -13,8 +13,8 @@ help: ## list the targets
 # One thread: on two busy cores a second one mostly waits, and the times would say little.
 demo: export OMP_NUM_THREADS = 1
 demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under BFS, DFS and HEAP; pictures and pages in out/
-	$(BIN)/tapehead demo resnet50
-	$(BIN)/tapehead demo linear50
+	$(BIN)/tapescope demo resnet50
+	$(BIN)/tapescope demo linear50
 
 # One thread per test process: pytest already runs one process per core. `loadfile` keeps the tests of a file in one
 # process, see tests/distribution.py.
@@ -34,10 +34,10 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms ma
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(VENV)/typecheck
-	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapehead
+	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapescope
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
-		--cache-dir "$(ROOT)/.mypy_cache" -p tapehead.inspector -p tapehead.engine -p tapehead.widgets -p tapehead.commands \
-		-m tapehead.__main__
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapescope.inspector -p tapescope.engine -p tapescope.widgets -p tapescope.commands \
+		-m tapescope.__main__
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/lint-imports" --config "$(ROOT)/pyproject.toml" --cache-dir "$(ROOT)/.import_linter_cache"
 	$(BIN)/python tests/structure
 
@@ -65,7 +65,7 @@ conformance: $(VENV)/dev.stamp ## run PyTorch's databases of operators and modul
 matrix: $(VENV)/dev.stamp ## cross kinds of programs with every verb, and compare with plain PyTorch
 	$(BIN)/python tests/matrix
 
-upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapehead: TEST_AUTOGRAD=pytorch/test/test_autograd.py
+upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapescope: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
 
 # ONLY=2.15 runs one version. Each environment takes 6 GB: from 2.14 on pip's builds bring CUDA's libraries.

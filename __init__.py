@@ -1,6 +1,6 @@
-"""tapehead: a debugger for PyTorch's backward pass that you can look at.
+"""tapescope: a debugger for PyTorch's backward pass that you can look at.
 
-A name loads its module when it is asked for, so that `import tapehead` takes no time: see `_MODULE_OF`.
+A name loads its module when it is asked for, so that `import tapescope` takes no time: see `_MODULE_OF`.
 """
 
 from importlib import import_module
@@ -221,7 +221,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext tapehead`: the magics `%tapehead` and `%%tapehead`."""
+    """`%load_ext tapescope`: the magics `%tapescope` and `%%tapescope`."""
     from .widgets.magic.magics import load
 
     load(shell)  # type: ignore[arg-type]

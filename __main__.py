@@ -1,4 +1,4 @@
-"""The command line: `tapehead demo`, `compare`, `advise`, `fits`, `bench`, `workloads`, `graph`, `debug` and others.
+"""The command line: `tapescope demo`, `compare`, `advise`, `fits`, `bench`, `workloads`, `graph`, `debug` and others.
 
 Bad input is one sentence and exit code 2. Code 1: a user's script raised, a step does not fit, gradients of a demo are
 wrong, two runs differ, a replay is not what was recorded, or a workload could not be measured. Code 130: a study was
@@ -66,16 +66,16 @@ def _run(options: argparse.Namespace) -> int:
 def command_line() -> Parser:
     """What reads the arguments, with all commands."""
     parser = Parser(
-        prog="tapehead",
+        prog="tapescope",
         description="A debugger for PyTorch's backward pass that you can look at.",
         examples=(
-            "tapehead demo resnet50",
-            "tapehead graph train.py:make_loss",
-            "tapehead compare train.py:make_loss",
-            "tapehead debug --watch nan train.py",
+            "tapescope demo resnet50",
+            "tapescope graph train.py:make_loss",
+            "tapescope compare train.py:make_loss",
+            "tapescope debug --watch nan train.py",
         ),
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of tapehead, torch and Python")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of tapescope, torch and Python")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in COMMANDS:
@@ -92,7 +92,7 @@ class _Version(argparse.Action):
         from . import __version__
         from .inspector.torch_internals.private_names import NEWEST_TESTED, is_untested
 
-        print(f"tapehead {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        print(f"tapescope {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
         if is_untested(torch.__version__):
             print(f"torch {torch.__version__} is newer than the newest version tested, {NEWEST_TESTED}")
         parser.exit()

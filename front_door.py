@@ -1,5 +1,5 @@
-"""What users call as `th.<name>`, and a deck's verbs: an error that is said on purpose ends at their own line, not
-inside of tapehead."""
+"""What users call as `ts.<name>`, and a deck's verbs: an error that is said on purpose ends at their own line, not
+inside of tapescope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inspect import isclass, isfunction
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
-FULL = "TAPEHEAD_TRACEBACKS"
+FULL = "TAPESCOPE_TRACEBACKS"
 """The environment variable that, set to "full", leaves all frames where they are."""
 
 _OURS = __name__.partition(".")[0]
@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def through_the_door(name: str, found: object) -> Any:
-    """What `th.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
+    """What `ts.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
     if isclass(found):
         _constructor_ends_where_called(found)
     if not isfunction(found):
@@ -98,7 +98,7 @@ def missing_in_torch(error: Exception) -> str | None:
 
 
 def _ends_in_a_sentence(error: Exception) -> bool:
-    """Whether no code of the user's ran, and somebody refused on purpose: tapehead by a `raise`, torch, or the system
+    """Whether no code of the user's ran, and somebody refused on purpose: tapescope by a `raise`, torch, or the system
     for want of a file; or the call itself did not fit. A mistake of ours, and an error in a user's own code, keep all
     of their frames."""
     traceback = last = error.__traceback__

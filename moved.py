@@ -1,6 +1,6 @@
 """Where modules of version 0.1 stand now. Their old paths go on working for one version, with a DeprecationWarning.
 
-Public names are in `tapehead` itself (`th.workload`, `th.Policy`, ...); what is in here is for who imported from
+Public names are in `tapescope` itself (`ts.workload`, `ts.Policy`, ...); what is in here is for who imported from
 inside, and for what was pickled. Modules that came after commit 2827cf9 and before the rooms have no row: no release
 had them.
 """

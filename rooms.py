@@ -1,4 +1,4 @@
-"""Modules are there when they are asked for: `tapehead.engine.trace.run`, with nothing but `import tapehead` before."""
+"""Modules are there when they are asked for: `tapescope.engine.trace.run` after nothing but `import tapescope`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         """A parser that runs a command has `--json`, and a schema of the command's name."""
         if kwargs.get("command") is not None:
             add_json(self)
-            kwargs["schema"] = f"{self.prog.removeprefix('tapehead ')}/1"
+            kwargs["schema"] = f"{self.prog.removeprefix('tapescope ')}/1"
         super().set_defaults(**kwargs)
 
     def error(self, message: str) -> NoReturn:
@@ -60,7 +60,7 @@ def refuse(why: object) -> int:
     """Says why, in one sentence; gives the exit code."""
     sentence = _in_words(why) if isinstance(why, OSError) else why
     tell_error(sentence)
-    print(f"tapehead: {sentence}", file=sys.stderr)
+    print(f"tapescope: {sentence}", file=sys.stderr)
     return 2
 
 
@@ -71,7 +71,7 @@ def script_raised(error: BaseException, sentence: str) -> int:
     traceback = users_traceback(error)
     tell_error(sentence, traceback)
     print(traceback, end="", file=sys.stderr)
-    print(f"tapehead: {sentence}", file=sys.stderr)
+    print(f"tapescope: {sentence}", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""`tapehead bench`: ready models are measured on PyTorch's engine, and a table is printed."""
+"""`tapescope bench`: ready models are measured on PyTorch's engine, and a table is printed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
 
 
 def add_bench(commands: Commands) -> None:
-    """Adds `tapehead bench`."""
+    """Adds `tapescope bench`."""
     bench = commands.add_parser(
         "bench",
         help="measure ready models on PyTorch's engine, and print a table",
-        examples=("tapehead bench orders", "tapehead bench accumulation rnn", "tapehead bench mirroring gpt2"),
+        examples=("tapescope bench orders", "tapescope bench accumulation rnn", "tapescope bench mirroring gpt2"),
     )
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
     _add_orders(benches)
@@ -44,16 +44,16 @@ def _add_orders(benches: Commands) -> None:
         "orders",
         help="time and memory under several orders: the benchmark of PyTorch PR #4746",
         examples=(
-            "tapehead bench orders",
-            "tapehead bench orders resnet50 linear50 --size full --device cuda",
-            "tapehead bench orders train.py:make_loss",
+            "tapescope bench orders",
+            "tapescope bench orders resnet50 linear50 --size full --device cuda",
+            "tapescope bench orders train.py:make_loss",
         ),
     )
     orders.add_argument(
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapehead workloads`, or a function of yours that makes the loss (the nine of the PR)",
+        help="of `tapescope workloads`, or a function of yours that makes the loss (the nine of the PR)",
     )
     orders.add_argument(
         "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"
@@ -71,8 +71,8 @@ def _add_accumulation(benches: Commands) -> None:
         "accumulation",
         help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219",
         examples=(
-            "tapehead bench accumulation rnn --html accumulation.html",
-            "tapehead bench accumulation train.py:make_loss",
+            "tapescope bench accumulation rnn --html accumulation.html",
+            "tapescope bench accumulation train.py:make_loss",
         ),
     )
     accumulation.add_argument(
@@ -97,17 +97,17 @@ def _add_accumulation(benches: Commands) -> None:
 def _add_mirroring(benches: Commands) -> None:
     mirroring = benches.add_parser(
         "mirroring",
-        help="memory and time of checkpoints, of torch.compile's memory budget, and of th.mirror",
+        help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.mirror",
         examples=(
-            "tapehead bench mirroring gpt2 --no-compile",
-            "tapehead bench mirroring train.py:make_loss",
+            "tapescope bench mirroring gpt2 --no-compile",
+            "tapescope bench mirroring train.py:make_loss",
         ),
     )
     mirroring.add_argument(
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapehead workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
+        help="of `tapescope workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
     )
     mirroring.add_argument(
         "--size",
@@ -147,13 +147,13 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
             return refuse(error)
         except KeyboardInterrupt:
             line.clear()
-            print("tapehead: interrupted before anything was measured", file=sys.stderr)
+            print("tapescope: interrupted before anything was measured", file=sys.stderr)
             return 130
     failed = None
     tell(lambda: study.content() | {"interrupted": study.interrupted})
     if options.html is not None:
         try:
-            print(f"tapehead: written to {study.save_html(options.html)}", file=sys.stderr)
+            print(f"tapescope: written to {study.save_html(options.html)}", file=sys.stderr)
         except OSError as error:
             failed = error
     if options.markdown:
@@ -229,7 +229,7 @@ def _bench_one_by_one(
         except KeyboardInterrupt:
             line.clear()
             said = "; what was measured until then is above" if studies else " before anything was measured"
-            print(f"tapehead: interrupted{said}", file=sys.stderr)
+            print(f"tapescope: interrupted{said}", file=sys.stderr)
             if not studies:
                 return 130
             interrupted = True
@@ -251,7 +251,7 @@ def _bench_one_by_one(
     console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
     if options.html is not None:
         try:
-            print(f"tapehead: written to {save(studies, options.html)}", file=sys.stderr)
+            print(f"tapescope: written to {save(studies, options.html)}", file=sys.stderr)
         except OSError as error:
             return refuse(error)
     return 130 if interrupted else 0

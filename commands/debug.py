@@ -1,4 +1,4 @@
-"""`tapehead debug`: a script runs with a prompt at each .backward() that it calls."""
+"""`tapescope debug`: a script runs with a prompt at each .backward() that it calls."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def add_debug(commands: Commands) -> None:
-    """Adds `tapehead debug`."""
+    """Adds `tapescope debug`."""
     debug = commands.add_parser(
         "debug",
         help="run your script with a prompt at each .backward() that it calls",
         examples=(
-            "tapehead debug train.py --epochs 1",
-            "tapehead debug --watch nan --break 'encoder.*' train.py",
-            "torchrun --nproc-per-node 2 -m tapehead debug --rank 1 train.py",
+            "tapescope debug train.py --epochs 1",
+            "tapescope debug --watch nan --break 'encoder.*' train.py",
+            "torchrun --nproc-per-node 2 -m tapescope debug --rank 1 train.py",
         ),
     )
     debug.add_argument(
@@ -76,7 +76,9 @@ def add_debug(commands: Commands) -> None:
         help="give this to the prompt, as if typed; once or several times",
     )
     debug.add_argument(
-        "target", metavar="SCRIPT.py", help="the script; or SCRIPT.py:FUNCTION, a function as `tapehead graph` takes it"
+        "target",
+        metavar="SCRIPT.py",
+        help="the script; or SCRIPT.py:FUNCTION, a function as `tapescope graph` takes it",
     )
     debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     debug.set_defaults(command=_debug)

@@ -1,4 +1,4 @@
-"""`tapehead demo`: a workload's backward under several policies and both engines, held against PyTorch's own."""
+"""`tapescope demo`: a workload's backward under several policies and both engines, held against PyTorch's own."""
 
 from __future__ import annotations
 

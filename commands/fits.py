@@ -1,4 +1,4 @@
-"""`tapehead fits`: whether a training step fits into so much memory, before anything of it is allocated."""
+"""`tapescope fits`: whether a training step fits into so much memory, before anything of it is allocated."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  tapehead fits train.py:setup --memory 24GB
-  tapehead fits train.py:setup --memory 24GB --batch-size 8 --device cuda
+  tapescope fits train.py:setup --memory 24GB
+  tapescope fits train.py:setup --memory 24GB --batch-size 8 --device cuda
 
 In train.py:
   def setup():                                              # Net is a class, or a function that makes the model
@@ -29,7 +29,7 @@ In train.py:
 
 
 def add_fits(commands: Commands) -> None:
-    """Adds `tapehead fits`."""
+    """Adds `tapescope fits`."""
     fits = commands.add_parser(
         "fits",
         help="say whether a training step fits into memory, before any is allocated",

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-ENVELOPE = ("tapehead", "schema", "exit_code", "error")
+ENVELOPE = ("tapescope", "schema", "exit_code", "error")
 """What each object has: the version, the schema and its version, the exit code, and what went wrong, or null."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ STDOUT = "-"
 class JsonAnswer:
     """What a command that runs has told so far."""
 
-    schema: str = "tapehead/1"  # until it is known which command is meant
+    schema: str = "tapescope/1"  # until it is known which command is meant
     content: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
 
@@ -190,9 +190,9 @@ def _into(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
         code = run()
         path.write_text(f"{as_json(answer, code)}\n", encoding="utf-8")
     except OSError as error:
-        print(f"tapehead: --json: {path} can't be written: {error.strerror}", file=sys.stderr)
+        print(f"tapescope: --json: {path} can't be written: {error.strerror}", file=sys.stderr)
         return 2
-    print(f"tapehead: written to {path}", file=sys.stderr)
+    print(f"tapescope: written to {path}", file=sys.stderr)
     return code
 
 
@@ -209,7 +209,7 @@ def as_json(answer: JsonAnswer, exit_code: int) -> str:
     """The whole object, on one line."""
     from .. import __version__
 
-    content = {"tapehead": __version__, "schema": answer.schema, "exit_code": exit_code, "error": answer.error}
+    content = {"tapescope": __version__, "schema": answer.schema, "exit_code": exit_code, "error": answer.error}
     return json.dumps(content | plain(answer.content), ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""`tapehead demo`, `workloads`, `graph`, `view` and `diff`: what there is to look at."""
+"""`tapescope demo`, `workloads`, `graph`, `view` and `diff`: what there is to look at."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def add_demo(commands: Commands) -> None:
-    """Adds `tapehead demo`."""
+    """Adds `tapescope demo`."""
     demo = commands.add_parser(
         "demo",
         help="step a ready model's backward under several policies, check it, draw it",
         examples=(
-            "tapehead demo resnet50",
-            "tapehead demo lstm_cell --policy bfs heap lpmf",
+            "tapescope demo resnet50",
+            "tapescope demo lstm_cell --policy bfs heap lpmf",
         ),
     )
-    demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapehead workloads` (resnet50)")
+    demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapescope workloads` (resnet50)")
     demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
     demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
     demo.add_argument(
@@ -38,21 +38,21 @@ def add_demo(commands: Commands) -> None:
 
 
 def add_workloads(commands: Commands) -> None:
-    """Adds `tapehead workloads`."""
+    """Adds `tapescope workloads`."""
     workloads = commands.add_parser(
-        "workloads", help="list the ready models", examples=("tapehead workloads", "tapehead workloads --json")
+        "workloads", help="list the ready models", examples=("tapescope workloads", "tapescope workloads --json")
     )
     workloads.set_defaults(command=_workloads)
 
 
 def add_graph(commands: Commands) -> None:
-    """Adds `tapehead graph`."""
+    """Adds `tapescope graph`."""
     graph = commands.add_parser(
         "graph",
         help="draw the backward graph of your own code",
         examples=(
-            "tapehead graph train.py:make_loss",
-            "tapehead graph train.py:make_loss --svg out.svg --fold none",
+            "tapescope graph train.py:make_loss",
+            "tapescope graph train.py:make_loss --svg out.svg --fold none",
         ),
     )
     graph.add_argument(
@@ -78,11 +78,11 @@ def add_graph(commands: Commands) -> None:
 
 
 def add_diff(commands: Commands) -> None:
-    """Adds `tapehead diff`."""
+    """Adds `tapescope diff`."""
     diff = commands.add_parser(
         "diff",
         help="say where two saved runs part, in order, values and memory",
-        examples=("tapehead diff before.tape.json after.tape.json",),
+        examples=("tapescope diff before.tape.json after.tape.json",),
     )
     diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
     diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
@@ -91,14 +91,14 @@ def add_diff(commands: Commands) -> None:
 
 
 def add_view(commands: Commands) -> None:
-    """Adds `tapehead view`."""
+    """Adds `tapescope view`."""
     view = commands.add_parser(
         "view",
         help="play a saved run in the browser: the deck as one page",
         examples=(
-            "tapehead view run.tape.json",
-            "tapehead view run.tape.json --out run.html --no-open",
-            "tapehead view run.tape.json --out run.perfetto.json",
+            "tapescope view run.tape.json",
+            "tapescope view run.tape.json --out run.html --no-open",
+            "tapescope view run.tape.json --out run.perfetto.json",
         ),
     )
     view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
@@ -127,7 +127,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
         return refuse(error)
     if run_demo(found, policies, options.size, options.out, console):
         return 0
-    print("tapehead: an engine disagrees with PyTorch: see the table", file=sys.stderr)
+    print("tapescope: an engine disagrees with PyTorch: see the table", file=sys.stderr)
     return 1
 
 
@@ -185,7 +185,7 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
     until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
     said = f"{options.target} raised {type(drawn.error).__name__}; {until}"
     tell_error(said, traceback)
-    print(f"tapehead: {said}", file=sys.stderr)
+    print(f"tapescope: {said}", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""`tapehead mcp`: what tapehead knows of a program, for agents that speak the Model Context Protocol, over stdio."""
+"""`tapescope mcp`: what tapescope knows of a program, for agents that speak the Model Context Protocol, over stdio."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _CLOSED = (
 )
 _OPEN = (
     "Scripts below the server's folder can be run, with all rights of the user who started it: what they do to files "
-    "and network is theirs. A session is driven with the commands of tapehead's prompt (step, continue, break WHERE, "
+    "and network is theirs. A session is driven with the commands of tapescope's prompt (step, continue, break WHERE, "
     "watch nan or inf, info, where, help); expressions are not evaluated."
 )
 
 
 def add_mcp(commands: Commands) -> None:
-    """Adds `tapehead mcp`."""
+    """Adds `tapescope mcp`."""
     mcp = commands.add_parser(
         "mcp",
         help="answer an agent's questions over the Model Context Protocol, on stdio",
-        examples=("tapehead mcp runs/", "tapehead mcp . --allow-run --seconds 120"),
+        examples=("tapescope mcp runs/", "tapescope mcp . --allow-run --seconds 120"),
     )
     mcp.add_argument(
         "folder",
@@ -56,7 +56,7 @@ def _mcp(options: argparse.Namespace, console: Console) -> int:
     if options.json is not None:
         return refuse("--json: what mcp speaks is JSON already, the protocol's")
     if find_spec("mcp") is None:
-        return refuse("the Model Context Protocol's SDK is missing: pip install 'tapehead[mcp]'")
+        return refuse("the Model Context Protocol's SDK is missing: pip install 'tapescope[mcp]'")
     if not options.seconds > 0:
         return refuse(f"--seconds: expected more than 0, got {options.seconds:g}")
     try:
@@ -64,7 +64,7 @@ def _mcp(options: argparse.Namespace, console: Console) -> int:
     except OSError as error:
         return refuse(error)
     if options.allow_run:
-        print(f"tapehead: scripts in {folder.path} may be run by the client, with your rights", file=sys.stderr)
+        print(f"tapescope: scripts in {folder.path} may be run by the client, with your rights", file=sys.stderr)
     answers = McpAnswers(folder, options.seconds)
     try:
         server_of(answers, options.allow_run).run("stdio")
@@ -160,7 +160,7 @@ def server_of(answers: McpAnswers, allow_run: bool) -> MCPServer[Any]:
     from .. import __version__
 
     instructions = f"{_DATA} {_CLOSED} {_OPEN if allow_run else ''}".strip()
-    server: MCPServer[Any] = MCPServer("tapehead", instructions=instructions, version=__version__, log_level="ERROR")
+    server: MCPServer[Any] = MCPServer("tapescope", instructions=instructions, version=__version__, log_level="ERROR")
     _add_readers(server, answers)
     if allow_run:
         _add_questions(server, answers)
@@ -244,7 +244,7 @@ def _add_sessions(server: MCPServer[Any], answers: McpAnswers) -> None:
 
     @server.tool()
     def command(line: str, session: str = "main", start: int = 0) -> dict[str, Any]:
-        """Gives a session a command of tapehead's prompt: "step 3", "watch nan or inf", "continue", "info", "back",
+        """Gives a session a command of tapescope's prompt: "step 3", "watch nan or inf", "continue", "info", "back",
         "help"."""
         return answers.command(session, line, max(start, 0))
 

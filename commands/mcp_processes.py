@@ -1,4 +1,4 @@
-"""The processes that answer for `tapehead mcp`, and the folder whose files they may be asked about."""
+"""The processes that answer for `tapescope mcp`, and the folder whose files they may be asked about."""
 
 from __future__ import annotations
 

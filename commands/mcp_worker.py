@@ -1,4 +1,4 @@
-"""What `tapehead mcp` hands to a process of its own: reading files, and a script with its session.
+"""What `tapescope mcp` hands to a process of its own: reading files, and a script with its session.
 
 It is told requests as lines of JSON, and answers each with a line. What a script prints can't get among them, one that
 ends the process ends its session alone, and one that takes too long is ended by whoever asked.
@@ -147,7 +147,7 @@ def _why(run: str, task: str) -> Answered:
 
     found = load(run)
     if found.trace is None:
-        raise ValueError(f"{Path(run).name} has no trace; th.backward(loss, trace='cheap') keeps one")
+        raise ValueError(f"{Path(run).name} has no trace; ts.backward(loss, trace='cheap') keeps one")
     meant = typed_task(task, found.graph, found.order)
     record = found.trace.of(meant)
     if record is None:

@@ -1,4 +1,4 @@
-"""`tapehead compare` and `advise`: a program is run, and what it takes is measured."""
+"""`tapescope compare` and `advise`: a program is run, and what it takes is measured."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def add_compare(commands: Commands) -> None:
-    """Adds `tapehead compare`."""
+    """Adds `tapescope compare`."""
     compare = commands.add_parser(
         "compare",
         help="measure and predict memory under several policies, of a ready model or your own code",
         examples=(
-            "tapehead compare linear50",
-            "tapehead compare train.py:make_loss --policy bfs heap auto",
+            "tapescope compare linear50",
+            "tapescope compare train.py:make_loss --policy bfs heap auto",
         ),
     )
     compare.add_argument(
         "target",
         metavar="WORKLOAD | SCRIPT.py:FUNCTION",
-        help="one of `tapehead workloads`, or a function as `tapehead graph` takes it, which is run many times",
+        help="one of `tapescope workloads`, or a function as `tapescope graph` takes it, which is run many times",
     )
     compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
     compare.add_argument(
@@ -52,19 +52,19 @@ def add_compare(commands: Commands) -> None:
 
 
 def add_advise(commands: Commands) -> None:
-    """Adds `tapehead advise`."""
+    """Adds `tapescope advise`."""
     advise = commands.add_parser(
         "advise",
         help="look for what could be changed in a program, try it on it, and say what it gains",
         examples=(
-            "tapehead advise ensemble",
-            "tapehead advise train.py:make_loss",
+            "tapescope advise ensemble",
+            "tapescope advise train.py:make_loss",
         ),
     )
     advise.add_argument(
         "target",
         metavar="WORKLOAD | SCRIPT.py:FUNCTION",
-        help="as `tapehead compare` takes it; it is run some ten times",
+        help="as `tapescope compare` takes it; it is run some ten times",
     )
     advise.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
     advise.set_defaults(command=_advise)

@@ -1,4 +1,4 @@
-"""`tapehead replay`: a step that a black box has kept runs again, and says whether it is the same, and what was bad."""
+"""`tapescope replay`: runs a step that a black box has kept again, and says whether it is the same and what was bad."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  tapehead replay black_box/step_37 train.py:make_model train.py:loss_of
-  tapehead replay black_box/step_37 train.py:make_model train.py:loss_of --page step_37.html
-  tapehead replay black_box/step_37 train.py:make_model train.py:loss_of --prompt
+  tapescope replay black_box/step_37 train.py:make_model train.py:loss_of
+  tapescope replay black_box/step_37 train.py:make_model train.py:loss_of --page step_37.html
+  tapescope replay black_box/step_37 train.py:make_model train.py:loss_of --prompt
 
-The folder is one that th.training(..., black_box="black_box") has written. In train.py:
+The folder is one that ts.training(..., black_box="black_box") has written. In train.py:
   def make_model(): return Net()                            # any values: it gets the recorded ones
   def loss_of(model, batch): return mse(model(batch[0]), batch[1])   # what the loop calls .backward() of
 """
 
 
 def add_replay(commands: Commands) -> None:
-    """Adds `tapehead replay`."""
+    """Adds `tapescope replay`."""
     replay = commands.add_parser(
         "replay",
         help="run a training step again that a black box has kept, and say what was bad in it",
@@ -87,7 +87,7 @@ def _noted(function: Callable[..., Any], raised: list[BaseException]) -> Callabl
 
 
 def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"tapehead: {message}", file=sys.stderr)
+    print(f"tapescope: {message}", file=sys.stderr)
 
 
 def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> int:
@@ -108,7 +108,7 @@ def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> i
     )
     if nan is None:
         if options.page is not None or options.prompt:
-            print("tapehead: there is neither page nor prompt of a step that raises", file=sys.stderr)
+            print("tapescope: there is neither page nor prompt of a step that raises", file=sys.stderr)
         return 0 if again.same else 1
     console.print()
     for sentence in nan.sentences:

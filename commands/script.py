@@ -106,7 +106,7 @@ def draw_function(target: str) -> Drawn:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
-        return Drawn(read_graph(loss, model).owned())  # the loss ends here, and th.groups asks the nodes
+        return Drawn(read_graph(loss, model).owned())  # the loss ends here, and ts.groups asks the nodes
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 
@@ -242,7 +242,7 @@ def _beside(path: Path) -> Iterator[None]:
 
 def _load(path: Path) -> ModuleType:
     """Imports the script under its own name, as its neighbours would, unless a module of that name is there already."""
-    name = path.stem if path.stem not in sys.modules else f"tapehead script {path.stem}"
+    name = path.stem if path.stem not in sys.modules else f"tapescope script {path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

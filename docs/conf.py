@@ -18,17 +18,17 @@ from textwrap import dedent, indent
 import torch
 from sphinx.application import Sphinx
 
-import tapehead as th
-from tapehead.__main__ import command_line
+import tapescope as ts
+from tapescope.__main__ import command_line
 
 HERE = Path(__file__).parent
 NOTEBOOKS = HERE.parent / "notebooks"
 LIVE = {"application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json"}
 
-project = "tapehead"
-author = "tapehead contributors"
-copyright = "tapehead contributors, MIT licence"
-version = release = version_of("tapehead")
+project = "tapescope"
+author = "tapescope contributors"
+copyright = "tapescope contributors, MIT licence"
+version = release = version_of("tapescope")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "README.md"]
@@ -53,9 +53,9 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 html_theme = "furo"
-html_title = f"tapehead {version}"
+html_title = f"tapescope {version}"
 html_static_path = ["_static"]
-html_css_files = ["tapehead.css"]
+html_css_files = ["tapescope.css"]
 html_extra_path = ["_pages"]  # saved decks, as they are
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
@@ -151,7 +151,7 @@ def _write_deck() -> None:
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
     x = torch.randn(8, 32, 64)
-    run = th.profile(lambda: model(x).square().mean(), model=model)
+    run = ts.profile(lambda: model(x).square().mean(), model=model)
     folder = HERE / "_pages" / "decks"
     folder.mkdir(parents=True, exist_ok=True)
     run.save_html(folder / "encoder.html")
@@ -169,7 +169,7 @@ def _write_commands() -> None:
 def _import_what_only_types_need() -> None:
     """A signature of which one name is not there shows all of its names as they are written: `AnyPolicy`, `Level`."""
     for module in {
-        sys.modules[inspect.unwrap(getattr(th, name)).__module__] for name in th.__all__ if _has_source(name)
+        sys.modules[inspect.unwrap(getattr(ts, name)).__module__] for name in ts.__all__ if _has_source(name)
     }:
         blocks = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
         for node in (each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)):
@@ -179,7 +179,7 @@ def _import_what_only_types_need() -> None:
 
 
 def _has_source(name: str) -> bool:
-    return inspect.isfunction(getattr(th, name)) or inspect.isclass(getattr(th, name))
+    return inspect.isfunction(getattr(ts, name)) or inspect.isclass(getattr(ts, name))
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

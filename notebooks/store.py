@@ -52,7 +52,7 @@ def store(path: Path) -> None:
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when each began and ended, which is never the same twice
-    notebook.metadata["tapehead"] = {"code": code_hash(notebook)}
+    notebook.metadata["tapescope"] = {"code": code_hash(notebook)}
     nbformat.write(notebook, path)
 
 

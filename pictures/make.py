@@ -9,7 +9,7 @@ from typing import Literal
 
 from playwright.sync_api import sync_playwright
 
-import tapehead as th
+import tapescope as ts
 
 HERE = Path(__file__).parent
 SIZE = {"width": 1420, "height": 720}  # a deck in a notebook, all of it
@@ -18,19 +18,19 @@ SHARP = 2  # pixels of the picture for each of the page's
 
 def deck_pictures() -> None:
     """The deck on a ResNet-50 at the peak of its backward, in either theme."""
-    _, make_loss = th.workload("resnet50").build()
+    _, make_loss = ts.workload("resnet50").build()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     themes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        path = th.profile(make_loss).save_html(Path(folder) / "resnet50.html")
+        path = ts.profile(make_loss).save_html(Path(folder) / "resnet50.html")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for theme in themes:
             page = browser.new_page(viewport=SIZE, device_scale_factor=SHARP, color_scheme=theme)
             page.goto(path.as_uri())
-            rests = page.locator(".tapehead-deck .deck[data-rests]")
+            rests = page.locator(".tapescope-deck .deck[data-rests]")
             rests.wait_for()
             page.keyboard.press("p")
-            page.locator(".tapehead-deck .deck:not([data-t='0'])").wait_for()
+            page.locator(".tapescope-deck .deck:not([data-t='0'])").wait_for()
             rests.wait_for()
             page.screenshot(path=HERE / f"deck_{theme}.png")
         browser.close()
@@ -38,10 +38,10 @@ def deck_pictures() -> None:
 
 def graph_picture() -> None:
     """The backward of GPT-2; "small" has the graph of the full size."""
-    _, make_loss = th.workload("gpt2").build()
-    with th.capture():
+    _, make_loss = ts.workload("gpt2").build()
+    with ts.capture():
         loss = make_loss()
-    th.graph(loss).save_svg(HERE / "gpt2.svg")
+    ts.graph(loss).save_svg(HERE / "gpt2.svg")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WIDGETS = Path(__file__).parents[1] / "widgets"
 
 frozen_count = gc.get_freeze_count
 
-os.environ.setdefault("TAPEHEAD_TRACEBACKS", "full")  # who works on tapehead wants to see where an error is raised
+os.environ.setdefault("TAPESCOPE_TRACEBACKS", "full")  # who works on tapescope wants to see where an error is raised
 
 
 def pytest_collection_finish() -> None:
@@ -84,7 +84,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     with torch_warnings() as found:
         result = yield
     if found:
-        pytest.fail("torch warns of calls from tapehead: " + "; ".join(dict.fromkeys(found)), pytrace=False)
+        pytest.fail("torch warns of calls from tapescope: " + "; ".join(dict.fromkeys(found)), pytrace=False)
     return result
 
 
@@ -123,7 +123,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--warnings-of-torch-are-errors",
         action="store_true",
-        help="fail tests in which torch warns of what tapehead calls (FutureWarning, DeprecationWarning)",
+        help="fail tests in which torch warns of what tapescope calls (FutureWarning, DeprecationWarning)",
     )
 
 

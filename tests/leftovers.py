@@ -17,10 +17,10 @@ from torch.autograd import Variable
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tapehead.engine.tasks.hook_watch import HookWatch
-from tapehead.inspector.torch_internals.allocators import one_recording, profiler_is_on
-from tapehead.inspector.torch_internals.hooks import hooks_registered
-from tapehead.inspector.torch_internals.sequence_numbers import pins_open
+from tapescope.engine.tasks.hook_watch import HookWatch
+from tapescope.inspector.torch_internals.allocators import one_recording, profiler_is_on
+from tapescope.inspector.torch_internals.hooks import hooks_registered
+from tapescope.inspector.torch_internals.sequence_numbers import pins_open
 
 HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"
 _GRACE_S = 5.0
@@ -38,7 +38,7 @@ class Leftovers:
         """What is otherwise now. Threads that are about to end are given so many seconds."""
         found: list[str] = []
         for thread in set(threading.enumerate()) - self._threads:
-            if thread.name.startswith("tapehead"):  # servers and kernels that several tests share have others
+            if thread.name.startswith("tapescope"):  # servers and kernels that several tests share have others
                 thread.join(grace_s)
                 if thread.is_alive():
                     found.append(f"the thread {thread.name!r} still runs")

@@ -1,4 +1,4 @@
-"""Every call of tapehead's that a message advises can be made."""
+"""Every call of tapescope's that a message advises can be made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import tapehead as th
+import tapescope as ts
 
-ROOT = Path(th.__file__).parent
+ROOT = Path(ts.__file__).parent
 FOLDERS = ("commands", "engine", "inspector", "widgets")
-CALL = re.compile(r"\bth\.([A-Za-z_]+)\(")
+CALL = re.compile(r"\bts\.([A-Za-z_]+)\(")
 PLACEHOLDER = "value"  # what stands in an f-string between braces
 
 
@@ -62,7 +62,7 @@ def test_the_arguments_of_each_call_that_a_message_advises_fit() -> None:
     wrong, seen = [], 0
     for where, call in advised():
         assert isinstance(call.func, ast.Attribute)
-        verb = getattr(th, call.func.attr, None)
+        verb = getattr(ts, call.func.attr, None)
         if verb is None:
             wrong.append(f"{where}: there is no such name")
             continue
@@ -86,6 +86,6 @@ def test_the_arguments_of_each_call_that_a_message_advises_fit() -> None:
 
 
 def test_the_arguments_are_read_from_the_midst_of_a_sentence() -> None:
-    (call,) = calls("What to do: th.find_unused(loss) says why.")
+    (call,) = calls("What to do: ts.find_unused(loss) says why.")
     with pytest.raises(TypeError):
-        inspect.signature(th.find_unused).bind(*call.args)
+        inspect.signature(ts.find_unused).bind(*call.args)

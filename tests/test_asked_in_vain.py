@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.sessions.session_base import SessionBase
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.engine.sessions.session_base import SessionBase
+from tapescope.widgets.deck.deck import Deck
 
 MODEL = nn.Linear(3, 3)
 INNER = {"packed", "moment", "close_unseen", "is_shown", "stop_here", "forget", "tasks_to_leave"}
@@ -31,12 +31,12 @@ def names_of(kind: type) -> set[str]:
     }
 
 
-SESSION = names_of(th.Stepper) | {"accumulation"}
+SESSION = names_of(ts.Stepper) | {"accumulation"}
 DECK = names_of(Deck) - names_of(ipywidgets.DOMWidget)
-RUN = names_of(th.Run)
+RUN = names_of(ts.Run)
 ASKED: dict[str, tuple[Callable[[], object], set[str]]] = {
-    "a session": (lambda: th.debug(make_loss()), (DECK | RUN) - SESSION - INNER),
-    "a deck": (lambda: th.deck(make_loss()), (SESSION | RUN) - names_of(Deck) - INNER - {"runs_in_this_thread"}),
+    "a session": (lambda: ts.debug(make_loss()), (DECK | RUN) - SESSION - INNER),
+    "a deck": (lambda: ts.deck(make_loss()), (SESSION | RUN) - names_of(Deck) - INNER - {"runs_in_this_thread"}),
 }
 
 
@@ -52,21 +52,21 @@ def test_what_others_have_is_said_in_a_sentence(what: str) -> None:
 
 
 def test_no_repr_pickle_or_copy_is_misled() -> None:
-    with th.deck(make_loss()) as deck:
-        for asked in (th.debug(make_loss()), deck):
+    with ts.deck(make_loss()) as deck:
+        for asked in (ts.debug(make_loss()), deck):
             assert not hasattr(asked, "_ipython_canary_method_should_not_exist_")
             assert not hasattr(asked, "timeline") and not hasattr(asked, "_repr_latex_")
             bare = type(asked).__new__(type(asked))
             assert not hasattr(bare, "no_such_name")
-    assert getattr(th.debug(make_loss()), "_repr_html_", None) is None
+    assert getattr(ts.debug(make_loss()), "_repr_html_", None) is None
     with pytest.raises(AttributeError) as caught:
-        th.debug(make_loss()).redy  # type: ignore[union-attr]  # noqa: B018
+        ts.debug(make_loss()).redy  # type: ignore[union-attr]  # noqa: B018
     assert caught.value.name == "redy" and isinstance(caught.value.obj, SessionBase)  # Python says what was meant
-    copy.copy(th.backward(make_loss()))
+    copy.copy(ts.backward(make_loss()))
 
 
 def test_the_error_of_a_property_is_not_taken_for_a_name_in_vain() -> None:
-    class Wrong(th.Stepper):
+    class Wrong(ts.Stepper):
         @property
         def position(self) -> int:
             raise AttributeError("from inside")
@@ -75,18 +75,18 @@ def test_the_error_of_a_property_is_not_taken_for_a_name_in_vain() -> None:
     with Wrong(make_loss()) as session, pytest.raises(AttributeError, match="from inside"):
         session.position  # noqa: B018
 
-    class WrongRun(th.Run):
+    class WrongRun(ts.Run):
         @property
         def peak_bytes(self) -> int:
             raise AttributeError("from inside")
 
-    run = th.backward(make_loss())
+    run = ts.backward(make_loss())
     with pytest.raises(AttributeError, match="from inside"):
         WrongRun(run.graph, "heap", "native", run.order, run.planned, 0).peak_bytes  # noqa: B018
 
 
 def test_a_decks_comparison_is_printed_as_the_table() -> None:
-    with th.deck(make_loss()) as deck:
+    with ts.deck(make_loss()) as deck:
         said = str(deck.compare(["heap", "bfs"])).splitlines()
         assert said[0].split() == ["policy", "peak", "peak", "in", "longest", "queue"]
         assert [line.split()[0] for line in said[1:3]] == ["heap", "bfs"]

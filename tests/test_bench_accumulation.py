@@ -1,4 +1,4 @@
-"""`tapehead bench accumulation`, as typed."""
+"""`tapescope bench accumulation`, as typed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.__main__ import main
-from tapehead.engine.studies import accumulation_study as module
-from tapehead.engine.workloads.workloads import WORKLOADS
+from tapescope.__main__ import main
+from tapescope.engine.studies import accumulation_study as module
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_the_page_is_written_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
     pytest.importorskip("plotly")
     page = tmp_path / "new" / "page.html"
     assert bench("needless", "--html", str(page)) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == f"tapehead: written to {page}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"tapescope: written to {page}"
     assert "needless, float32" in page.read_text(encoding="utf-8")
 
 
@@ -62,10 +62,10 @@ def test_an_interrupt_keeps_what_is_there(
     assert bench("needless", "rnn", "--html", str(page)) == 130
     printed, told = capsys.readouterr()
     assert printed.startswith("needless, float32") and "rnn" not in printed
-    assert "tapehead: interrupted; what was measured until then is above" in told and page.exists()
+    assert "tapescope: interrupted; what was measured until then is above" in told and page.exists()
     assert bench("rnn", "--html", str(tmp_path / "none.html")) == 130
     printed, told = capsys.readouterr()
-    assert printed == "" and told.splitlines()[-1] == "tapehead: interrupted before anything was measured"
+    assert printed == "" and told.splitlines()[-1] == "tapescope: interrupted before anything was measured"
     assert not (tmp_path / "none.html").exists()
 
 
@@ -78,15 +78,15 @@ def test_where_the_page_cannot_be_written_the_tables_are_not_lost(
     monkeypatch.setattr(module, "save_studies", full)
     assert bench("needless", "--html", str(tmp_path / "page.html")) == 2
     printed, told = capsys.readouterr()
-    assert printed.startswith("needless, float32") and told.splitlines()[-1] == "tapehead: no space left"
+    assert printed.startswith("needless, float32") and told.splitlines()[-1] == "tapescope: no space left"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nope"], "tapehead: unknown workload 'nope'; known: resnet50"),
-        (["linear50"], "tapehead: workload linear50 has no gradient written by hand; those which have: rnn, fan_out"),
-        (["needless", "--html", "."], "tapehead: --html: . is a folder, not the name of a file"),
+        (["nope"], "tapescope: unknown workload 'nope'; known: resnet50"),
+        (["linear50"], "tapescope: workload linear50 has no gradient written by hand; those which have: rnn, fan_out"),
+        (["needless", "--html", "."], "tapescope: --html: . is a folder, not the name of a file"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`tapehead bench mirroring`, as typed."""
+"""`tapescope bench mirroring`, as typed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.__main__ import main
-from tapehead.engine.studies import mirror_study as module
+from tapescope.__main__ import main
+from tapescope.engine.studies import mirror_study as module
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
     assert lines[3].split()[:2] == ["way", "peak"] and lines[4].startswith("nothing ")
     assert "checkpoint per block was left out: no module of this model repeats." in printed
     assert lines[-1].startswith("Measured on ")
-    assert told.splitlines() == ["measuring rnn", f"tapehead: written to {page}"]
+    assert told.splitlines() == ["measuring rnn", f"tapescope: written to {page}"]
     assert "rnn: batch=4" in page.read_text(encoding="utf-8")
 
 
@@ -49,17 +49,17 @@ def test_an_interrupt_keeps_what_is_there(capsys: pytest.CaptureFixture[str], mo
     assert bench("rnn", "gpt2") == 130
     printed, told = capsys.readouterr()
     assert printed.startswith("rnn: batch=4") and "gpt2" not in printed
-    assert "tapehead: interrupted; what was measured until then is above" in told
+    assert "tapescope: interrupted; what was measured until then is above" in told
     assert bench("gpt2") == 130
-    assert "tapehead: interrupted before anything was measured" in capsys.readouterr().err
+    assert "tapescope: interrupted before anything was measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nope"], "tapehead: unknown workload 'nope'; known: resnet50"),
-        (["linear50"], 'tapehead: workload linear50 has no size "desk"; those which have: rnn'),
-        (["rnn", "--html", "."], "tapehead: --html: . is a folder, not the name of a file"),
+        (["nope"], "tapescope: unknown workload 'nope'; known: resnet50"),
+        (["linear50"], 'tapescope: workload linear50 has no size "desk"; those which have: rnn'),
+        (["rnn", "--html", "."], "tapescope: --html: . is a folder, not the name of a file"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

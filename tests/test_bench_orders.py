@@ -1,4 +1,4 @@
-"""`tapehead bench orders`, as typed."""
+"""`tapescope bench orders`, as typed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.__main__ import main
-from tapehead.commands.answers import ProgressLine
-from tapehead.engine.studies.studied_orders import OrderStudy
-from tapehead.engine.workloads.ready_workload import Parts, Workload
-from tapehead.engine.workloads.workloads import WORKLOADS
+from tapescope.__main__ import main
+from tapescope.commands.answers import ProgressLine
+from tapescope.engine.studies.studied_orders import OrderStudy
+from tapescope.engine.workloads.ready_workload import Parts, Workload
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_files_are_written_beside_the_table(tmp_path: Path, capsys: pytest.Captu
     assert printed.startswith(
         "| workload | dfs, time | peak | heap, time | peak | longest queue (dfs / heap) |\n| --- |"
     )
-    assert told.splitlines()[-2:] == [f"tapehead: written to {page}", f"tapehead: written to {data}"]
+    assert told.splitlines()[-2:] == [f"tapescope: written to {page}", f"tapescope: written to {data}"]
     assert [each["policy"] for each in json.loads(data.read_text(encoding="utf-8"))["rows"]] == ["dfs", "heap"]
     text = page.read_text(encoding="utf-8")
     assert "<script src" not in text and "<link" not in text and "@import" not in text, "it works offline"
@@ -72,7 +72,7 @@ def test_where_a_file_cannot_be_written_the_table_is_not_lost(
     monkeypatch.setattr(OrderStudy, "save_html", full)
     assert bench("linear50", "--html", str(tmp_path / "page.html")) == 2
     printed, told = capsys.readouterr()
-    assert printed.startswith("workload") and told.splitlines()[-1] == "tapehead: no space left"
+    assert printed.startswith("workload") and told.splitlines()[-1] == "tapescope: no space left"
 
 
 def test_an_interrupt_prints_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_an_interrupt_prints_what_is_there(capsys: pytest.CaptureFixture[str]) -
     assert "The study was interrupted: workloads are missing." in printed
     assert bench("stopped") == 130
     printed, told = capsys.readouterr()
-    assert printed == "" and told.splitlines()[-1] == "tapehead: interrupted before anything was measured"
+    assert printed == "" and told.splitlines()[-1] == "tapescope: interrupted before anything was measured"
 
 
 def test_what_cannot_be_measured_is_told_and_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +93,10 @@ def test_what_cannot_be_measured_is_told_and_is_a_failure(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nope"], "tapehead: unknown workload 'nope'; known: resnet50"),
-        (["linear50", "--policies", "zzz"], "tapehead: there is no policy 'zzz'; known are bfs"),
-        (["linear50", "--device", "meta"], "tapehead: there is nothing to measure on the device meta"),
-        (["linear50", "--html", "."], "tapehead: --html: . is a folder, not the name of a file"),
+        (["nope"], "tapescope: unknown workload 'nope'; known: resnet50"),
+        (["linear50", "--policies", "zzz"], "tapescope: there is no policy 'zzz'; known are bfs"),
+        (["linear50", "--device", "meta"], "tapescope: there is nothing to measure on the device meta"),
+        (["linear50", "--html", "."], "tapescope: --html: . is a folder, not the name of a file"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

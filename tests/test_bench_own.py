@@ -1,4 +1,4 @@
-"""`tapehead bench` of a function of the user's."""
+"""`tapescope bench` of a function of the user's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tapehead.__main__ import main
-from tapehead.engine.programs.timing import Spread
-from tapehead.engine.studies.accumulation_study import PYTORCH, accumulation_study
-from tapehead.engine.studies.mirror_study import BLOCKS, COMPILED, NOTHING, mirror_study
-from tapehead.engine.studies.order_study import order_study
-from tapehead.engine.workloads.own_program import own_program
+from tapescope.__main__ import main
+from tapescope.engine.programs.timing import Spread
+from tapescope.engine.studies.accumulation_study import PYTORCH, accumulation_study
+from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, NOTHING, mirror_study
+from tapescope.engine.studies.order_study import order_study
+from tapescope.engine.workloads.own_program import own_program
 
 _SCRIPT = """
 import torch
@@ -95,7 +95,7 @@ def test_mirroring_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[s
 def test_what_is_wrong_with_it_is_said(what: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(what, "mine.py:raises") == 1
     told = capsys.readouterr().err
-    assert told.splitlines()[-1] == "tapehead: your function raised KeyError" and "/commands/" not in told
+    assert told.splitlines()[-1] == "tapescope: your function raised KeyError" and "/commands/" not in told
     assert run(what, "mine.py:without_graph") in (1, 2)
     said = " ".join("".join(capsys.readouterr()).split())
     assert "without_graph() returned a loss without a graph: it was computed under torch.no_grad()" in said

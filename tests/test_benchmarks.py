@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from tapehead.engine.tasks import hook_watch
-from tapehead.inspector.torch_internals.hooks import hooks_registered
+from tapescope.engine.tasks import hook_watch
+from tapescope.inspector.torch_internals.hooks import hooks_registered
 
 from . import second_device
 
@@ -95,7 +95,7 @@ def test_what_fits_is_measured_beside_what_a_step_took(benchmarks: ModuleType) -
 def test_two_devices_are_measured_on_threads_beside_the_simulation(benchmarks: ModuleType) -> None:
     found = list(benchmarks.BENCHMARKS["two_devices"](benchmarks.Effort(repetitions=1, tiny=True)))
     assert [row.unit for row in found] == ["×", "%"] * 4
-    assert all(row.note.startswith("th.makespan says ") for row in found[::2])
+    assert all(row.note.startswith("ts.makespan says ") for row in found[::2])
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found[::2]), "by how much is chance"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tapehead as th
+import tapescope as ts
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -26,14 +26,14 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     named = Counter(
         name for text in texts for name in re.findall(r"^\.\. (?:auto|py:)\w+:: (\w+)$", text, re.MULTILINE)
     )
-    assert dict(named) == dict.fromkeys(th.__all__, 1)
+    assert dict(named) == dict.fromkeys(ts.__all__, 1)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_uses_public_names_alone(page: Path) -> None:
     code = re.findall(r"```python\n(.*?)```|`([^`\n]+)`", page.read_text(encoding="utf-8"), re.DOTALL)
-    used = {name for parts in code for part in parts for name in re.findall(r"\bth\.(\w+)", part)}
-    assert used <= {*th.__all__}
+    used = {name for parts in code for part in parts for name in re.findall(r"\bts\.(\w+)", part)}
+    assert used <= {*ts.__all__}
 
 
 READ_ON_GITHUB = [*sorted(ROOT.glob("*.md")), *PAGES]
@@ -70,7 +70,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
 def test_the_guide_to_orders_has_every_policy() -> None:
     text = (DOCS / "guides" / "orders.md").read_text(encoding="utf-8")
     named = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
-    assert named == {*th.POLICIES}
+    assert named == {*ts.POLICIES}
 
 
 def test_each_page_is_in_the_contents() -> None:
@@ -85,12 +85,12 @@ def test_each_page_is_in_the_contents() -> None:
 
 def test_the_page_of_formats_names_each_key_of_a_run(tmp_path: Path) -> None:
     weight = torch.ones(2, 2, requires_grad=True)
-    saved = json.loads(th.profile(lambda: weight.exp().sum(), trace="full").save(tmp_path / "a.tape.json").read_text())
+    saved = json.loads(ts.profile(lambda: weight.exp().sum(), trace="full").save(tmp_path / "a.tape.json").read_text())
     page = (REFERENCE / "formats.md").read_text(encoding="utf-8")
     said = {}
-    for path in re.findall(r"^\.\. autofunction:: tapehead\.(\S+)$", page, re.MULTILINE):
+    for path in re.findall(r"^\.\. autofunction:: tapescope\.(\S+)$", page, re.MULTILINE):
         module, _, name = path.rpartition(".")
-        said[name] = inspect.getdoc(getattr(import_module(f"tapehead.{module}"), name)) or ""
+        said[name] = inspect.getdoc(getattr(import_module(f"tapescope.{module}"), name)) or ""
     for name, part in (("save", saved), ("write_graph", saved["graph"]), ("write_timeline", saved["timeline"])):
         assert [key for key in part if f"`{key}`" not in said[name]] == []
 
@@ -114,7 +114,7 @@ def test_all_pages_install_from_one_place() -> None:
         place for text in texts for place in re.findall(r"pip install '([./\w]+)\[(?:notebook|figures|marimo)\]'", text)
     ]
     assert len(found) == 5
-    assert {place.removesuffix("/tapehead") for place in found} in ({"."}, {"tapehead"})
+    assert {place.removesuffix("/tapescope") for place in found} in ({"."}, {"tapescope"})
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
+import tapescope as ts
 
-PAGE = Path(th.__file__).parent / "docs" / "reference" / "errors.md"
+PAGE = Path(ts.__file__).parent / "docs" / "reference" / "errors.md"
 MISTAKES = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -22,9 +22,9 @@ def test_the_page_shows_ten_mistakes() -> None:
 
 @pytest.mark.parametrize(("code", "said"), MISTAKES, ids=[code.splitlines()[-1] for code, _ in MISTAKES])
 def test_a_mistake_says_what_the_page_shows(code: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TAPEHEAD_TRACEBACKS", raising=False)
+    monkeypatch.delenv("TAPESCOPE_TRACEBACKS", raising=False)
     model, x = nn.Linear(3, 3), torch.ones(2, 3)
-    names = {"th": th, "torch": torch, "model": model, "x": x, "loss": model(x).sum()}
+    names = {"ts": ts, "torch": torch, "model": model, "x": x, "loss": model(x).sum()}
     with pytest.raises(Exception) as caught:  # noqa: PT011 what it says is compared below
         exec(compile(code, "<page>", "exec"), names)
     lines = "".join(traceback.format_exception_only(caught.value))

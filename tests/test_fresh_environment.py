@@ -53,7 +53,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of an environment in which the README's two lines have been typed, in a clone."""
     folder = tmp_path_factory.mktemp("fresh")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "out", "*.egg-info", "node_modules")
-    clone = shutil.copytree(ROOT, folder / "tapehead", ignore=litter)
+    clone = shutil.copytree(ROOT, folder / "tapescope", ignore=litter)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     found = folder / "venv" / "bin" / "python"
 
@@ -63,13 +63,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^pip (install .*)$", README, re.MULTILINE)]
     of_torch = next(line for line in lines if "torch" in line)
-    of_tapehead = next(line for line in lines if ".[notebook]" in line)
+    of_tapescope = next(line for line in lines if ".[notebook]" in line)
     if pip(
         *of_torch, "--retries", "0", "--timeout", "15"
     ).returncode:  # that index is out of reach: "or any torch that is there"
         done = pip("install", f"torch=={torch.__version__.partition('+')[0]}")
         assert done.returncode == 0, done.stderr
-    done = pip(*takewhile(lambda word: word != "&&", of_tapehead))
+    done = pip(*takewhile(lambda word: word != "&&", of_tapescope))
     assert done.returncode == 0, done.stderr
     yield found
     shutil.rmtree(folder)  # more than a gigabyte
@@ -116,5 +116,5 @@ def test_the_readmes_first_cells_run_as_they_stand(python: Path, tmp_path: Path)
 
 
 def test_the_command_is_there(python: Path) -> None:
-    done = subprocess.run([python.parent / "tapehead", "--version"], env=bare_shell(), capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("tapehead ") and not done.stderr
+    done = subprocess.run([python.parent / "tapescope", "--version"], env=bare_shell(), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("tapescope ") and not done.stderr

@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import tapehead.widgets.deck.debug as of_decks
+import tapescope.widgets.deck.debug as of_decks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 SMALL = """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
 x = torch.randn(4, 8)
 make_loss = lambda: model(x).sum()
-with th.capture(model):
+with ts.capture(model):
     loss = make_loss()
 """
 """A model, an input, what makes a loss, and one."""
 
 DEEP = """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 model = nn.Sequential(*(layer for _ in range(40) for layer in (nn.Linear(8, 8), nn.Tanh())))
@@ -57,7 +57,7 @@ model = nn.Sequential(OrderedDict(encoder=encoder, decoder=decoder))
 x = torch.randn(4, 8)
 optimizer = torch.optim.Adam(model.parameters())
 make_loss = lambda: model(x).sum()
-with th.capture(model):
+with ts.capture(model):
     loss = make_loss()
 """
 
@@ -177,7 +177,7 @@ fun = lambda w, x: np.sum(np.tanh(np.dot(x, w)))
 
 ENSEMBLE = """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 
@@ -192,7 +192,7 @@ class Ensemble(nn.Module):
 
 model, x = Ensemble(), torch.randn(4, 16)
 make_loss = lambda: model(x).sum()
-with th.capture(model):
+with ts.capture(model):
     loss = make_loss()
 """
 
@@ -213,7 +213,7 @@ loader = DataLoader(batches, batch_size=4)
 ENCODER = (
     """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 
@@ -250,14 +250,14 @@ class Model(nn.Module):
 
 model, x = Model(), torch.randn(4, 8)
 make_loss = lambda: model(x).square().sum()  # is line 120
-with th.capture(model):
+with ts.capture(model):
     loss = make_loss()
 """
 )
 
 FITS = """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 make_model = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -277,16 +277,16 @@ def train():
 
 
 train_step = lambda: train_batch(next(iter(loader)))
-with th.record_steps(steps=3) as steps:
+with ts.record_steps(steps=3) as steps:
     train()
-with th.training(model, optimizer) as training:
+with ts.training(model, optimizer) as training:
     train()
 """
 )
 
 NAMED = """
 import torch
-import tapehead as th
+import tapescope as ts
 from torch import nn
 
 
@@ -358,7 +358,7 @@ PAGES = {
     "guides/colab": Page(left_out={0: "is of Colab, which no machine of ours is"}),
     "guides/compile": Page(),
     "guides/debugging": Page(
-        ENCODER, {2: "run_a, run_b = th.profile(make_loss), th.profile(make_loss, policy='bfs')\n"}
+        ENCODER, {2: "run_a, run_b = ts.profile(make_loss), ts.profile(make_loss, policy='bfs')\n"}
     ),
     "guides/deck": Page(ENCODER, shows_decks=True),
     "guides/distributed": Page(SMALL + LOOP + DDP, {1: "loss = model(x).sum()\n"}),

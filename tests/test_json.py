@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.__main__ import main
-from tapehead.commands.json_answer import ENVELOPE, SCHEMAS, plain
+import tapescope as ts
+from tapescope.__main__ import main
+from tapescope.commands.json_answer import ENVELOPE, SCHEMAS, plain
 
 FORMATS = Path(__file__).parents[1] / "docs" / "reference" / "formats.md"
 SCRIPT = """
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "train", raising=False)
     for name, factor in (("a", 1.0), ("b", 2.0)):
         weight = torch.ones(3, requires_grad=True)
-        th.backward((weight * factor).exp().sum(), trace="full").save(f"{name}.tape.json")
+        ts.backward((weight * factor).exp().sum(), trace="full").save(f"{name}.tape.json")
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
     found = json.loads(capsys.readouterr().out)
     assert isinstance(found, dict)
     assert found["exit_code"] == code
-    assert found["tapehead"] == th.__version__
+    assert found["tapescope"] == ts.__version__
     return found
 
 
@@ -110,7 +110,7 @@ def test_a_replay_tells_what_was_bad(folder: Path, capsys: pytest.CaptureFixture
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer, black_box=folder / "box"):
+    with ts.training(model, optimizer, black_box=folder / "box"):
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.full((2, 4), float("nan"))).sum().log().backward()
@@ -171,7 +171,7 @@ def test_a_word_that_is_meant_for_the_command_is_no_file(
 def test_what_scripts_and_other_processes_print_is_not_on_standard_output(folder: Path) -> None:
     for arguments in (["graph", "train.py:loss", "--json"], ["debug", "--json=-", "-c", "c", "train.py", "--json"]):
         done = subprocess.run(
-            [sys.executable, "-m", "tapehead", *arguments], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "tapescope", *arguments], capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout)["exit_code"] == 0
         assert "words of the script" in done.stderr and "words of another process" in done.stderr

@@ -24,12 +24,12 @@ def test_a_hook_that_nobody_can_free_is_found_and_one_that_goes_is_not() -> None
 
 def test_a_mode_and_a_thread_are_found() -> None:
     before, over = Leftovers(), threading.Event()
-    thread = threading.Thread(target=over.wait, name="tapehead that hangs", daemon=True)
+    thread = threading.Thread(target=over.wait, name="tapescope that hangs", daemon=True)
     with torch.no_grad():
         assert before.sentences() == ["grad mode was True, and is False"]
     thread.start()
     try:
-        assert before.sentences(grace_s=0.01) == ["the thread 'tapehead that hangs' still runs"]
+        assert before.sentences(grace_s=0.01) == ["the thread 'tapescope that hangs' still runs"]
     finally:
         over.set()
         thread.join()

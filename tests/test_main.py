@@ -18,10 +18,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import tapehead as th
-import tapehead.commands.demo
-from tapehead.__main__ import command_line, main
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+import tapescope.commands.demo
+from tapescope.__main__ import command_line, main
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 MODEL = """
 import torch
@@ -110,7 +110,7 @@ def assert_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> 
     captured = capsys.readouterr()
     assert code == 2
     assert captured.out == ""
-    assert captured.err.startswith("tapehead")
+    assert captured.err.startswith("tapescope")
     assert captured.err.count("\n") == 1
     return captured.err
 
@@ -119,7 +119,7 @@ def assert_refused_late(arguments: list[str], capsys: pytest.CaptureFixture[str]
     """The same for what shows only when the user's function has run, after the title."""
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tapehead") and error.count("\n") == 1
+    assert error.startswith("tapescope") and error.count("\n") == 1
     return error
 
 
@@ -165,7 +165,7 @@ def test_the_demo_ends_with_a_page_that_plays_the_backward_under_three_policies(
 def test_the_demo_keeps_the_gradients_of_the_fastest_backwards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = tapehead.commands.demo._gradients
+    take = tapescope.commands.demo._gradients
     taken: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -175,22 +175,22 @@ def test_the_demo_keeps_the_gradients_of_the_fastest_backwards_alone(
         alive.append(sum(each() is not None for each in taken))
         return found
 
-    monkeypatch.setattr(tapehead.commands.demo, "_gradients", counted)
+    monkeypatch.setattr(tapescope.commands.demo, "_gradients", counted)
     assert main(["demo", "linear50", "--policy", "heap", "--out", str(tmp_path)]) == 0
     assert len(taken) == 10 and max(alive) <= 5  # PyTorch's, those of both engines, the last and the new ones
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Makes the demo see changed gradients of the native engine."""
-    native = tapehead.commands.demo._native
+    native = tapescope.commands.demo._native
 
-    def spoiled(*arguments: object) -> tapehead.commands.demo.Result:
+    def spoiled(*arguments: object) -> tapescope.commands.demo.Result:
         result = native(*arguments)
         name = next(iter(result.gradients))
         result.gradients[name] = change(result.gradients[name])
         return result
 
-    monkeypatch.setattr(tapehead.commands.demo, "_native", spoiled)
+    monkeypatch.setattr(tapescope.commands.demo, "_native", spoiled)
 
 
 @pytest.mark.parametrize("change", [lambda gradient: gradient * 1.01, lambda gradient: gradient * float("nan")])
@@ -246,7 +246,7 @@ def test_workloads_are_listed_with_their_sources(capsys: pytest.CaptureFixture[s
 
 
 def test_python_runs_the_package() -> None:
-    done = subprocess.run([sys.executable, "-m", "tapehead", "workloads"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tapescope", "workloads"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "linear50" in done.stdout
 
@@ -292,8 +292,8 @@ def test_the_groups_of_a_users_function_are_outlined_and_printed(
     direction = given[-1].removeprefix("--groups") or "backward"
     assert f"In the {direction}, 1 group takes 5 of 5 products" in capsys.readouterr().out
     picture = svg.read_text(encoding="utf-8")
-    assert "5 × addmm" in picture and 'class="th-tag th-hue0' in picture
-    assert ("th-dashed" in picture.partition("</style>")[2]) == (direction == "forward")
+    assert "5 × addmm" in picture and 'class="ts-tag ts-hue0' in picture
+    assert ("ts-dashed" in picture.partition("</style>")[2]) == (direction == "forward")
 
 
 def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
@@ -425,7 +425,7 @@ def test_compare_tells_what_a_users_function_does_wrong(
     assert main(["compare", f"{script}:raises_halfway", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.count('File "') == 1 and "# here" in error
-    assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
+    assert error.splitlines()[-1] == f"tapescope: {script}:raises_halfway raised RuntimeError"
 
 
 def test_compare_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,7 +438,7 @@ def test_compare_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.Ca
 def test_compare_without_plotly_prints_its_table_and_says_why_there_is_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapehead.commands.measure.find_spec", lambda name: None)
+    monkeypatch.setattr("tapescope.commands.measure.find_spec", lambda name: None)
     assert main(["compare", "mnist", "--policy", "heap", "--out", str(tmp_path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "heap" in printed and "pip install plotly" in printed and not list(tmp_path.iterdir())
@@ -470,11 +470,11 @@ def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixtur
     assert "linear50" in assert_refused(["advise", "linear51"], capsys)
     assert "train.py has no function 'los'" in assert_refused(["advise", f"{script}:los"], capsys)
     assert main(["advise", f"{script}:number"]) == 2
-    assert "tapehead: number() returned a value of type int" in capsys.readouterr().err
+    assert "tapescope: number() returned a value of type int" in capsys.readouterr().err
     assert main(["advise", f"{script}:raises_halfway"]) == 1
     error = capsys.readouterr().err
     assert error.count('File "') == 1 and "# here" in error
-    assert error.splitlines()[-1] == f"tapehead: {script}:raises_halfway raised RuntimeError"
+    assert error.splitlines()[-1] == f"tapescope: {script}:raises_halfway raised RuntimeError"
 
 
 def test_a_function_that_can_not_be_measured_is_refused_in_a_sentence(
@@ -574,7 +574,7 @@ def test_a_file_that_is_missing_or_a_folder_is_said_to_be_in_words(
 ) -> None:
     for path, said in ((tmp_path / "none.json", "there is no file {}"), (tmp_path, "{} is a folder, not a file")):
         assert main([*command, *[str(path)] * (2 if command == ["diff"] else 1)]) == 2
-        assert capsys.readouterr().err == f"tapehead: {said.format(path)}\n"
+        assert capsys.readouterr().err == f"tapescope: {said.format(path)}\n"
 
 
 def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -582,7 +582,7 @@ def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == (
-        f"tapehead {th.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n"
+        f"tapescope {ts.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n"
     )
 
 
@@ -594,5 +594,5 @@ def test_the_examples_of_each_command_are_read_by_it() -> None:
     assert [each.prog for each in parsers if not (each.epilog or "").startswith("examples:\n")] == []
     examples = [line for each in parsers for line in (each.epilog or "").splitlines()[1:]]
     for example in examples:
-        _, _, arguments = example.partition("tapehead ")
+        _, _, arguments = example.partition("tapescope ")
         command_line().parse_args(shlex.split(arguments))

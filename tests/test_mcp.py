@@ -1,4 +1,4 @@
-"""`tapehead mcp`: an agent that speaks the protocol reads what is saved, and, where it may, drives a session."""
+"""`tapescope mcp`: an agent that speaks the protocol reads what is saved, and, where it may, drives a session."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.commands.mcp_processes import AnsweringProcess, ServedFolder
-from tapehead.commands.mcp_worker import McpWorker
+import tapescope as ts
+from tapescope.commands.mcp_processes import AnsweringProcess, ServedFolder
+from tapescope.commands.mcp_worker import McpWorker
 
 SCRIPT = """
 import torch
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     served.mkdir()
     (served / "train.py").write_text(SCRIPT)
     weight = torch.ones(3, requires_grad=True)
-    th.backward(weight.exp().sum(), trace="full").save(served / "run.tape.json")
+    ts.backward(weight.exp().sum(), trace="full").save(served / "run.tape.json")
     return served
 
 
@@ -122,7 +122,7 @@ def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[
     from mcp.client.stdio import StdioServerParameters
 
     parameters = StdioServerParameters(
-        command=sys.executable, args=["-m", "tapehead", "mcp", *arguments], env={"PYTHONPATH": ":".join(sys.path)}
+        command=sys.executable, args=["-m", "tapescope", "mcp", *arguments], env={"PYTHONPATH": ":".join(sys.path)}
     )
 
     async def ask() -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_without_leave_saved_files_alone_are_read(folder: Path) -> None:
     (folder / "other.html").write_text("<html></html>")
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with warnings.catch_warnings(), th.training(model, optimizer) as training:
+    with warnings.catch_warnings(), ts.training(model, optimizer) as training:
         warnings.simplefilter("ignore")
         (model(torch.ones(1, 2)).sum() * float("nan")).backward()
         optimizer.step()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 pytestmark = pytest.mark.heavy
 
@@ -72,16 +72,16 @@ def test_of_a_model_that_is_nobodys_everything_is_right(suite: SimpleNamespace, 
 
 
 def test_one_wrong_bit_is_found(suite: SimpleNamespace, stranger: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = th.backward
+    plain = ts.backward
 
     def wrong(loss: Tensor, **options: object) -> object:
-        leaf = next(iter(th.graph(loss).leaves.values()))
+        leaf = next(iter(ts.graph(loss).leaves.values()))
         run = plain(loss, **options)  # type: ignore[arg-type]
         assert leaf.grad is not None
         leaf.grad.mul_(1 + torch.finfo(torch.float32).eps)
         return run
 
-    monkeypatch.setattr(th, "backward", wrong)
+    monkeypatch.setattr(ts, "backward", wrong)
     with pytest.raises(suite.judge.WrongError, match="heap"):
         suite.verbs.VERBS["native"](stranger)
 
@@ -107,14 +107,14 @@ def test_a_verb_that_changes_a_buffer_or_leaves_a_hook_is_found(suite: SimpleNam
 def test_a_nan_that_is_blamed_on_another_module_and_a_parameter_wrongly_named_are_found(
     suite: SimpleNamespace, stranger: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, model = th.find_nan, stranger.model  # type: ignore[attr-defined]
+    report, model = ts.find_nan, stranger.model  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        th, "find_nan", lambda make_loss, engine: report(lambda: make_loss() + torch.zeros(()).log(), engine=engine)
+        ts, "find_nan", lambda make_loss, engine: report(lambda: make_loss() + torch.zeros(()).log(), engine=engine)
     )
     with pytest.raises(suite.judge.WrongError, match="clean model"):
         suite.verbs.VERBS["find_nan"](stranger)
-    unused = th.find_unused
-    monkeypatch.setattr(th, "find_unused", lambda make_loss, _: unused(lambda: model[0].weight.sum(), model))
+    unused = ts.find_unused
+    monkeypatch.setattr(ts, "find_unused", lambda make_loss, _: unused(lambda: model[0].weight.sum(), model))
     with pytest.raises(suite.judge.WrongError, match="wrongly said"):
         suite.verbs.VERBS["find_unused"](stranger)
 
@@ -133,4 +133,4 @@ def test_a_refusal_is_a_sentence_of_ours_and_anything_else_is_a_crash(suite: Sim
 
     loss = torch.ones(2, requires_grad=True).sum()
     assert refusal(theirs) is None
-    assert refusal(lambda: th.backward(loss, accumulate="list")) is not None
+    assert refusal(lambda: ts.backward(loss, accumulate="list")) is not None

@@ -59,12 +59,12 @@ assert list(tables.values()) == [["users", "goods", "goods"], ["goods", "goods",
 assert comparison["heap"].peak_bytes > 1.25 * comparison["auto"].peak_bytes
 assert exact.best.policy == "optimal" and exact.proven
 assert exact.best.peak_bytes < min(row.peak_bytes for row in exact.rows[:-1])
-assert exact.bound_bytes > th.plan(exact.graph, "heap", footprints=exact.footprints).bound_bytes
+assert exact.bound_bytes > ts.plan(exact.graph, "heap", footprints=exact.footprints).bound_bytes
 assert installed.backwards == 5
 """,
     "06_accumulation": """
-from tapehead.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
-from tapehead.engine.memory.timeline import Category
+from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
+from tapescope.engine.memory.timeline import Category
 assert all(1 <= each.ratio(name) < 1.05 for each in (study, *studies) for name in (IN_PLACE, PYTORCH))
 assert all(not row.error for each in (study, *studies) for row in each.rows if row.predicted_bytes is not None)
 assert study[IN_PLACE].levels == study[PYTORCH].levels
@@ -124,7 +124,7 @@ assert fit.peak_bytes == step.peak_bytes and not fit.fits and fit.largest_batch 
 assert step.peak().phase == "backward" and max(step.peak().categories, key=step.peak().categories.get) == "activations"
 assert step.peak().categories["optimizer state"] > step.peak().categories["parameters"]
 assert remedy.fits and abs(checkpointed[1].peak_bytes / remedy.peak_bytes - 1) < 0.005
-hints = [th.profile(each).peak().hints for each in (as_it_was, keeps_logits, turns_double)]
+hints = [ts.profile(each).peak().hints for each in (as_it_was, keeps_logits, turns_double)]
 assert not hints[0] and "your code holds" in str(hints[1][0]) and "float64" in str(hints[2][0])
 """,
     "10_orders_and_traces": """
@@ -189,7 +189,9 @@ def test_a_tour_is_a_story_it_begins_with_a_question_and_is_short(path: Path) ->
 def test_tours_and_readme_import_public_names_alone() -> None:
     texts = {path.name: "\n".join(cell.source for cell in nbformat.read(path, 4).cells) for path in NOTEBOOKS}
     texts["README.md"] = (NOTEBOOKS[0].parents[1] / "README.md").read_text()
-    inside = {name: re.findall(r"^\s*(?:from|import) tapehead\..*", text, re.MULTILINE) for name, text in texts.items()}
+    inside = {
+        name: re.findall(r"^\s*(?:from|import) tapescope\..*", text, re.MULTILINE) for name, text in texts.items()
+    }
     assert len(texts) > 5 and not any(inside.values()), inside
 
 
@@ -201,7 +203,7 @@ def test_the_docs_and_the_second_tour_say_the_same_of_two_devices_on_threads() -
     (tour,) = (nbformat.read(path, 4) for path in NOTEBOOKS if path.name.startswith("02"))
     (told,) = (cell.source for cell in tour.cells if "And on real threads?" in cell.source)
     found = figures(page, "On real threads", "`tests/second_device`")
-    assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapehead bench orders`")
+    assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapescope bench orders`")
 
 
 def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:
@@ -250,7 +252,7 @@ def store_module() -> ModuleType:
 def stored(path: Path) -> NotebookNode:
     """A tour that says of which code its outputs are."""
     notebook = nbformat.read(path, as_version=4)
-    if "tapehead" not in notebook.metadata:
+    if "tapescope" not in notebook.metadata:
         pytest.skip("stored before tours said of which code they are; python notebooks/store.py")
     return notebook
 
@@ -258,7 +260,7 @@ def stored(path: Path) -> NotebookNode:
 @each_tour
 def test_what_is_stored_of_a_tour_is_of_todays_code(path: Path) -> None:
     notebook = stored(path)
-    assert notebook.metadata["tapehead"]["code"] == store_module().code_hash(notebook), "python notebooks/store.py"
+    assert notebook.metadata["tapescope"]["code"] == store_module().code_hash(notebook), "python notebooks/store.py"
 
 
 @each_tour
@@ -277,5 +279,5 @@ def test_each_deck_of_a_tour_has_its_picture_with_the_memory(path: Path) -> None
         decks = [place for place, output in enumerate(outputs) if DECK in output.get("data", {})]
         for place in decks:
             picture = outputs[place + 1].data["image/svg+xml"]
-            assert 'id="tapehead-still-' in picture
-            assert 'class="th-level"' in picture
+            assert 'id="tapescope-still-' in picture
+            assert 'class="ts-level"' in picture

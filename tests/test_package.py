@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("inspector", "engine", "widgets", "commands")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
-# torch, what torch requires, and tapehead; everything else that is not Python's own is refused.
+# torch, what torch requires, and tapescope; everything else that is not Python's own is refused.
 BLOCKER = """
-allowed = {"tapehead", "torch", "torchgen", "functorch", "typing_extensions", "filelock", "fsspec", "jinja2"}
+allowed = {"tapescope", "torch", "torchgen", "functorch", "typing_extensions", "filelock", "fsspec", "jinja2"}
 allowed |= {"markupsafe", "networkx", "sympy", "mpmath", *sys.stdlib_module_names}
 
 class Blocker:
@@ -35,8 +35,8 @@ sys.meta_path.insert(0, Blocker())
 """
 
 STEP = """
-import torch, tapehead as th
-assert th.__file__.startswith(sys.argv[1]), th.__file__
+import torch, tapescope as ts
+assert ts.__file__.startswith(sys.argv[1]), ts.__file__
 
 def make_loss():
     torch.manual_seed(0)
@@ -44,9 +44,9 @@ def make_loss():
     return model, model(torch.randn(8, 4)).square().mean()
 
 stepped, loss = make_loss()
-svg = th.graph(loss, stepped).to_svg()
+svg = ts.graph(loss, stepped).to_svg()
 assert svg.startswith("<svg") and "0.weight" in svg
-session = th.debug(loss, policy="heap")
+session = ts.debug(loss, policy="heap")
 steps = 0
 while session.ready:
     session.step()
@@ -59,7 +59,7 @@ for a, b in zip(stepped.parameters(), expected.parameters(), strict=True):
     assert torch.equal(a.grad, b.grad)
 
 native, loss = make_loss()
-th.backward(loss, policy="bfs")
+ts.backward(loss, policy="bfs")
 for a, b in zip(native.parameters(), expected.parameters(), strict=True):
     torch.testing.assert_close(a.grad, b.grad)
 print("stepped", steps)
@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(script: str, library: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the script in a Python of its own which finds tapehead in the folder `library`."""
+    """Runs the script in a Python of its own which finds tapescope in the folder `library`."""
     script = f"import sys\nsys.path.insert(0, sys.argv[1])\n{script}"
     return subprocess.run([sys.executable, "-I", "-c", script, str(library)], cwd=cwd, capture_output=True, text=True)
 
@@ -96,23 +96,23 @@ def library(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(library: Path) -> None:
-    packed = {path.relative_to(library / "tapehead") for path in (library / "tapehead").rglob("*.py")}
+    packed = {path.relative_to(library / "tapescope") for path in (library / "tapescope").rglob("*.py")}
     assert packed == {path.relative_to(ROOT) for path in SOURCES}
-    assert (library / "tapehead" / "py.typed").exists()
-    static = library / "tapehead" / "widgets" / "static"
+    assert (library / "tapescope" / "py.typed").exists()
+    static = library / "tapescope" / "widgets" / "static"
     fonts = {"DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans.LICENSE.txt"}
     assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js", "loop.js"} | fonts
-    assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapehead"}
+    assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapescope"}
 
 
 def test_the_wheel_says_what_it_is(library: Path) -> None:
-    (metadata,) = library.glob("tapehead-*.dist-info/METADATA")
+    (metadata,) = library.glob("tapescope-*.dist-info/METADATA")
     fields = metadata.read_text()
     assert "License-Expression: MIT\n" in fields
     assert "Requires-Python: >=3.11\n" in fields
-    (entry_points,) = library.glob("tapehead-*.dist-info/entry_points.txt")
-    assert "tapehead = tapehead.__main__:main" in entry_points.read_text()
-    assert list(library.glob("tapehead-*.dist-info/licenses/LICENSE"))
+    (entry_points,) = library.glob("tapescope-*.dist-info/entry_points.txt")
+    assert "tapescope = tapescope.__main__:main" in entry_points.read_text()
+    assert list(library.glob("tapescope-*.dist-info/licenses/LICENSE"))
 
 
 def test_the_wheel_steps_a_backward_with_torch_alone(library: Path, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_the_blocker_blocks(library: Path, tmp_path: Path) -> None:
     assert "torch alone is installed here" in run(BLOCKER + "import rich", library, tmp_path).stderr
 
 
-def test_importing_tapehead_leaves_for_later_what_only_some_need(library: Path, tmp_path: Path) -> None:
+def test_importing_tapescope_leaves_for_later_what_only_some_need(library: Path, tmp_path: Path) -> None:
     later = {"rich", "IPython", "anywidget", "graphviz", "matplotlib", "pandas", "plotly"}
-    done = run(f"import tapehead; print(sorted({later} & set(sys.modules)))", library, tmp_path)
+    done = run(f"import tapescope; print(sorted({later} & set(sys.modules)))", library, tmp_path)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -152,19 +152,19 @@ def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                assert not any(alias.name.partition(".")[0] == "tapehead" for alias in node.names), path
+                assert not any(alias.name.partition(".")[0] == "tapescope" for alias in node.names), path
             elif isinstance(node, ast.ImportFrom) and node.level:
                 target = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
                 assert target.with_suffix(".py").exists() or target.is_dir(), f"{path}: {'.' * node.level}{node.module}"
             elif isinstance(node, ast.ImportFrom):
-                assert (node.module or "").partition(".")[0] != "tapehead", path
+                assert (node.module or "").partition(".")[0] != "tapescope", path
 
 
 def test_the_packages_that_are_installed_are_the_folders_that_are_there() -> None:
     folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}
     named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     assert sorted(named) == sorted(
-        ["tapehead", *(".".join(["tapehead", *folder.relative_to(ROOT).parts]) for folder in folders)]
+        ["tapescope", *(".".join(["tapescope", *folder.relative_to(ROOT).parts]) for folder in folders)]
     )
 
 
@@ -187,6 +187,6 @@ def test_the_notebook_extra_names_all_that_a_tour_needs() -> None:
         lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
         imported |= {found[1] for line in lines if (found := re.match(r"\s*(?:import|from)\s+(\w+)", line))}
     of_ipykernel = {"IPython"}
-    imported -= {*sys.stdlib_module_names, "tapehead", "torch", *of_ipykernel}
+    imported -= {*sys.stdlib_module_names, "tapescope", "torch", *of_ipykernel}
     assert {"pandas", "plotly"} <= imported <= set(extras["notebook"])
     assert {"numpy", *extras["mirror"], *extras["hips"], *extras["figures"]} <= set(extras["notebook"])

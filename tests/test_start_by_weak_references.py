@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.trace.peak import peak_report
+import tapescope as ts
+from tapescope.engine.trace.peak import peak_report
 
 from .memory_meter.programs import PROGRAMS
 
@@ -51,14 +51,14 @@ def storages_of(value: Any) -> Iterator[torch.UntypedStorage]:
 def followed(make_loss: Callable[[], Tensor], captured: bool) -> tuple[Tensor, int]:
     """A loss and what is alive of its forward, by weak references."""
     make_loss().backward()
-    with Storages() as storages, th.capture() if captured else nullcontext():
+    with Storages() as storages, ts.capture() if captured else nullcontext():
         loss = make_loss()
     return loss, storages.alive_bytes()
 
 
 def holds(loss: Tensor, alive: int) -> None:
-    assert th.simulate(th.graph(loss)).start_bytes == alive + GRADIENT
-    assert th.backward(loss, memory=True).timeline.start_bytes == alive + GRADIENT
+    assert ts.simulate(ts.graph(loss)).start_bytes == alive + GRADIENT
+    assert ts.backward(loss, memory=True).timeline.start_bytes == alive + GRADIENT
 
 
 NAMES = ("perceptron", "attention", "convolution_and_batch_norm", "dropout", "tied_weights", "penalty_at_real_samples")
@@ -163,7 +163,7 @@ def test_states_of_random_generators_that_checkpoints_keep_are_part_of_that(reen
         return checkpoint(UP, DOWN(X), use_reentrant=reentrant, **options).sum()
 
     _, alive = followed(lambda: make_loss(preserve_rng_state=False), captured=False)
-    run = th.backward(make_loss(), memory=True)
+    run = ts.backward(make_loss(), memory=True)
     assert run.timeline.start_bytes == alive + torch.get_rng_state().nbytes + GRADIENT
 
 
@@ -189,7 +189,7 @@ def test_what_a_measured_backward_cannot_find_is_named_and_makes_it_a_lower_boun
     make_loss: Callable[[], Tensor],
 ) -> None:
     loss, alive = followed(make_loss, captured=False)
-    timeline = th.backward(loss, memory=True).timeline
+    timeline = ts.backward(loss, memory=True).timeline
     assert timeline.start_bytes < alive + GRADIENT and timeline.direction == "at least"
     words = "hide what they keep", "saved_tensors_hooks", "have packed what they saved"
     assert any(word in each for each in timeline.estimates for word in words)
@@ -199,7 +199,7 @@ def test_what_another_forward_left_is_not_part_of_that() -> None:
     other = DOWN(X).relu().exp()
     loss, alive = followed(held_result, captured=False)
     HELD.append(UP(DOWN(X)).exp())
-    assert th.simulate(th.graph(loss)).start_bytes == alive + GRADIENT
+    assert ts.simulate(ts.graph(loss)).start_bytes == alive + GRADIENT
     del other
 
 
@@ -213,9 +213,9 @@ def test_casts_in_the_cache_of_autocast_are_part_of_that_if_this_forward_made_th
         computed_in_half()
         if not is_cached:
             torch.clear_autocast_cache()
-        with Storages() as storages, th.capture():
+        with Storages() as storages, ts.capture():
             loss = computed_in_half()
-        predicted, alive = th.simulate(th.graph(loss)), storages.alive_bytes() + GRADIENT
+        predicted, alive = ts.simulate(ts.graph(loss)), storages.alive_bytes() + GRADIENT
     assert (predicted.start_bytes, predicted.estimates) == (alive, ())
 
 
@@ -226,8 +226,8 @@ def test_without_a_capture_casts_in_the_cache_of_autocast_make_it_an_upper_bound
         if not is_cached:
             torch.clear_autocast_cache()
         loss, storages = computed_in_half(), Storages()
-        predicted = th.simulate(th.graph(loss))
-        measured = th.backward(loss, memory=True).timeline
+        predicted = ts.simulate(ts.graph(loss))
+        measured = ts.backward(loss, memory=True).timeline
         if not is_cached:
             torch.clear_autocast_cache()
         with storages:
@@ -239,7 +239,7 @@ def test_without_a_capture_casts_in_the_cache_of_autocast_make_it_an_upper_bound
 
 def test_a_comparison_under_an_open_autocast_runs_each_forward_without_casts_of_earlier_ones() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        (row,) = th.compare(computed_in_half, "heap", repetitions=1).rows
+        (row,) = ts.compare(computed_in_half, "heap", repetitions=1).rows
         with Storages() as storages:
             loss = computed_in_half()
         alive = storages.alive_bytes() + GRADIENT
@@ -258,7 +258,7 @@ def held_constant() -> Tensor:
 
 def test_without_a_capture_bytes_of_constants_are_named_that_the_forward_may_have_made() -> None:
     loss, alive = followed(held_constant, captured=False)
-    predicted, measured = th.simulate(th.graph(loss)), th.backward(loss, memory=True).timeline
+    predicted, measured = ts.simulate(ts.graph(loss)), ts.backward(loss, memory=True).timeline
     for timeline in predicted, measured:
         assert timeline.start_bytes == alive + GRADIENT - HELD[0].nbytes
         assert (timeline.estimates, timeline.constant_bytes) == ((), X.nbytes + HELD[0].nbytes)
@@ -268,5 +268,5 @@ def test_without_a_capture_bytes_of_constants_are_named_that_the_forward_may_hav
 
 def test_under_a_capture_constants_of_the_forward_count_and_inputs_do_not() -> None:
     loss, alive = followed(held_constant, captured=True)
-    timeline = th.simulate(th.graph(loss))
+    timeline = ts.simulate(ts.graph(loss))
     assert (timeline.start_bytes, timeline.constant_bytes) == (alive + GRADIENT, 0)

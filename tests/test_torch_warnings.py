@@ -1,4 +1,4 @@
-"""`--warnings-of-torch-are-errors` finds what tapehead's own files cause, and nothing else."""
+"""`--warnings-of-torch-are-errors` finds what tapescope's own files cause, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import tapehead
+import tapescope
 
 from .torch_warnings import torch_warnings
 
 TORCH = Path(torch.__file__).parent / "warns.py"
-OURS = Path(tapehead.__file__).parent / "engine" / "calls.py"
+OURS = Path(tapescope.__file__).parent / "engine" / "calls.py"
 
 
 def function(file: Path, name: str, text: str, **names: object) -> Callable[[], None]:

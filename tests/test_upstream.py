@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tapehead
+import tapescope
 
 pytestmark = pytest.mark.heavy
 
@@ -42,7 +42,7 @@ def test_ends_the_process():
 def test_tests_that_pass_only_without_are_unexplained_until_they_are_known(tmp_path: Path) -> None:
     file = tmp_path / "test_autograd.py"
     file.write_text(TESTS)
-    program = Path(tapehead.__file__).parent / "tests/upstream"
+    program = Path(tapescope.__file__).parent / "tests/upstream"
     command = [sys.executable, str(program), str(file), "--redirect", "bfs native", "--redirect", "heap native"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr

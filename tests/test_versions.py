@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from tapehead.__main__ import main
-from tapehead.inspector.torch_internals.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
+from tapescope.__main__ import main
+from tapescope.inspector.torch_internals.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ def an_environment(folder: Path, torch_version: str, stamp: str) -> Path:
 
 def test_a_version_is_run_by_developments_environment_or_by_its_own(versions: ModuleType, tmp_path: Path) -> None:
     development = an_environment(tmp_path / ".venv", "2.13.0+cpu", "dev.stamp")
-    own = an_environment(tmp_path / ".venv" / "versions" / "2.14", "2.14.1", "tapehead.stamp")
+    own = an_environment(tmp_path / ".venv" / "versions" / "2.14", "2.14.1", "tapescope.stamp")
     assert [versions.environment_of(version) for version in ("2.13", "2.14")] == [development, own]
 
 
@@ -56,7 +56,7 @@ def test_an_environment_is_made_without_the_pinned_torch(
 
     monkeypatch.setattr(subprocess, "run", run)
     folder = tmp_path / ".venv" / "versions" / "2.15"
-    assert "timm" in str(versions.environment_of("2.15")) and not (folder / "tapehead.stamp").exists()
+    assert "timm" in str(versions.environment_of("2.15")) and not (folder / "tapescope.stamp").exists()
     assert (folder.parent / "constraints.txt").read_text() == "torchvision==1\nrich==15\n"
     assert ["torch==2.15.*" in command for command in ran] == [False, True, True, False]
 

@@ -1,4 +1,4 @@
-"""Finds warnings of PyTorch that something will change or go, where a line of tapehead's is the reason.
+"""Finds warnings of PyTorch that something will change or go, where a line of tapescope's is the reason.
 
 `python -m pytest --warnings-of-torch-are-errors` fails the tests in which there are any.
 """
@@ -14,10 +14,10 @@ from types import FrameType
 
 import torch
 
-import tapehead
+import tapescope
 
 CATEGORIES = FutureWarning, DeprecationWarning, PendingDeprecationWarning
-_PACKAGE = Path(tapehead.__file__).parent
+_PACKAGE = Path(tapescope.__file__).parent
 _OURS = tuple(f"{_PACKAGE / name}/" for name in ("inspector", "engine", "widgets", "commands"))
 _PASSED = (str(Path(torch.__file__).parent), str(Path(warnings.__file__).parent), "<frozen")
 _PASSING_ON = ("__torch_function__", "__torch_dispatch__")  # ours call what the program called
@@ -25,10 +25,10 @@ _PASSING_ON = ("__torch_function__", "__torch_dispatch__")  # ours call what the
 
 @contextmanager
 def torch_warnings() -> Iterator[list[str]]:
-    """Collect the warnings that calls from tapehead's files cause meanwhile, as sentences.
+    """Collect the warnings that calls from tapescope's files cause meanwhile, as sentences.
 
-    The innermost line that is neither PyTorch's nor Python's decides. A program's own line that runs under tapehead is
-    not tapehead's, nor is a mode's that calls what the program called.
+    The innermost line that is neither PyTorch's nor Python's decides. A program's own line that runs under tapescope is
+    not tapescope's, nor is a mode's that calls what the program called.
     """
     found: list[str] = []
     show = warnings._showwarnmsg  # type: ignore[attr-defined]  # C calls it, too
@@ -50,7 +50,7 @@ def torch_warnings() -> Iterator[list[str]]:
 
 
 def _cause(frame: FrameType | None) -> FrameType | None:
-    """The line of tapehead's that made PyTorch warn; None: it was another one, or Python that warned."""
+    """The line of tapescope's that made PyTorch warn; None: it was another one, or Python that warned."""
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(_PASSED) and code.co_name not in _PASSING_ON:

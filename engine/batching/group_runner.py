@@ -499,5 +499,5 @@ def check_batch(batch: AnyBatch, engine: Engine = "direct") -> None:
         )
     if batch not in (None, "auto") and not isinstance(batch, GroupRules):
         raise ValueError(
-            f'there is no batch={batch!r}; known are "auto", a th.GroupRules, and None to run each task alone'
+            f'there is no batch={batch!r}; known are "auto", a ts.GroupRules, and None to run each task alone'
         )

@@ -1,4 +1,4 @@
-"""How `th.groups` finds its groups: trees first, then what of the rest can be stacked."""
+"""How `ts.groups` finds its groups: trees first, then what of the rest can be stacked."""
 
 from __future__ import annotations
 
@@ -423,11 +423,11 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
 
     Nothing runs, no hook either, and no tensor is kept.
 
-        >>> import torch, tapehead as th
+        >>> import torch, tapescope as ts
         >>> x = torch.ones(8, 4)
         >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
         >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
-        >>> [group.label for group in th.groups(torch.stack(hidden).sum())]
+        >>> [group.label for group in ts.groups(torch.stack(hidden).sum())]
         ['5 × mm → bmm', '5 × mm → bmm']
 
     Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
@@ -435,10 +435,10 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
     `engine/batching/group_search.py` say why). The products that one parameter's gradient sums up are a "tree", and
     one product of what they are made of.
 
-    A forward's groups are those of the operations which a capture saw (`th.capture`).
+    A forward's groups are those of the operations which a capture saw (`ts.capture`).
 
     Args:
-        of: as `th.graph` takes it, or a graph.
+        of: as `ts.graph` takes it, or a graph.
         rules: thresholds; by default TorchScript's.
         model: names modules and parameters after this module, where a capture saw the forward call parts of it and
             never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
@@ -454,7 +454,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
 
     rules = GroupRules() if rules is None else rules
     if not isinstance(rules, GroupRules):
-        raise TypeError(f"rules is a th.GroupRules, as th.GroupRules(min_fusion_size=2), not {rules!r}")
+        raise TypeError(f"rules is a ts.GroupRules, as ts.GroupRules(min_fusion_size=2), not {rules!r}")
     graph = graph_meant(of, model)
     if graph.is_tape:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")

@@ -1,4 +1,4 @@
-"""`th.groups`: which products of matrices of a backward, and of its forward, could run as one."""
+"""`ts.groups`: which products of matrices of a backward, and of its forward, could run as one."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class Groups(ShownAsFindings):
         """What the groups of one direction come to, in a sentence."""
         groups = self.of_direction(direction)
         if direction == "forward" and not was_captured(self.graph):
-            return "The forward was not seen, so its own groups are not known: run it under th.capture()."
+            return "The forward was not seen, so its own groups are not known: run it under ts.capture()."
         if not groups:
             alone = not any(refused.direction == direction for refused in self.refused)
             why = ": no two that are alike lie side by side" if alone else ""

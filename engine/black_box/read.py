@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.graph.bounded_file import path_of
+from ...inspector.graph.json_columns import is_format
 from ..words.sizes import size_text
 from .random_numbers import RandomNumbers
 from .step_folder import FACTS, FORMAT, STATE, VERSION
@@ -118,7 +119,7 @@ def read_step(folder: object) -> RecordedStep:
         ValueError: it is no such folder, or something in it is not as it is written.
         OSError: it can't be read.
     """
-    place = path_of(folder, "th.replay()")
+    place = path_of(folder, "ts.replay()")
     if not place.is_dir():
         raise ValueError(f"{place} is no folder; expected one that a black box has written, such as black_box/step_37")
     if not os.path.lexists(place / FACTS):
@@ -132,10 +133,10 @@ def read_step(folder: object) -> RecordedStep:
         raise ValueError(f"{path} has more than {size_text(_MOST_FACTS)}, which no step needs")
     try:
         told = json.loads(text)
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
+        if not isinstance(told, dict) or not is_format(told.get("format"), FORMAT):
             raise ValueError("it is not what a black box writes")
         if told.get("version") != VERSION:
-            raise ValueError(f"it is of version {told.get('version')!r}, and this tapehead reads {VERSION}")
+            raise ValueError(f"it is of version {told.get('version')!r}, and this tapescope reads {VERSION}")
         return _step(place, told)
     except (ValueError, RecursionError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{path} can't be used: {_why(error)}") from None

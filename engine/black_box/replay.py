@@ -1,4 +1,4 @@
-"""`th.replay`: a step that a black box has kept runs again, forward and backward, from its folder alone."""
+"""`ts.replay`: a step that a black box has kept runs again, forward and backward, from its folder alone."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class _Player:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepReplay(ShownAsFindings):
-    """A step that has run again. See `th.replay`.
+    """A step that has run again. See `ts.replay`.
 
     Attributes:
         folder: from which.
@@ -184,26 +184,26 @@ class StepReplay(ShownAsFindings):
         return self.losses[-1] if self.losses else None
 
     def make_loss(self) -> Tensor:
-        """The loss of the last micro-batch, anew, with its graph: for th.profile(replay.make_loss) and its like."""
+        """The loss of the last micro-batch, anew, with its graph: for ts.profile(replay.make_loss) and its like."""
         return self._player.loss(len(self._player.step.micro_batches) - 1)
 
     def find_nan(self, **options: Any) -> NanReport:
-        """`th.find_nan` of this step."""
+        """`ts.find_nan` of this step."""
         with self._player.surroundings():
             return find_nan(self.make_loss, **({"model": self._named} | options))
 
     def backward(self, **options: Any) -> Run:
-        """`th.backward` of it: a run, which `run.deck()` and `run.save_html("run.html")` play."""
+        """`ts.backward` of it: a run, which `run.deck()` and `run.save_html("run.html")` play."""
         with self._ready() as loss:
             return backward(loss, **({"trace": "full"} | options))
 
     def debug(self, **options: Any) -> Any:
-        """`th.debug` of it: in a notebook a deck, else a session that stands before its first task."""
+        """`ts.debug` of it: in a notebook a deck, else a session that stands before its first task."""
         with self._ready() as loss:
             return drawn("session or deck", loss, **options)
 
     def deck(self, **options: Any) -> Any:
-        """`th.deck` of it: a deck, wherever this runs."""
+        """`ts.deck` of it: a deck, wherever this runs."""
         with self._ready() as loss:
             return drawn("a deck", loss, **options)
 
@@ -282,7 +282,7 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
 
     Args:
         folder: one step's, `black_box/step_37`.
-        make_model: makes the model, with any values; or several, a list, as they were given to `th.training`.
+        make_model: makes the model, with any values; or several, a list, as they were given to `ts.training`.
         loss_of: `loss_of(model, batch)` gives what the loop called `.backward()` of. It has to do all that the loop
             does with a batch, drawing random numbers included. A batch is what the DataLoader gave, or, where the
             folder says so, what the model was called with: a tuple, or a dict where it was by name.
@@ -292,7 +292,7 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
         ValueError: the folder is no such folder or is not as it was written; or the model is another one.
         OSError: it can't be read.
     """
-    refuse_transforms("th.replay")
+    refuse_transforms("ts.replay")
     expect_callable(make_model, 0, "make_model", "a function that makes the model")
     expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
     step = read_step(folder)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..words.sizes import size_text
 from .tensors import TensorFacts, own_copy
 
-FORMAT, VERSION = "tapehead.black_box", 1
+FORMAT, VERSION = "tapescope.black_box", 1
 STATE, FACTS, README = "state.pt", "facts.json", "README.md"
 MOST_FOLDERS = 16
 """In one black box: the first bad step tells more than those that follow it."""
@@ -68,7 +68,7 @@ def write_step(box: Path, name: str, written: Written, limit: int) -> Path:
         held = f", and {size_text(there)} are in {box}" if there else ""
         raise ValueError(
             f"it has {size_text(written.nbytes)}{held}, and the limit is {size_text(limit)}: "
-            'th.training(..., limit="8GB") would take more'
+            'ts.training(..., limit="8GB") would take more'
         )
     free = shutil.disk_usage(box).free
     if written.nbytes > free:

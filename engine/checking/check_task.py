@@ -30,7 +30,7 @@ from .own_backward import compare_own
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
 _KEEPING = (
-    "`with th.capture(model, keep_inputs=True):`, `%%tapehead --keep-inputs LOSS` or `tapehead debug --keep-inputs` "
+    "`with ts.capture(model, keep_inputs=True):`, `%%tapescope --keep-inputs LOSS` or `tapescope debug --keep-inputs` "
     "keep them (but not inside a transform of torch.func)"
 )
 _ATTEMPTS = 3
@@ -113,7 +113,7 @@ def check_task(
 ) -> Check:
     """Compares a task's backward with finite differences of its forward operation, and its numbers with float64's.
 
-    The operation is replayed in float64 on the inputs that a capture kept (`th.capture(keep_inputs=True)`), with the
+    The operation is replayed in float64 on the inputs that a capture kept (`ts.capture(keep_inputs=True)`), with the
     same random numbers each time. Its derivative is compared with finite differences along random directions, and if it
     is small element by element too, by `torch.autograd.gradcheck`. Then the task's own node is called, and compared
     with the node that stands for it in the replay. No hook is called, nothing freed, no random number used up, and

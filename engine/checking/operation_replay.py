@@ -209,7 +209,7 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
 
     for device in devices:
         torch.accelerator.synchronize(device)
-    thread = DaemonThread(main, "tapehead check")
+    thread = DaemonThread(main, "tapescope check")
     try:
         thread.start()
         thread.join()

@@ -1,4 +1,4 @@
-"""`th.advise`: what could be changed in a program, tried out on it: the change as code, checked and measured."""
+"""`ts.advise`: what could be changed in a program, tried out on it: the change as code, checked and measured."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def advise(
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element, or `rounds` is below 1.
     """
-    expect_make_loss(make_loss, "th.advise")
+    expect_make_loss(make_loss, "ts.advise")
     if not isinstance(model, nn.Module | None):
         raise TypeError(f"model must be the module which the code shall call so, not {a_kind(model)}")
     if progress is not None:
@@ -220,7 +220,7 @@ def advise(
         expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
-    with telling(progress, "measuring", timed=True) as tell, AsFound(make_loss, "th.advise") as world:
+    with telling(progress, "measuring", timed=True) as tell, AsFound(make_loss, "ts.advise") as world:
         return _advise(world, world.make_loss, model, rounds, tell)
 
 
@@ -358,7 +358,7 @@ def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
         if whole:
             parts.append(f"{counted(len(whole), 'group')} in the {direction}")
     if parts:
-        yield f"Their products are {' and '.join(parts)}, each with one of every member: th.groups shows them."
+        yield f"Their products are {' and '.join(parts)}, each with one of every member: ts.groups shows them."
     if ensemble.differing:
         yield f"The members' {', '.join(ensemble.differing)} differ, which made no difference here."
     if ensemble.more:

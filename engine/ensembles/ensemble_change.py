@@ -62,7 +62,7 @@ class Change:
     @contextmanager
     def run(self, ensemble: Ensemble) -> Iterator[dict[str, Any]]:
         """Executes the code in a namespace of its own. Meanwhile tracebacks find its lines."""
-        file = f"<tapehead's change {next(_numbers)}>"
+        file = f"<tapescope's change {next(_numbers)}>"
         linecache.cache[file] = (len(self.code), None, self.code.splitlines(keepends=True), file)
         try:
             given = {"model": ensemble.root, "members": list(ensemble.members)}

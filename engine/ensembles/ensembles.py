@@ -134,7 +134,7 @@ def find_ensembles(
 
     Members are modules of one class whose calls made products of matrices, called side by side in the same place:
     inside of one call of a module, or outside of all. What comes of one member's parameters must not be in what another
-    one takes, through a detach either, so the forward is followed as `th.find_unused` does.
+    one takes, through a detach either, so the forward is followed as `ts.find_unused` does.
 
     Args:
         make_loss: runs the forward, the same as the first one.

@@ -16,7 +16,7 @@ def pandas_itself() -> Any:
         import pandas  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "to_pandas() makes a pandas.DataFrame: pip install 'tapehead[notebook]', or pip install pandas"
+            "to_pandas() makes a pandas.DataFrame: pip install 'tapescope[notebook]', or pip install pandas"
         ) from error
     return pandas
 

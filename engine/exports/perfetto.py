@@ -24,7 +24,7 @@ ENDINGS = ".perfetto.json", ".perfetto.json.gz"
 _STEP, _FORWARD = "step", "forward"
 _NO_CLOCK_NS = 1000
 _NO_CLOCK = "no clock was recorded: each task has one microsecond, in the order in which they ran"
-_REAL = "real time, as it was measured while tapehead watched"
+_REAL = "real time, as it was measured while tapescope watched"
 
 
 def save_run(run: Run, path: str | PathLike[str]) -> Path:
@@ -39,7 +39,7 @@ def save_run(run: Run, path: str | PathLike[str]) -> Path:
 
 
 def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:
-    """What `TrainingStep.save_perfetto` and `th.record_steps` do: one step after the other."""
+    """What `TrainingStep.save_perfetto` and `ts.record_steps` do: one step after the other."""
     path = _path_of(path)
     if not steps:
         raise ValueError("no step has been recorded: steps are there when the `with` block has ended")
@@ -70,7 +70,7 @@ def _path_of(path: str | PathLike[str]) -> Path:
 def _about(clock: str) -> dict[str, str]:
     import torch
 
-    return {"producer": "tapehead", "torch": torch.__version__, "clock": clock}
+    return {"producer": "tapescope", "torch": torch.__version__, "clock": clock}
 
 
 @dataclass(slots=True)

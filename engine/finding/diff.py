@@ -1,4 +1,4 @@
-"""`th.diff`: where two runs part first, in order, in values and in memory."""
+"""`ts.diff`: where two runs part first, in order, in values and in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def diff(
     """Where two runs part first: in order, in values, and in memory.
 
     For one program under two policies, on CPU and GPU, in float32 and bfloat16, or for the saved traces of two commits
-    (`th.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
+    (`ts.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
 
     Values are compared where both runs recorded statistics (`trace="cheap"`): norms, means, least and largest elements.
     These give a lower bound of the relative difference of two gradients, `|a - b| / max(|a|, |b|)`, see `apart`. So a
@@ -41,13 +41,14 @@ def diff(
     places passes.
 
     The default tolerance is the root of the epsilon of the coarsest dtype among the gradients: 0.035 % for float32,
-    3.1 % for float16, 8.8 % for bfloat16. Measured on `tapehead workloads` (small, CPU), the largest difference between
-    float32 and bfloat16 (autocast) is 0.3 % for gpt2, 0.1 % and 2 % for the LSTMs, 3 % for unet and recommender, and
-    8 % for the ensemble; between float32 with and without oneDNN it is below 0.0001 % for these. What is over the
-    tolerance does diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25 %, and 0.5 % without
-    oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where gradients underflow to zero.
+    3.1 % for float16, 8.8 % for bfloat16. Measured on `tapescope workloads` (small, CPU), the largest difference
+    between float32 and bfloat16 (autocast) is 0.3 % for gpt2, 0.1 % and 2 % for the LSTMs, 3 % for unet and
+    recommender, and 8 % for the ensemble; between float32 with and without oneDNN it is below 0.0001 % for these. What
+    is over the tolerance does diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25 %, and 0.5 %
+    without oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where gradients underflow to
+    zero.
 
-    Memory is compared where both have a timeline (`memory=True`, `th.profile`), on each device that both have: the
+    Memory is compared where both have a timeline (`memory=True`, `ts.profile`), on each device that both have: the
     peaks, where the levels part, and what is alive at one peak and not at the other.
 
     Of values the gradients alone are compared: an error of the forward shows where a task first multiplies with its
@@ -65,8 +66,8 @@ def diff(
     for run in (run_a, run_b):
         if not isinstance(run, Run | Trace):
             raise TypeError(
-                f"th.diff takes two runs or traces, not {a_kind(run)}: what th.backward returns, "
-                "`session.result()`, or th.load(path) of a saved one"
+                f"ts.diff takes two runs or traces, not {a_kind(run)}: what ts.backward returns, "
+                "`session.result()`, or ts.load(path) of a saved one"
             )
     if tolerance is not None:
         expect_number(tolerance, int | float, "tolerance", "a relative difference, such as 0.01")

@@ -1,4 +1,4 @@
-"""What `th.diff` finds: where two runs part, in sentences and tables."""
+"""What `ts.diff` finds: where two runs part, in sentences and tables."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Difference:
             without = [name for name, measured in zip(self.names, self.measured, strict=True) if not measured]
             yield (
                 f"Values are not compared: there are no statistics of the gradients of {joined(without)}. "
-                'th.backward(loss, trace="cheap") records them.'
+                'ts.backward(loss, trace="cheap") records them.'
             )
             return
         if self.unread:
@@ -273,7 +273,7 @@ class Difference:
             without = self.names[self.memory_known.index(False)]
             yield (
                 f"Memory is not compared: that of {without} was not measured. "
-                "th.backward(loss, memory=True) and th.profile(make_loss) do."
+                "ts.backward(loss, memory=True) and ts.profile(make_loss) do."
             )
 
     def _known_count(self) -> int:

@@ -1,4 +1,4 @@
-"""`th.find_nan`: the first NaN or infinite value of a forward and its backward, and what made it."""
+"""`ts.find_nan`: the first NaN or infinite value of a forward and its backward, and what made it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NAMED = 3  # leaves, in a sentence that may have to speak of a whole model's
 @dataclass(frozen=True, eq=False, repr=False)
 class NanReport:
     """The first NaN or infinite value of a forward and its backward. True if there is one, or gradients cannot be read:
-    `assert not th.find_nan(make_loss)` passes if all gradients are known to be finite.
+    `assert not ts.find_nan(make_loss)` passes if all gradients are known to be finite.
 
     Attributes:
         where: "forward" or "backward"; None if all that could be read is finite.
@@ -113,7 +113,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     DistributedDataParallel reduces nothing.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`), of whose forward
+        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips_tape`), of whose forward
             the first primitive that gave a bad value is named.
         engine: "direct"; what it refuses runs with "native".
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
@@ -130,11 +130,11 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
         TypeError: `make_loss` can't be called, or returns no tensor.
         ValueError: the loss has more than one element.
     """
-    expect_make_loss(make_loss, "th.find_nan")
+    expect_make_loss(make_loss, "ts.find_nan")
     expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)
-    world = AsFound(make_loss, "th.find_nan")
+    world = AsFound(make_loss, "ts.find_nan")
     # Anomaly mode would end the run at the first NaN, before anything is known of where it came from.
     no_anomaly_mode = torch.autograd.set_detect_anomaly(False)
     with no_anomaly_mode, telling(None, "looking for NaN") as tell, world, world.watched(), nothing_reduced():
@@ -146,7 +146,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
             refuse_whole_step(loss, since)
         except Exception as error:
             for find in watch.finds:
-                error.add_note(f"tapehead: before that, {_said(find)}")
+                error.add_note(f"tapescope: before that, {_said(find)}")
             raise
         if isinstance(loss, HipsTape):
             if engine == "native":

@@ -1,4 +1,4 @@
-"""`th.find_unused`: which parameters get no gradient from a loss, and where the path to each of them ends."""
+"""`ts.find_unused`: which parameters get no gradient from a loss, and where the path to each of them ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class UnusedParameter:
 class UnusedReport(ShownAsFindings):
     """The parameters that get no gradient from a loss, with reasons. In a notebook the table shows itself.
 
-    True if there are any: `assert not th.find_unused(make_loss, model)`.
+    True if there are any: `assert not ts.find_unused(make_loss, model)`.
 
     Attributes:
         parameters: those without a gradient, in the model's order.
@@ -239,7 +239,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
         ValueError: the loss has more than one element.
     """
-    expect_make_loss(make_loss, "th.find_unused")
+    expect_make_loss(make_loss, "ts.find_unused")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be the module whose parameters are meant, not {a_kind(model)}")
     gathered = _gathered(model)
@@ -248,7 +248,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         names.setdefault(gathered.get(id(each), each), []).append(name)
     with (
         telling(None, "looking for gradients") as tell,
-        AsFound(make_loss, "th.find_unused") as world,
+        AsFound(make_loss, "ts.find_unused") as world,
         nothing_reduced(),
     ):
         tell("a forward that shows what is written")
@@ -302,7 +302,7 @@ def _gathered(model: nn.Module) -> dict[int, Tensor]:
     if None in found.values():
         raise NotImplementedError(
             "fully_shard makes the parameters that a graph has in the model's first forward; run one before "
-            "th.find_unused"
+            "ts.find_unused"
         )
     return {shard: leaf for shard, leaf in found.items() if leaf is not None}
 

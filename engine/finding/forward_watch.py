@@ -72,7 +72,7 @@ class ForwardWatch:
     """Watches a forward, and if asked what is computed after it.
 
     Args:
-        model: what names modules, as in `th.capture`.
+        model: what names modules, as in `ts.capture`.
 
     Attributes:
         flow: the operations that gave bad values.

@@ -1,4 +1,4 @@
-"""`th.find_nan` of a tape of HIPS autograd's. Needs numpy."""
+"""`ts.find_nan` of a tape of HIPS autograd's. Needs numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`th.order_dependent`: whether a backward depends on the order of its tasks, and where."""
+"""`ts.order_dependent`: whether a backward depends on the order of its tasks, and where."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def order_dependent(
 
     Args:
         make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
-        policies: the orders to try, as in `th.backward`; by default bfs, dfs, "oldest" (first created, first run) and
+        policies: the orders to try, as in `ts.backward`; by default bfs, dfs, "oldest" (first created, first run) and
             four random ones.
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
@@ -73,12 +73,12 @@ def order_dependent(
         ValueError: the loss has more than one element, or no memory; the forwards build different graphs; there is no
             policy, or an unknown one.
     """
-    expect_make_loss(make_loss, "th.order_dependent")
+    expect_make_loss(make_loss, "ts.order_dependent")
     expect_model(model)
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
     others = _chosen(policies)
-    world = AsFound(make_loss, "th.order_dependent")
+    world = AsFound(make_loss, "ts.order_dependent")
     with telling(progress, "trying orders") as say, world, nothing_reduced():
         say("a run that shows what is written")
         real_loss_of(world.watch())

@@ -1,4 +1,4 @@
-"""One backward in one order, of which each task's gradients are noted to the bit: for `th.order_dependent`."""
+"""One backward in one order, of which each task's gradients are noted to the bit: for `ts.order_dependent`."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def find_autograd() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("autograd", "numpy"):
             raise
         raise ModuleNotFoundError(
-            "this needs HIPS autograd, which is not installed: pip install 'tapehead[hips]'", name=error.name
+            "this needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
         ) from None
     return import_module("autograd")
 

@@ -164,7 +164,7 @@ class ArrayWatch:
         return timeline if accumulation == PYTORCHS else with_names(timeline)
 
     def footprints(self, timeline: Timeline) -> Footprints:
-        """What each task did, for `th.simulate`: the timeline's. After `over`."""
+        """What each task did, for `ts.simulate`: the timeline's. After `over`."""
         graph = self._tape.graph
         tasks: list[Footprint | None] = [None] * len(graph)
         for turn in self._turns:

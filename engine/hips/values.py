@@ -12,8 +12,8 @@ from torch import Tensor
 from ...inspector.arguments import a_kind
 from ...inspector.tapes.hips_nodes import arrays_in, is_container, is_sparse, metas_of, rebuilt, spaces_in
 
-_VALUE = "_tapehead_value"
-_IS_SUM = "_tapehead_is_sum"
+_VALUE = "_tapescope_value"
+_IS_SUM = "_tapescope_is_sum"
 
 REST = object()
 """What stands for the other arrays of a sparse gradient, of which the last carries all: going back, the buffer is as it

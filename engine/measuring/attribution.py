@@ -53,7 +53,7 @@ class Measured:
     Attributes:
         graph: the graph.
         device: whose allocator was recorded.
-        forward: its events until the loss was there; later ones in it are tapehead's own. Or, where it was not
+        forward: its events until the loss was there; later ones in it are tapescope's own. Or, where it was not
             recorded, births alone: of what is known to be alive as the backward starts.
         recorded: whether the forward was recorded.
         makers: what had run at each of the forward's marks, the last of which stands where the loss was there. Where
@@ -315,7 +315,7 @@ def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
 
 
 def _shown(measured: Measured, lives: Lives) -> list[int]:
-    """All storages but those which tapehead itself made and freed between forward and backward, and the model's."""
+    """All storages but those which tapescope itself made and freed between forward and backward, and the model's."""
     end = measured.forward.marks[-1].row if measured.recorded else lives.first
 
     def is_shown(birth: int, death: int | None) -> bool:

@@ -76,7 +76,7 @@ class Measurement:
         self._limits: dict[str, list[int]] = {}  # by what is not known of the forward, the tasks
 
     def __enter__(self) -> Measurement:
-        self._caller = begin_recording("a measured backward (th.profile, memory=True)")
+        self._caller = begin_recording("a measured backward (ts.profile, memory=True)")
         return self
 
     def __exit__(
@@ -271,7 +271,7 @@ class Measurement:
             if not recording.rows and not self._forward.get(device, recording).rows and _works(self._graph, device):
                 raise ValueError(
                     f"the allocator of {device} tells torch's profiler nothing, so its memory can't be measured; "
-                    "th.simulate(th.graph(loss)) predicts it"
+                    "ts.simulate(ts.graph(loss)) predicts it"
                 )
 
     def results(self, trees: Sequence[Sequence[int]] = ()) -> list[tuple[Timeline, Footprints | None]]:
@@ -346,7 +346,7 @@ def _refuse_without_bytes(graph: Graph) -> None:
         if what := without_bytes(leaf):
             name = graph.tasks[task_id].parameter or f"the leaf of {graph.describe(task_id)}"
             raise ValueError(
-                f"{name} is {what}: there is no memory to measure. th.simulate(th.graph(loss)) and th.plan(loss) "
+                f"{name} is {what}: there is no memory to measure. ts.simulate(ts.graph(loss)) and ts.plan(loss) "
                 "predict what this backward would take"
             )
 

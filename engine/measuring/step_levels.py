@@ -61,7 +61,7 @@ def levels_of(timeline: Timeline) -> StepLevels:
         ValueError: the forward was not recorded.
     """
     if timeline.forward_peak_bytes is None:
-        raise ValueError("the forward of this timeline was not recorded: measure it with th.profile(make_loss)")
+        raise ValueError("the forward of this timeline was not recorded: measure it with ts.profile(make_loss)")
     start, forward_ns, task_ns = timeline.starts[0], timeline.forward_ns, timeline.task_ns
     ns = array("q")
     if forward_ns and task_ns:

@@ -22,7 +22,7 @@ def constants_sentence(nbytes: int) -> str:
     return (
         f"Not counted are {size_text(nbytes)} of tensors without a gradient that nodes saved and something else holds: "
         "inputs, buffers, constants. For those that the forward itself made the true figure may be higher by up to as "
-        "much; a forward under th.capture() shows which these are."
+        "much; a forward under ts.capture() shows which these are."
     )
 
 

@@ -382,7 +382,7 @@ class Timeline:
     def forward_ns(self) -> array[int]:
         """When each event of the forward happened, nanoseconds since its first. Empty: not recorded.
 
-        What tapehead does between forward and backward takes no time: a root's gradient is made as the forward ends.
+        What tapescope does between forward and backward takes no time: a root's gradient is made as the forward ends.
         """
         clock = self.event_ns[: 0 if self.before else self.starts[0]]
         own = [event for event in range(len(clock)) if self.events[event] >= 0]

@@ -32,7 +32,7 @@ _SUMS = (
     "tensors of its shapes"
 )
 _NOT_TRIED = (
-    "no storage was made again to see whether that gives the same bits: the first forward under th.mirror does, and "
+    "no storage was made again to see whether that gives the same bits: the first forward under ts.mirror does, and "
     "keeps what differs"
 )
 _UNTIMED = "how long {} takes is not known"

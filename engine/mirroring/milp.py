@@ -39,7 +39,7 @@ def milp(memory: MirroredMemory, goal: Goal, *, seconds: float = 10.0) -> FoundD
         ModuleNotFoundError: scipy is not installed.
     """
     if not has_scipy():
-        raise ModuleNotFoundError("the solver HiGHS is a part of scipy: pip install 'tapehead[mirror]'")
+        raise ModuleNotFoundError("the solver HiGHS is a part of scipy: pip install 'tapescope[mirror]'")
     began = perf_counter()
     dropped, found = frozenset[int](), memory.mirrored(())
     places = {max(range(len(found.peaks)), key=found.peaks.__getitem__)}

@@ -1,4 +1,4 @@
-"""`with th.mirror(plan): loss = model(x)`: saved tensors are let go of, and made again when the backward asks."""
+"""`with ts.mirror(plan): loss = model(x)`: saved tensors are let go of, and made again when the backward asks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class mirror:
     as PyTorch does for saved tensors.
 
     Args:
-        plan: of `th.plan_mirror`, or `MirrorPlan.load`. Forwards of other sizes may use it, too: what it drops is made
+        plan: of `ts.plan_mirror`, or `MirrorPlan.load`. Forwards of other sizes may use it, too: what it drops is made
             again from their own operations. If its first forward runs other operations than were planned for, or one of
             another model does, it is refused. If a later one of the same model does, all is kept from there on, with a
             warning. With a plan that drops nothing, of a model that is left alone, the block does nothing and takes no
@@ -100,7 +100,7 @@ class mirror:
 
     def __init__(self, plan: MirrorPlan) -> None:
         if not isinstance(plan, MirrorPlan):
-            raise TypeError(f"th.mirror takes a plan, such as th.plan_mirror makes, not {a_kind(plan)}")
+            raise TypeError(f"ts.mirror takes a plan, such as ts.plan_mirror makes, not {a_kind(plan)}")
         self.plan = plan
         self._idle = not plan.dropped
         self._tally = MirrorTally()
@@ -111,7 +111,7 @@ class mirror:
 
     def __enter__(self) -> mirror:
         if self._opened is not None:
-            raise RuntimeError("this mirror is open already; make another one with th.mirror(plan)")
+            raise RuntimeError("this mirror is open already; make another one with ts.mirror(plan)")
         if self._idle:
             return self
         watch, contexts = followed(state_of(self.plan), self._tally)

@@ -1,4 +1,4 @@
-"""`th.mirrored(budget)`: a plan that is made where a trainer calls the model, at the first call."""
+"""`ts.mirrored(budget)`: a plan that is made where a trainer calls the model, at the first call."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class mirrored:
     """Runs forwards mirrored, and plans at the first: for trainers, which call a model in a way of their own.
 
     class MirroredTrainer(transformers.Trainer):
-        mirrored = th.mirrored(budget=0.5)
+        mirrored = ts.mirrored(budget=0.5)
 
         def compute_loss(self, *args, **kwargs):
             return self.mirrored(super().compute_loss, *args, **kwargs)
 
     class MirroredModule(MyLightningModule):
-        mirrored = th.mirrored(budget=0.5)
+        mirrored = ts.mirrored(budget=0.5)
 
         def training_step(self, *args, **kwargs):
             return self.mirrored(super().training_step, *args, **kwargs)
 
-    The first call with gradients on plans (`th.plan_mirror`, some twenty forwards and backwards, after which all is as
-    before, but for what they log); that one and the later ones run under `th.mirror(plan)`. Where gradients are off, as
+    The first call with gradients on plans (`ts.plan_mirror`, some twenty forwards and backwards, after which all is as
+    before, but for what they log); that one and the later ones run under `ts.mirror(plan)`. Where gradients are off, as
     in an evaluation, the function is called as it is.
 
     Args:
-        budget, overhead, seconds, model: as in `th.plan_mirror`.
+        budget, overhead, seconds, model: as in `ts.plan_mirror`.
 
     Attributes:
         plan: what was planned; None before the first call.
 
     Raises:
-        TypeError, ValueError: an argument is none that `th.plan_mirror` takes.
+        TypeError, ValueError: an argument is none that `ts.plan_mirror` takes.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class mirrored:
             args, kwargs: what it is called with.
 
         Raises:
-            TypeError, ValueError: there is no loss in what it gives; and what `th.plan_mirror` raises.
+            TypeError, ValueError: there is no loss in what it gives; and what `ts.plan_mirror` raises.
         """
         if not callable(function):
             expect_callable(function, len(args), "function", "what runs the forward, such as super().compute_loss")
         if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         if self.plan is None:
-            refuse_transforms("th.mirrored")
+            refuse_transforms("ts.mirrored")
             _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plans(lambda: _loss_in(_called(function, args, kwargs)))
         self._newest = mirror(self.plan)
@@ -103,7 +103,7 @@ class mirrored:
 def _make_once(make_loss: MakeLoss) -> None:
     """Make the tensors that the first forward makes and keeps (a mask) before it runs: all forwards run alike then, as
     the plan expects."""
-    world = AsFound(make_loss, "th.mirrored", refuses=True)
+    world = AsFound(make_loss, "ts.mirrored", refuses=True)
     with world, nothing_reduced():
         world.watch(backward=False)
         with world.run():

@@ -15,12 +15,12 @@ from ...inspector.capturing.operators import allocates_only
 from ...inspector.graph.bounded_file import content_of, path_of
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import Table
-from ...inspector.graph.json_columns import ColumnWriter, Section, read_section
+from ...inspector.graph.json_columns import ColumnWriter, Section, is_format, read_section
 from ..orders.graph_order import GraphOrder
 from ..queue.policy import Policy
 from ..words.sizes import size_text
 
-FORMAT = "tapehead.mirror"
+FORMAT = "tapescope.mirror"
 VERSION = 2
 
 _MOST = 2**53
@@ -103,7 +103,7 @@ class MirrorPrediction:
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False)
 class MirrorPlan:
-    """Which storages a mirrored forward lets go of: `with th.mirror(plan): loss = model(x)`.
+    """Which storages a mirrored forward lets go of: `with ts.mirror(plan): loss = model(x)`.
 
     Attributes:
         fingerprint: of the forward that was planned for, as in `ForwardProgram`.
@@ -184,12 +184,12 @@ class MirrorPlan:
             before, after = self.predicted.plain_peak_bytes, self.predicted.peak_bytes
             said += f"; predicted peak {size_text(after)}, of {size_text(before)} without"
         if self.planned_order is not None:
-            said += f", in the order of {self.planned_order.name}: th.backward(loss, policy=plan.policy)"
+            said += f", in the order of {self.planned_order.name}: ts.backward(loss, policy=plan.policy)"
         return said
 
     @property
     def policy(self) -> str | Policy:
-        """What the backward is to run under: `th.backward(loss, policy=plan.policy)`; "heap": by `loss.backward()`."""
+        """What the backward is to run under: `ts.backward(loss, policy=plan.policy)`; "heap": by `loss.backward()`."""
         return "heap" if self.planned_order is None else self.planned_order.policy
 
     @cached_property
@@ -233,7 +233,7 @@ class MirrorPlan:
         """Reads a plan that `save` wrote. Nothing of the file is executed.
 
         Raises:
-            ValueError: the file is no saved plan, is cut off, was written by a newer tapehead, or contradicts itself.
+            ValueError: the file is no saved plan, is cut off, was written by a newer tapescope, or contradicts itself.
             OSError: it can't be read.
         """
         path = path_of(path, "MirrorPlan.load")
@@ -241,7 +241,7 @@ class MirrorPlan:
             return _read(read_section(content_of(path, _LARGEST, "which is more than any plan needs")))
         except (ValueError, MemoryError) as error:
             why = str(error) or "there is too little memory for it"
-            raise ValueError(f"{path} is not a plan that this tapehead can load: {why}") from None
+            raise ValueError(f"{path} is not a plan that this tapescope can load: {why}") from None
 
 
 _FATES: dict[tuple[bool, bool], Fate] = {
@@ -338,10 +338,10 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
 
 
 def _read(section: Section) -> MirrorPlan:
-    if "format" not in section or section.text("format") != FORMAT:
+    if "format" not in section or not is_format(section.text("format"), FORMAT):
         raise section.wrong("format", f"is not {FORMAT}")
     if section.number("version") > VERSION:
-        raise section.wrong("version", f"is {section.number('version')}, written by a newer tapehead: update it")
+        raise section.wrong("version", f"is {section.number('version')}, written by a newer tapescope: update it")
     names = section.texts("names")
     operations = tuple(names[each] for each in section.integers("operations", len(names)))
     numbers = section.integers("number", _MOST, distinct=True, code="q")

@@ -1,4 +1,4 @@
-"""`th.plan_mirror`: which saved tensors to let go of, judged by the peak of the whole backward, before it is paid."""
+"""`ts.plan_mirror`: which saved tensors to let go of, judged by the peak of the whole backward, before it is paid."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plan_mirror(
     progress: Progress | bool | None = None,
     model: nn.Module | None = None,
 ) -> PlannedMirror:
-    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with th.mirror(plan):`.
+    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with ts.mirror(plan):`.
 
     The forward is recorded and timed operation by operation, its backward measured once, and each choice judged by the
     peak of the whole backward that it would have, newly kept inputs and replays included. Matrix products and
@@ -100,7 +100,7 @@ def plan_mirror(
         RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what
             forward and backward raise.
     """
-    expect_make_loss(make_loss, "th.plan_mirror")
+    expect_make_loss(make_loss, "ts.plan_mirror")
     expect_model(model)
     asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
@@ -110,8 +110,8 @@ def plan_mirror(
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    world = AsFound(make_loss, "th.plan_mirror", refuses=True)
-    with nothing_reduced(), nothing_sharded("th.plan_mirror"), progress_shown(progress) as told, world:
+    world = AsFound(make_loss, "ts.plan_mirror", refuses=True)
+    with nothing_reduced(), nothing_sharded("ts.plan_mirror"), progress_shown(progress) as told, world:
         made = world.watch()
         if isinstance(made, Tensor) and is_fake(made):
             return _planned(FakeRuns(world, model), asked, solver, float(seconds), chosen, told)

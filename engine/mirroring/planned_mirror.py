@@ -1,4 +1,4 @@
-"""What `th.plan_mirror` gives: a plan with the memory and time that it should come to; what other budgets would buy."""
+"""What `ts.plan_mirror` gives: a plan with the memory and time that it should come to; what other budgets would buy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that t
 class PlannedMirror(MirrorPlan):
     """A plan for mirroring with what it was made from. In a notebook the table shows itself.
 
-    `save` writes what `th.mirror` needs, the prediction and the order; the timelines are not in the file.
+    `save` writes what `ts.mirror` needs, the prediction and the order; the timelines are not in the file.
 
     Attributes:
         plain, timeline: the memory of the backward without and with it, predicted.
@@ -168,7 +168,7 @@ class PlannedMirror(MirrorPlan):
                 "recording the forward."
             )
         if self.order_name != "heap":
-            found.append(f"It is for the order of {self.order_name}: th.backward(loss, policy=plan.policy).")
+            found.append(f"It is for the order of {self.order_name}: ts.backward(loss, policy=plan.policy).")
         return [*found, *module_sentences(self), *notes]
 
     @property
@@ -225,7 +225,7 @@ class MirrorFrontier:
     Attributes:
         explored: the plan that it was explored from; it is among `plans`, unless another one is better.
         plans: by the time of a step, ascending, so by peak descending. The first one drops nothing. Each
-            can be handed to `th.mirror`.
+            can be handed to `ts.mirror`.
         seconds: how long it was searched.
     """
 
@@ -318,7 +318,7 @@ class MirrorFrontier:
         Args:
             path: where to.
             title: its heading.
-            measured: curves of backwards that ran, by name, `th.profile(make_loss).timeline`, drawn beside the
+            measured: curves of backwards that ran, by name, `ts.profile(make_loss).timeline`, drawn beside the
                 predicted ones.
 
         Raises:
@@ -328,8 +328,8 @@ class MirrorFrontier:
 
 
 def prediction_of(plan: MirrorPlan) -> MirrorPrediction:
-    """What a plan of `th.plan_mirror` should come to."""
-    assert plan.predicted is not None, "th.plan_mirror predicts"
+    """What a plan of `ts.plan_mirror` should come to."""
+    assert plan.predicted is not None, "ts.plan_mirror predicts"
     return plan.predicted
 
 

@@ -159,7 +159,7 @@ class Bytes:
         self.note_version()
         if self._counter is not None and version_of(self._counter) != self._version:
             raise RuntimeError(
-                f"th.mirror can't run {reader} again: its argument {described(shown)} has been modified by an inplace "
+                f"ts.mirror can't run {reader} again: its argument {described(shown)} has been modified by an inplace "
                 f"operation since the forward; it is at version {version_of(self._counter)}, expected version "
                 f"{self._version}. Modify it after the backward, or plan without this"
             )

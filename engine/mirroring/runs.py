@@ -81,7 +81,7 @@ class Runs:
         self.put_back()
         with self._fresh():
             measured = profile(self._make_loss, model=model).footprints
-        assert measured is not None, "th.profile measures"
+        assert measured is not None, "ts.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
         self.storages = mirror_storages(self.program, self.footprints)

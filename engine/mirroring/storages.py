@@ -56,7 +56,7 @@ class MirrorStorage:
 
 
 def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
-    """The footprints of a run of the recorded forward, `th.profile(...).footprints`, as those of the recorded graph.
+    """The footprints of a run of the recorded forward, `ts.profile(...).footprints`, as those of the recorded graph.
 
     Raises:
         ValueError: they are another graph's.

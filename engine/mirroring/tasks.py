@@ -149,7 +149,7 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         ValueError: it is another forward's, or this one was not mirrored.
     """
     if not isinstance(plan, MirrorPlan):
-        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, not {a_kind(plan)}")
+        raise TypeError(f"mirroring is a plan, such as ts.plan_mirror makes, not {a_kind(plan)}")
     if (other := plan.misfit(graph)) is not None:
         raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
     dropped = [each for each in plan.storages if each.fate == "dropped"]
@@ -170,6 +170,6 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         )
     if graph.nodes and plan.dropped and not there:
         raise ValueError(
-            "mirroring: nothing that this graph saved was let go of. Run its forward in `with th.mirror(plan):`, and "
+            "mirroring: nothing that this graph saved was let go of. Run its forward in `with ts.mirror(plan):`, and "
             "look at it before its backward"
         )

@@ -382,13 +382,13 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         message, self._doubt = self._doubt, None
         if self.is_planned_model is False:
             raise ValueError(
-                f"{message}; plan again, with th.plan_mirror, for this one. A trainer calls a model in a way of its "
-                "own: th.mirrored(budget) plans where it does"
+                f"{message}; plan again, with ts.plan_mirror, for this one. A trainer calls a model in a way of its "
+                "own: ts.mirrored(budget) plans where it does"
             )
         note = f"From there on all is kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
-        warn(f"th.mirror: {note} Plan again if it is to stay so")
+        warn(f"ts.mirror: {note} Plan again if it is to stay so")
 
     def pack(self, tensor: Tensor) -> Packed:
         """What is to stand for a tensor that a node saves."""
@@ -446,7 +446,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 state.banned[each.number] = reason
                 banned.append(each.number)
         if banned:
-            warn(f"th.mirror: {banned_sentence(state.banned_storages(banned))}")
+            warn(f"ts.mirror: {banned_sentence(state.banned_storages(banned))}")
 
     def close(self, raised: bool) -> None:
         """The `with` block was left."""
@@ -516,7 +516,7 @@ def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
 def _modified(view: View, how: str) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{described(view)} {how}. It was saved under th.mirror; without it, PyTorch's message names its operation"
+        f"{described(view)} {how}. It was saved under ts.mirror; without it, PyTorch's message names its operation"
     )
 
 

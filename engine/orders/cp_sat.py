@@ -56,10 +56,12 @@ def cp_sat(
     from .exact import Exact
 
     if not has_ortools():
-        raise ModuleNotFoundError("CP-SAT is a part of OR-tools: pip install 'tapehead[exact]', or pip install ortools")
+        raise ModuleNotFoundError(
+            "CP-SAT is a part of OR-tools: pip install 'tapescope[exact]', or pip install ortools"
+        )
     if len(problem.tasks) > MOST_TASKS:
         raise ValueError(
-            f"CP-SAT proves nothing of {len(problem.tasks):,} tasks in any useful time; use th.plan's search"
+            f"CP-SAT proves nothing of {len(problem.tasks):,} tasks in any useful time; use ts.plan's search"
         )
     began = perf_counter()
     gone = set(ran)

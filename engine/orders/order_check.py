@@ -1,4 +1,4 @@
-"""`th.check_order`: which precedences an order breaks, and whether any order could keep them."""
+"""`ts.check_order`: which precedences an order breaks, and whether any order could keep them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class OrderCheck:
         if self.obstacle is not None:
             yield f"No order keeps them: {self.obstacle}."
         else:
-            yield f"{self._remedy_text} keeps them: pass it as policy= to th.backward, or to th.policy around a step."
+            yield f"{self._remedy_text} keeps them: pass it as policy= to ts.backward, or to ts.policy around a step."
 
     @property
     def cells(self) -> list[list[str]]:
@@ -148,8 +148,8 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
     """Says whether an order keeps constraints, and where it first breaks each. Nothing runs.
 
     Args:
-        of: a loss (as `th.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
-        constraints: as in `th.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them go.
+        of: a loss (as `ts.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
+        constraints: as in `ts.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them go.
         policy: whose order is asked for, and on which the remedy is built.
 
     Raises:
@@ -184,7 +184,7 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
         tuple(broken),
         remedy,
         obstacle,
-        f"th.constrained({said}, constraints)",
+        f"ts.constrained({said}, constraints)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`th.plan`: what peak each order would have, which is least, and how far that is from what no order can be below."""
+"""`ts.plan`: what peak each order would have, which is least, and how far that is from what no order can be below."""
 
 from __future__ import annotations
 
@@ -168,13 +168,13 @@ def plan(
 ) -> OrderPlan:
     """Predicts the peak of a backward under several policies, and says how far each is above what no order is below.
 
-    No backward runs. Without footprints each distinct kernel may run once, see `th.simulate`.
-    `th.backward(loss, policy=plan.policy)` runs the best, natively; `with th.policy("auto"):` does all of it by itself.
+    No backward runs. Without footprints each distinct kernel may run once, see `ts.simulate`.
+    `ts.backward(loss, policy=plan.policy)` runs the best, natively; `with ts.policy("auto"):` does all of it by itself.
 
     Args:
         of: the loss, or its graph.
         policies: names, `Policy` objects or callables, without one which decides while the backward runs.
-        footprints: what the tasks allocate: those of a measured run, `th.profile(...).footprints`; None: a dry run.
+        footprints: what the tasks allocate: those of a measured run, `ts.profile(...).footprints`; None: a dry run.
         seconds: how long to look for something better than all of them. For up to 1,000 tasks half of it goes to a
             search for the least peak there is ("optimal"), and the rest to moving tasks about ("search"). Interrupted,
             the best so far is taken.
@@ -196,7 +196,7 @@ def plan(
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what has been found")
     if footprints is not None:
-        expect(footprints, Footprints, "footprints", "those of a measured run, th.profile(...).footprints")
+        expect(footprints, Footprints, "footprints", "those of a measured run, ts.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
         raise ValueError(f"the footprints are not this graph's: {other}")
     if footprints is not None:

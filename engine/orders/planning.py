@@ -86,7 +86,7 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         chosen = policy.choose(problem, ran)
         if not isinstance(chosen, Policy) or chosen.plan is not None:
             raise PolicyError(
-                f"policy {policy_name(policy)} returned {chosen!r} from choose; expected a th.Policy with key= and "
+                f"policy {policy_name(policy)} returned {chosen!r} from choose; expected a ts.Policy with key= and "
                 "without plan="
             )
         return chosen

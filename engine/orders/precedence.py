@@ -140,18 +140,18 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
     these, all together. Hooks that rebuild state k from state k+1 when it is unpacked (chunked training with a KV
     cache, reversible networks: PyTorch RFC #198225) ask for the chain of their states, the last first:
 
-        >>> import torch, tapehead as th
+        >>> import torch, tapescope as ts
         >>> state, states = torch.ones(2, requires_grad=True), []
         >>> for _ in range(3):
         ...     state = state * 1.5
         ...     states.append(state)
         >>> loss = sum((state * state).sum() for state in reversed(states))
         >>> chain = states[::-1]
-        >>> bool(th.check_order(loss, [chain]))
+        >>> bool(ts.check_order(loss, [chain]))
         False
-        >>> bool(th.check_order(loss, [chain], th.constrained("heap", [chain])))
+        >>> bool(ts.check_order(loss, [chain], ts.constrained("heap", [chain])))
         True
-        >>> th.backward(loss, policy=th.constrained("heap", [chain])).policy
+        >>> ts.backward(loss, policy=ts.constrained("heap", [chain])).policy
         'heap with 1 constraint'
 
     The order is planned ahead, in time and memory near linear in tasks, edges and what the constraints name. Where the
@@ -160,7 +160,7 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
     tensors are one forward's own. With `queues="per device"` no order holds between devices.
 
     Args:
-        policy: as in `th.backward`.
+        policy: as in `ts.backward`.
         constraints: pairs and chains of places.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`th.simulate`: the memory of a backward under any policy, or in an order that is given."""
+"""`ts.simulate`: the memory of a backward under any policy, or in an order that is given."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def simulate(
             footprints may be those of a run under another rule. A policy that plans, plans for PyTorch's.
 
     Known limitations: each task is predicted by itself. What `batch=` runs as one takes copies and keeps factors for
-    longer; `th.profile(make_loss, engine="direct", batch="auto")` measures that.
+    longer; `ts.profile(make_loss, engine="direct", batch="auto")` measures that.
 
     Raises:
         ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
@@ -66,14 +66,14 @@ def simulate(
         TypeError: the graph, the footprints or an id in the order is something else.
     """
     if not isinstance(graph, Graph):
-        raise TypeError(f"th.simulate takes a graph, not {a_kind(graph)}{_instead(graph)}")
+        raise TypeError(f"ts.simulate takes a graph, not {a_kind(graph)}{_instead(graph)}")
     expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks as they are to run")
     if retain_graph is not None:
         expect_truth(retain_graph, "retain_graph")
     accumulation = Accumulation(accumulate, release)
     if footprints is not None and not isinstance(footprints, Footprints):
         kind = type(footprints).__name__
-        raise TypeError(f"footprints are those of a measured run, th.profile(...).footprints, not a {kind}")
+        raise TypeError(f"footprints are those of a measured run, ts.profile(...).footprints, not a {kind}")
     with telling(None, "simulating") as tell, collector_paused():
         tell(f"a backward of {len(graph):,} tasks")
         if footprints is None:
@@ -95,7 +95,7 @@ def simulate(
 def _instead(given: object) -> str:
     """What to pass in place of this."""
     if isinstance(given, Tensor | GradientEdge):
-        return ": th.simulate(th.graph(loss))"
+        return ": ts.simulate(ts.graph(loss))"
     if callable(given):
-        return ": th.simulate(th.graph(loss)), where loss is what the function makes"
+        return ": ts.simulate(ts.graph(loss)), where loss is what the function makes"
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""

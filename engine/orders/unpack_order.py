@@ -1,4 +1,4 @@
-"""`th.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
+"""`ts.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
 
 from __future__ import annotations
 
@@ -249,21 +249,21 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
     PyTorch leaves the order of `saved_tensors_hooks`' unpacking open (PR #198016): it is the order in which the tasks
     run. A policy's order is known ahead, and with it this one:
 
-        >>> import torch, tapehead as th
+        >>> import torch, tapescope as ts
         >>> x = torch.ones(3, requires_grad=True)
-        >>> order = th.unpack_order(x.exp().sin().sum(), "heap")
+        >>> order = ts.unpack_order(x.exp().sin().sum(), "heap")
         >>> [(order.graph.tasks[row.task].short_name, row.slot, row.nbytes) for row in order]
         [('Sin', 'self', 12), ('Exp', 'result', 12)]
         >>> order.out_of_order is None
         True
 
     In one thread HEAP's is exactly the reverse of packing, since what uses a tensor is newer than what made it. A state
-    that newer operations read again is so unpacked twice, far apart: `th.check_order` finds where a chain of states
-    breaks, and `th.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to build the chain.
+    that newer operations read again is so unpacked twice, far apart: `ts.check_order` finds where a chain of states
+    breaks, and `ts.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to build the chain.
 
     Args:
-        loss_or_graph: as `th.graph` takes it, or a graph.
-        policy: as in `th.backward`.
+        loss_or_graph: as `ts.graph` takes it, or a graph.
+        policy: as in `ts.backward`.
 
     Known limitations: not listed is what `CopySlices` and C++ nodes of extensions keep, nor what is unpacked inside of
     a reentrant checkpoint; in a checkpointed region (`use_reentrant=False`) the first to unpack computes it again. A
@@ -397,7 +397,7 @@ class SavedBy:
             tasks = joined([told_apart(self._graph, task) for task in self._packed])
             return (
                 f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
-                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of th.unpack_order(loss)"
+                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of ts.unpack_order(loss)"
             )
         return (
             f"{said}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line instead"

@@ -99,7 +99,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     distinct operator once in a process, alone, on tensors of its shapes (`kernel_run`). Where all of that is known, and
     nothing else is unsure, `Footprints.limits` is empty: the prediction is exact.
 
-    Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`th.profile`).
+    Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`ts.profile`).
     What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What the forward left that
     no node saved and that has no gradient (a detached hidden state that a model keeps for the next forward, say) counts
     where a capture saw it being made; without one nothing is known of it. Operators that are not run alone (oneDNN's
@@ -118,12 +118,12 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
         TypeError: it is no graph.
         RuntimeError: a backward has freed it.
     """
-    expect(graph, Graph, "graph", "one, such as th.graph(loss)")
+    expect(graph, Graph, "graph", "one, such as ts.graph(loss)")
     expect_truth(names_hooks, "names_hooks")
     if graph.is_tape:
         return _of_tape(graph)
     if not graph.nodes:
-        raise ValueError(f"{graph.why_no_nodes}; th.profile(make_loss) measures a run of a fresh graph")
+        raise ValueError(f"{graph.why_no_nodes}; ts.profile(make_loss) measures a run of a fresh graph")
     order = heap_order(graph)
     freed = first_freed(graph.nodes[task_id] for task_id in order)
     if freed is not None:

@@ -10,7 +10,7 @@ from ..words.phrases import joined
 
 WORKSPACE = Estimate(
     "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
-    "th.profile measures that",
+    "ts.profile measures that",
     "at least",
 )
 """Why a dry run is an estimate where a kernel was not run alone."""
@@ -57,11 +57,11 @@ NOT_CALLED = "custom Functions, whose code is not called"
 DEFINED = "primitives that you have defined, whose formulas are not called"
 HELD_LEAVES = (
     "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
-    "forward under th.capture(every_call=True) tells"
+    "forward under ts.capture(every_call=True) tells"
 )
 CASTS = (
     "casts of weights that torch.autocast, which is open, may have cached in an earlier forward: they are counted, and "
-    "a forward under th.capture() shows which are its own"
+    "a forward under ts.capture() shows which are its own"
 )
 UNSAVED_CASTS = "casts of weights that torch.autocast, which is open, has cached and no node saved. Graphs"
 EARLIER = (
@@ -122,7 +122,7 @@ _LONGEST = 120
 
 def needs_values(error: Exception) -> str:
     """Return the sentence for an error of torch's own (C++ or Python): an operation that needs values raised it. Raises
-    any other error again, as a mistake of tapehead's."""
+    any other error again, as a mistake of tapescope's."""
     traceback, name = error.__traceback__, ""
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

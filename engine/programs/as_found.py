@@ -74,7 +74,7 @@ class AsFound:
 
     Args:
         make_loss: runs the forward.
-        verb: who runs it, `th.compare`.
+        verb: who runs it, `ts.compare`.
         refuses: what the program carries on and can't be put back is an error, once it is seen; else a warning.
         also: functions that run besides.
     """

@@ -1,4 +1,4 @@
-"""`th.backward`: PyTorch's backward in the order of a scheduling policy."""
+"""`ts.backward`: PyTorch's backward in the order of a scheduling policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def backward(
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`. Or a tape
-            (`th.hips_tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
+            (`ts.hips_tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
         engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
             "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
@@ -66,11 +66,11 @@ def backward(
             runs: `Run.timelines`. Of the forward it finds its results and what the nodes keep; a constant that nodes
             save and your code holds counts as an input (`Timeline.constant_bytes`) unless a capture with every_call saw
             it made.
-            `th.profile` sees the forward, too, and so all there is. With queues="per device" it is of this run, see
+            `ts.profile` sees the forward, too, and so all there is. With queues="per device" it is of this run, see
             there.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
-        batch: "auto" runs products of matrices as one where `th.groups` finds that they can, by its rules or by a
+        batch: "auto" runs products of matrices as one where `ts.groups` finds that they can, by its rules or by a
             `GroupRules`; needs engine="direct". `Run.batches` tells what did, and what did not and why. Gradients are
             equal within rounding, and those that were made together are parts of one storage.
 

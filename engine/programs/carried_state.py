@@ -149,7 +149,7 @@ class CarriedState:
             self._moved_on = self._advanced()
         if self._moved_on is not None and not self._is_told:
             self._is_told = True
-            error.add_note(f"tapehead: {self._text}")
+            error.add_note(f"tapescope: {self._text}")
 
     @property
     def _text(self) -> str:
@@ -283,7 +283,7 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 
 def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
-    """Return the functions to look at: the user's own, or those that a function of tapehead's calls."""
-    if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapehead"):
+    """Return the functions to look at: the user's own, or those that a function of tapescope's calls."""
+    if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapescope"):
         return [make_loss]
     return [cell.cell_contents for cell in make_loss.__closure__ or ()]

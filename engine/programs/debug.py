@@ -1,4 +1,4 @@
-"""`th.debug`: a backward that runs one task at a time."""
+"""`ts.debug`: a backward that runs one task at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def debug(
     With engine="direct" any ready task may run next: see `Stepper` for what the session can do and what it refuses.
     With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
 
-    session = th.debug(loss, policy="bfs")
+    session = ts.debug(loss, policy="bfs")
     session.ready           # the ready queue in the order in which it will pop, with keys
     session.step()          # runs the next task; session.step(task) runs any other ready one
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
@@ -51,7 +51,7 @@ def debug(
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that
             (a number, or "2GiB"). "auto" is yes in a deck and in a terminal's prompt, else no.
         accumulation: how gradients that meet are summed, and when they are let go.
-        batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
+        batch: "auto" runs products of several tasks as one, in one step, where `ts.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
         queues: "one" ready queue for all devices, or one "per device", see `Stepper` and `NativeSession`. None: with
             engine="direct" as PyTorch's engine does, a queue for each device; with "native", for the sake of a total
@@ -102,6 +102,6 @@ def unused(session: S) -> S:
         return session
     session.close()
     where = graph.describe(graph.nodes.index(over))
-    error = RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then th.debug(loss)")
+    error = RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then ts.debug(loss)")
     explain_spoiled_graph(error, graph, ())
     raise error

@@ -1,4 +1,4 @@
-"""`th.policy` and `th.install`: every `.backward()` of the program in the order of a policy."""
+"""`ts.policy` and `ts.install`: every `.backward()` of the program in the order of a policy."""
 
 from __future__ import annotations
 
@@ -193,16 +193,16 @@ def install(
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
 ) -> Installation:
-    """From now on every `.backward()` is a `th.backward` with this policy, so that a training loop needs no change.
+    """From now on every `.backward()` is a `ts.backward` with this policy, so that a training loop needs no change.
 
     That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
     another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
-    an explicit `th.backward` keeps its own policy. Of several installations the latest that is left is in force. Where
+    an explicit `ts.backward` keeps its own policy. Of several installations the latest that is left is in force. Where
     several processes train together, each must install the same policy: another order than PyTorch's is run only if all
-    ranks run it (`th.wait_for_ranks`).
+    ranks run it (`ts.wait_for_ranks`).
 
     Args:
-        policy, engine, trace, queues: as for `th.backward`.
+        policy, engine, trace, queues: as for `ts.backward`.
         on_run: called with the `Run` of each backward, in the thread of that one.
 
     Raises:
@@ -229,9 +229,9 @@ def policy(
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
 ) -> _GeneratorContextManager[Installation]:
-    """Meanwhile every `.backward()` runs in the order of a policy: `with th.policy("bfs"): trainer.fit(model)`.
+    """Meanwhile every `.backward()` runs in the order of a policy: `with ts.policy("bfs"): trainer.fit(model)`.
 
-    Also a decorator: `@th.policy("bfs")` above a training step. For the arguments and what is covered see `th.install`.
+    Also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and what is covered see `ts.install`.
     """
     _expect_choices(policy, engine, trace, queues, on_run)  # here, not where the block begins: contextlib is in between
     return _meanwhile(policy, engine, trace, queues, on_run)

@@ -35,7 +35,7 @@ def expect_make_loss(make_loss: object, verb: str) -> None:
     """Refuses a loss that is there already, a model, and functions that want arguments.
 
     Args:
-        verb: who runs it, `th.find_nan`.
+        verb: who runs it, `ts.find_nan`.
 
     Raises:
         TypeError: it can't be called as `make_loss()`.
@@ -60,7 +60,7 @@ def loss_of(made: object) -> Tensor:
         if isinstance(made, HipsTape):
             raise TypeError(
                 "make_loss() returned a tape of HIPS autograd's, and this needs PyTorch's operations, on a tensor; "
-                "th.debug, th.backward, th.profile, th.compare and th.find_nan take tapes"
+                "ts.debug, ts.backward, ts.profile, ts.compare and ts.find_nan take tapes"
             )
         raise TypeError(
             f"make_loss() returned {what}; expected a tensor, the loss, and nothing else{to_return_instead(made)}"
@@ -74,7 +74,7 @@ def loss_of(made: object) -> Tensor:
 def to_return_instead(made: object) -> str:
     """What to return in place of what is no loss, where that can be told, to stand at the end of a sentence."""
     if made is None:
-        return ". A function that runs a whole step itself is measured by th.profile_step"
+        return ". A function that runs a whole step itself is measured by ts.profile_step"
     if isinstance(made, nn.Module):
         return ": return the loss that was made with the model, such as model(x).sum()"
     if isinstance(made, Mapping) and isinstance(made.get("loss"), Tensor):
@@ -103,7 +103,7 @@ def real_loss_of(made: object) -> Tensor:
     if what := without_bytes(loss):
         raise ValueError(
             f"make_loss() returned a loss which is {what}: there is no memory to measure, and there are no numbers to "
-            "look at. th.simulate(th.graph(loss)) and th.plan(loss) predict what its backward would take"
+            "look at. ts.simulate(ts.graph(loss)) and ts.plan(loss) predict what its backward would take"
         )
     return loss
 
@@ -126,7 +126,7 @@ def refuse_whole_step(made: Tensor | HipsTape, since: int) -> None:
     if isinstance(made, Tensor) and has_run_backward(made, since):
         raise RuntimeError(
             "make_loss() has run the backward of its loss itself, so that none is left to run: return the loss without "
-            "calling .backward() on it. th.profile_step(step) measures a function that runs a whole training step, "
+            "calling .backward() on it. ts.profile_step(step) measures a function that runs a whole training step, "
             "with its backward and its optimizer"
         )
 

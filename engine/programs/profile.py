@@ -1,4 +1,4 @@
-"""`th.profile`: the memory of one fresh forward and its backward, measured."""
+"""`ts.profile`: the memory of one fresh forward and its backward, measured."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ def profile(
 
     Args:
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
-            Or it returns a tape (`th.hips_tape`), whose backward the direct engine runs.
-        policy: as in `th.backward`.
+            Or it returns a tape (`ts.hips_tape`), whose backward the direct engine runs.
+        policy: as in `ts.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
-        trace: as in `th.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
+        trace: as in `ts.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
             computed: those of "full", whose histograms need more than the gradient itself, can double what the process
             takes.
         device: whose memory is measured. None: of each device on which the backward runs; `Run.timelines` has them,
             `Run.timeline` is the accelerator's, and of several that of the highest peak.
-        engine, accumulate, release: as in `th.backward`.
-        batch: as in `th.backward`. What tasks of a group allocate counts to the last of them, and there are no
+        engine, accumulate, release: as in `ts.backward`.
+        batch: as in `ts.backward`. What tasks of a group allocate counts to the last of them, and there are no
             `footprints`: what ran as one does not tell what other orders take.
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
-        queues: as in `th.backward`. With "per device" on PyTorch's engine tasks overlap: each has what its own thread
+        queues: as in `ts.backward`. With "per device" on PyTorch's engine tasks overlap: each has what its own thread
             does, and the peaks are of this run, as they depend on which of two gradients that meet comes second and on
             how the devices stand; there are no `footprints`. For predictions measure with "one".
 
     Returns:
         A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
-        `th.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
+        `ts.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
 
     Known limitations: what other threads allocate, and memory that torch's allocator does not give (scratch memory of
     oneDNN, Python's own objects), is not seen. Of accelerators the blocks are measured, as their allocators tell
@@ -91,7 +91,7 @@ def profile(
         RuntimeError: make_loss has run the backward itself; a torch profiler is at work, or a history of CUDA memory is
             being recorded; and what forward and backward raise.
     """
-    expect_make_loss(make_loss, "th.profile")
+    expect_make_loss(make_loss, "ts.profile")
     expect_model(model)
     expect_flags(retain_graph, create_graph)
     check_choices(engine, trace)

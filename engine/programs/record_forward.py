@@ -56,9 +56,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
 
     Known limitations: what other threads compute is not seen, and counts as there before.
     """
-    expect_make_loss(make_loss, "th.record_forward")
+    expect_make_loss(make_loss, "ts.record_forward")
     expect_model(model)
-    with AsFound(make_loss, "th.record_forward") as world:
+    with AsFound(make_loss, "ts.record_forward") as world:
         world.watch(backward=False)
         return recorded_in(world, repetitions, model)
 

@@ -84,7 +84,7 @@ def time_backward(
         policy: what picks the next task.
         order: what it has planned for the same graph before, so that it does not plan again; None: it plans.
         check: called with the graph, which may refuse it.
-        queues: as in `th.backward`.
+        queues: as in `ts.backward`.
 
     Raises:
         PolicyError: another order ran, see `as_asked`.

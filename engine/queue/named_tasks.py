@@ -189,7 +189,7 @@ def _unknown(graph: Graph, meanings: Collection[str]) -> str:
     if knows_forward(graph):
         return ""
     kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
-    return f"; this graph knows no {kinds[0]}: run the forward under `with th.capture():`" if kinds else ""
+    return f"; this graph knows no {kinds[0]}: run the forward under `with ts.capture():`" if kinds else ""
 
 
 def knows_forward(graph: Graph) -> bool:

@@ -257,9 +257,9 @@ class ChoiceQueue(_Arrivals):
         graph, known = self._graph, range(len(self._tasks))
         if isinstance(chosen, int) and not isinstance(chosen, bool):
             meant = f"the id of {told_apart(graph, chosen)}" if chosen in known else "no task's id"
-            return f"{chosen}, {meant} and not a th.Task"
+            return f"{chosen}, {meant} and not a ts.Task"
         if not isinstance(chosen, Task):
-            return f"{chosen!r}, which is not a th.Task"
+            return f"{chosen!r}, which is not a ts.Task"
         if chosen.id not in known or self._tasks[chosen.id] != chosen:
             return f"{chosen!r}, a task of another graph"
         return f"{told_apart(graph, chosen)}, which is not ready"

@@ -49,7 +49,7 @@ def wait_for_ranks(seconds: float) -> None:
     """How long a backward waits at most until all ranks of the process group have said that they run the same order.
 
     Where `torch.distributed` has several ranks, an order other than PyTorch's own is run only if all ranks run it: each
-    has to ask for it, as by `th.policy("bfs")` in every process. They tell each other through the store of the default
+    has to ask for it, as by `ts.policy("bfs")` in every process. They tell each other through the store of the default
     group. A rank that doesn't answer in time, or has another graph or order, means PyTorch's own order for all of them;
     `Run.policy` and `Run.note` say so. After a rank did not answer, nobody asks for anything new.
 
@@ -87,7 +87,7 @@ def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] |
     if in_backward():
         return "it is inside of another backward, where no other rank is waited for"
     if not _limit_s:
-        return "no other rank is asked (th.wait_for_ranks(0))"
+        return "no other rank is asked (ts.wait_for_ranks(0))"
     with _lock:
         asking = _asking_in(group)
         found = asking.ask(graph, needed, order)
@@ -139,7 +139,7 @@ class _Asking:
         to itself then: what it has said stays said, and a key is never used twice.
         """
         question = _Question(self, key, answer)
-        thread = Thread(target=question.run, name="tapehead asks the other ranks", daemon=True)
+        thread = Thread(target=question.run, name="tapescope asks the other ranks", daemon=True)
         thread.start()
         thread.join(2 * _limit_s + 1)
         if question.verdict is None:
@@ -148,7 +148,7 @@ class _Asking:
             if question.answered:
                 raise RuntimeError(
                     f"{self._over}, so it is not known in which order the other ranks run this backward, and nothing "
-                    "of it has run; begin again without a policy, or with th.wait_for_ranks(0)"
+                    "of it has run; begin again without a policy, or with ts.wait_for_ranks(0)"
                 )
             return self._over
         if question.in_vain:
@@ -165,7 +165,7 @@ class _Asking:
             store = world_store()
             if store is None:
                 raise RuntimeError("its backend has none")
-            ours = part_of(store, f"tapehead/{self.size}")
+            ours = part_of(store, f"tapescope/{self.size}")
             self._store = part_of(ours, str(ours.add(f"groups of {self.rank}", 1)))
         return self._store
 
@@ -211,7 +211,7 @@ class _Question:
             time.sleep(pause)
             pause = min(2 * pause, _LAST_POLL_S)
         count = store.add(self._name("count"), 0)
-        said = f"{count} of {asking.size} ranks asked for this order within {self._limit_s:g} s (th.wait_for_ranks)"
+        said = f"{count} of {asking.size} ranks asked for this order within {self._limit_s:g} s (ts.wait_for_ranks)"
         verdict = self._say(said)
         self.in_vain = verdict == said
         return verdict

@@ -166,7 +166,7 @@ def compare_branches(
         leaves: its leaves, by task.
         needed: the tasks that run at all; None: all.
         retain_graph: whether the backward keeps what nodes saved.
-        footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
+        footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
         accumulation: how the backward sums gradients, and when it lets them go.
     """
     note = ""

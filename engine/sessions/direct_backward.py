@@ -398,7 +398,7 @@ class DirectBackward:
         """Note on the error which task raised it, and end the backward."""
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
-        error.add_note(f"tapehead: raised in {described}")
+        error.add_note(f"tapescope: raised in {described}")
         explain_spoiled_graph(error, self.graph, self.order)
         explain_out_of_memory(error, self.graph)
         self.runner.failed(self.graph.tasks[task_id])

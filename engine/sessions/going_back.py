@@ -95,6 +95,6 @@ class GoesBack(Verbs):
         """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
 
         Args:
-            footprints: what tasks allocate, where that is known; else each is asked, as `th.simulate` does.
+            footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
         """
         return self._rewinder.compare(footprints)

@@ -313,7 +313,7 @@ class LanesBackward(NativeBackward):
             instead = "nothing" if held is None else self.described(held)
             raise NotImplementedError(
                 f"{task.device} has taken {instead} from its queue, and PyTorch's engine cannot run "
-                f'{self.described(task.id)} before it; th.debug(..., engine="direct") can, if it is ready'
+                f'{self.described(task.id)} before it; ts.debug(..., engine="direct") can, if it is ready'
             )
         self.worker.chosen = frozenset([current.id if task is None else task.id])
         return super().step()
@@ -322,7 +322,7 @@ class LanesBackward(NativeBackward):
         if self.worker.begun:
             raise NotImplementedError(
                 "several queues of PyTorch's engine can't be sorted again while they are worked through: set the "
-                'policy before the first step, or use th.debug(..., engine="direct"), which takes another at any stop'
+                'policy before the first step, or use ts.debug(..., engine="direct"), which takes another at any stop'
             )
         super().follow(policy, planned)
 

@@ -194,9 +194,9 @@ def explain(error: Exception, graph: Graph, freed: Node | None, since: int | Non
     if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):
         node = freed  # the first task that can raise this
     if node in graph.nodes:
-        error.add_note(f"tapehead: raised in {graph.describe(graph.nodes.index(node))}")
+        error.add_note(f"tapescope: raised in {graph.describe(graph.nodes.index(node))}")
     else:
-        error.add_note('tapehead: run it again on a fresh forward with trace="off" to be told in which task')
+        error.add_note('tapescope: run it again on a fresh forward with trace="off" to be told in which task')
     nothing_ran = freed is not None and not is_spent(freed)  # that would have complained before
     explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
     explain_out_of_memory(error, graph)
@@ -333,7 +333,7 @@ class Watch:
 
     def explain(self, error: BaseException) -> None:
         """Notes on the error in which task it was raised."""
-        error.add_note(f"tapehead: raised {self._place(error)}")
+        error.add_note(f"tapescope: raised {self._place(error)}")
         explain_spoiled_graph(error, self.graph, self.order)
         explain_out_of_memory(error, self.graph)
 

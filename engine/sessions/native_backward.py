@@ -138,7 +138,7 @@ class NativeBackward:
             current = self.current
             raise NotImplementedError(
                 f"the next task is {'none' if current is None else self.described(current.id)}, and PyTorch's engine "
-                f'cannot run {self.described(task.id)} before it; th.debug(..., engine="direct") can, if it is ready'
+                f'cannot run {self.described(task.id)} before it; ts.debug(..., engine="direct") can, if it is ready'
             )
         self.stopped_at()
         ran = len(self.worker.order)

@@ -1,4 +1,4 @@
-"""A backward of PyTorch's own engine that stops where it is told to: `th.debug(loss, engine="native")`."""
+"""A backward of PyTorch's own engine that stops where it is told to: `ts.debug(loss, engine="native")`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NativeSession(OneWay):
     Args:
         tensors: the outputs where the backward starts, or all its arguments, as a `BackwardCall`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
-        trace: what is recorded of each task, as for `th.backward`; None: nothing.
+        trace: what is recorded of each task, as for `ts.backward`; None: nothing.
         queues: "one" ready queue for all devices, in the policy's total order, or one "per device", worked through in
             that device's own thread, as in training. Each thread then stands still before a task that it has
             taken: `step` lets one of them go on, `step(device=)` that device's, `run` all at once. `current` is the one
@@ -94,7 +94,7 @@ class NativeSession(OneWay):
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"a native session runs in a thread of its own, which can't be given {error}; use "
-                'th.debug(..., engine="direct") or th.backward'
+                'ts.debug(..., engine="direct") or ts.backward'
             ) from None
         plan = Plan.of(call, chosen).agreed()
         several = queues == "per device" and len(plan.devices) > 1
@@ -174,7 +174,7 @@ class NativeSession(OneWay):
         if gradients is None:
             raise NotImplementedError(
                 f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that "
-                'task is the current one; th.debug(..., engine="direct") shows all input buffers'
+                'task is the current one; ts.debug(..., engine="direct") shows all input buffers'
             )
         return gradients
 
@@ -193,7 +193,7 @@ class NativeSession(OneWay):
         if before is None:
             raise NotImplementedError(
                 f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that task is the "
-                'current one; th.debug(..., engine="direct") can edit the input buffer of any ready task'
+                'current one; ts.debug(..., engine="direct") can edit the input buffer of any ready task'
             )
         after = as_gradients(gradients)
         check_edit(self.graph, about, before, after)

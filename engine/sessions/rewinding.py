@@ -120,7 +120,7 @@ class Rewinder:
         past = self._backward.past
         if past is None:
             raise RuntimeError(
-                "this session keeps no history to go back in: start it with th.debug(loss, history=True), or call "
+                "this session keeps no history to go back in: start it with ts.debug(loss, history=True), or call "
                 "keep_history() before what is to be taken back"
             )
         return past

@@ -32,18 +32,18 @@ Session = TypeVar("Session", bound="SessionBase")
 _ELSEWHERE = {
     **dict.fromkeys(
         ("save_html", "save_perfetto"),
-        "session.result().{name}(path) writes what has run so far, th.profile(make_loss).{name}(path) a whole backward "
-        "with its memory, and th.deck(loss) is a deck anywhere, which has {name}",
+        "session.result().{name}(path) writes what has run so far, ts.profile(make_loss).{name}(path) a whole backward "
+        "with its memory, and ts.deck(loss) is a deck anywhere, which has {name}",
     ),
-    "save_picture": "th.deck(loss).save_picture(path) does that anywhere, and th.graph(loss).save_svg(path) draws the "
+    "save_picture": "ts.deck(loss).save_picture(path) does that anywhere, and ts.graph(loss).save_svg(path) draws the "
     "graph",
     "save": "session.save_trace(path) writes what has run so far",
-    "compare": "th.plan(loss) predicts the memory of several policies, th.compare(make_loss) measures it",
-    "predict_memory": "th.plan(loss) and th.simulate(th.graph(loss)) predict it",
+    "compare": "ts.plan(loss) predicts the memory of several policies, ts.compare(make_loss) measures it",
+    "predict_memory": "ts.plan(loss) and ts.simulate(ts.graph(loss)) predict it",
     "switch": 'set session.policy = "bfs", at any stop',
     "position": "len(session.order) says how many tasks have run",
     "current_task": "session.current is the task that runs next",
-    "selection": "it shows no task; th.deck(loss) is a deck anywhere, on whose page one can be selected",
+    "selection": "it shows no task; ts.deck(loss) is a deck anywhere, on whose page one can be selected",
     "status": "session.current is None when all have run, session.over says why no step is possible any more",
     "why_stopped": "session.stopped says why the last run ended",
     "breakpoints": "session.stops has them, and the watchpoints",
@@ -53,7 +53,7 @@ _ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("peak", "peak_bytes", "timeline", "timelines", "footprints_by_device", "with_memory"),
-        "a session measures no memory; th.profile(make_loss) does, and its Run has {name}",
+        "a session measures no memory; ts.profile(make_loss) does, and its Run has {name}",
     ),
     **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "session.step() runs one task, session.run() all"),
     "backward": "session.run() runs all that is left of it",
@@ -296,7 +296,7 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
                 try:
                     session._let_go_if_over()
                 except Exception as failed:
-                    error.add_note(f"tapehead: as the session let its memory go: {type(failed).__name__}: {failed}")
+                    error.add_note(f"tapescope: as the session let its memory go: {type(failed).__name__}: {failed}")
                 raise
             finally:
                 caller.ended = True
@@ -322,4 +322,4 @@ def _under_way(called: str, other: Caller, inside: bool) -> RuntimeError:
 
 def session_over(why: str) -> RuntimeError:
     """What is raised where no step is possible any more."""
-    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with th.debug(loss)")
+    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

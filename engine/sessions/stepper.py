@@ -1,4 +1,4 @@
-"""A backward of the direct engine, in which any ready task may run next: `th.debug(loss)`."""
+"""A backward of the direct engine, in which any ready task may run next: `ts.debug(loss)`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .standing_still import why_still
 
 @verbs_end_where_called
 class Stepper(GoesBack):
-    """A backward that runs one task at a time, when told to. `th.debug(loss)` makes one.
+    """A backward that runs one task at a time, when told to. `ts.debug(loss)` makes one.
 
     Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
     and their errors, accumulation in place and without copies, hooks on tensors, nodes, leaves and several tensors,
@@ -69,7 +69,7 @@ class Stepper(GoesBack):
             a number or "2GiB".
         accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
             added in the same order, and take other memory.
-        batch: "auto" runs products of several tasks as one where `th.groups` finds that they can, by its rules or by
+        batch: "auto" runs products of several tasks as one where `ts.groups` finds that they can, by its rules or by
             those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding, and
             those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a history
             want the single tasks, these run by themselves, and `batches` says why.
@@ -109,7 +109,7 @@ class Stepper(GoesBack):
             history = expect_budget(history, "history")
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
-        expect(accumulation, Accumulation, "accumulation", "a th.Accumulation")
+        expect(accumulation, Accumulation, "accumulation", "a ts.Accumulation")
         if measuring is not None:
             expect_callable(measuring, 5, "measuring", "what begins to measure memory")
         check_batch(batch)

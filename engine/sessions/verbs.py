@@ -86,7 +86,7 @@ class Verbs(SessionBase):
         return self._next_on(str(device))
 
     def save_trace(self, path: str | Path) -> Path:
-        """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""
+        """Writes what has run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
         return self.result().save(path)
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:

@@ -78,7 +78,7 @@ class Worker(Watch):
         self._thread: DaemonThread | None = None  # before it runs it would hold this
 
     def start(self) -> None:
-        self._thread = DaemonThread(partial(self._context.run, self._main), "tapehead backward")
+        self._thread = DaemonThread(partial(self._context.run, self._main), "tapescope backward")
         self._thread.start()
         self.begun = True
 

@@ -1,4 +1,4 @@
-"""The model of `th.fits` on fake tensors: made on them, or copied from one that is there."""
+"""The model of `ts.fits` on fake tensors: made on them, or copied from one that is there."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _refusing_ddp() -> Iterator[None]:
         if not any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)):
             raise
         raise NotImplementedError(
-            "th.fits can't make DistributedDataParallel of fake tensors. Let make_model give the model itself; the "
+            "ts.fits can't make DistributedDataParallel of fake tensors. Let make_model give the model itself; the "
             "buckets take as much as the gradients more"
         ) from error
 
@@ -86,17 +86,17 @@ def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") 
     if isinstance(module, DistributedDataParallel):
         grads = size_text(sum(each.nbytes for each in module.parameters() if each.requires_grad))
         raise NotImplementedError(
-            f"th.fits can't run {name} on fake tensors. Pass its .module; its buckets take {grads} more, as much as "
+            f"ts.fits can't run {name} on fake tensors. Pass its .module; its buckets take {grads} more, as much as "
             "the gradients, unless gradient_as_bucket_view=True makes the gradients views of them"
         )
     if isinstance(module, nn.DataParallel):
         raise NotImplementedError(
-            f"th.fits can't run {name} on fake tensors. Pass its .module, with the part of the batch that one device "
+            f"ts.fits can't run {name} on fake tensors. Pass its .module, with the part of the batch that one device "
             "gets"
         )
     if is_flattened(module) or is_fully_sharded(module):
         raise NotImplementedError(
-            f"th.fits can't run {name}, whose parameters are sharded over ranks, on fake tensors. Pass the model "
+            f"ts.fits can't run {name}, whose parameters are sharded over ranks, on fake tensors. Pass the model "
             "without FSDP: that predicts one rank which holds all of it"
         )
 
@@ -129,8 +129,8 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else layout
         raise NotImplementedError(
-            f"{name} is a tensor of another kind ({kind}), and th.fits copies models of dense tensors alone; measure a "
-            "step with th.profile_step"
+            f"{name} is a tensor of another kind ({kind}), and ts.fits copies models of dense tensors alone; measure a "
+            "step with ts.profile_step"
         )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(

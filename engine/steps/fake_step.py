@@ -192,7 +192,7 @@ def expect_built(device: torch.device) -> None:
 _NOT_BUILT = "PyTorch is not linked with support for"
 _ELSEWHERE = (
     "the model or its batch is put on {}, for which this torch was not built: a backward would end the process. Make "
-    'them on the CPU, and give th.fits device="cuda"'
+    'them on the CPU, and give ts.fits device="cuda"'
 )
 
 
@@ -271,7 +271,7 @@ def fake_step(
 @contextmanager
 def as_found(recipe: Recipe) -> Iterator[None]:
     """Keep the objects that the recipe's functions refer to as they are, without fake tensors in them."""
-    world = AsFound(recipe.loss_of, "th.fits", also=(recipe.make_model, recipe.make_batch, recipe.make_optimizer))
+    world = AsFound(recipe.loss_of, "ts.fits", also=(recipe.make_model, recipe.make_batch, recipe.make_optimizer))
     with world, world.run(), same_versions(world.carried.tensors):
         yield
 
@@ -303,7 +303,7 @@ class _Trained:
             optimizer = recipe.make_optimizer(parameters)
         except (AttributeError, TypeError) as error:  # as of `lambda model: Adam(model.parameters())`
             error.add_note(
-                "tapehead: make_optimizer gets the list of the model's parameters, not the model: "
+                "tapescope: make_optimizer gets the list of the model's parameters, not the model: "
                 "lambda parameters: torch.optim.Adam(parameters, 1e-3)"
             )
             raise
@@ -418,8 +418,8 @@ def _sentence(error: Exception, place: str) -> str:
         else f"as many elements as {operator} finds"
     )
     return (
-        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give th.fits a version "
-        "without it, or measure a step that fits with th.profile"
+        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give ts.fits a version "
+        "without it, or measure a step that fits with ts.profile"
     )
 
 
@@ -430,9 +430,9 @@ def _unfakeable(error: Exception, operation: str) -> str:
     steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
-        f"{where}th.fits trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        "quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give th.fits a version without it (of "
-        "nn.Embedding one with sparse=False), or measure a step with th.profile_step"
+        f"{where}ts.fits trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
+        "quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give ts.fits a version without it (of "
+        "nn.Embedding one with sparse=False), or measure a step with ts.profile_step"
     )
 
 

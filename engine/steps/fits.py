@@ -1,4 +1,4 @@
-"""`th.fits`: whether a training step fits into so much memory, before anything of it is allocated."""
+"""`ts.fits`: whether a training step fits into so much memory, before anything of it is allocated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGEST_TRIED = 2**20
 
 @dataclass(frozen=True, repr=False)
 class Fit(ShownAsTable):
-    """Whether a training step fits, and into what: what `th.fits` gives. In a notebook, and printed, it is a table.
+    """Whether a training step fits, and into what: what `ts.fits` gives. In a notebook, and printed, it is a table.
 
     Attributes:
         memory: the bytes that there are.
@@ -210,7 +210,7 @@ class _Tried:
         try:
             return self.step(size).peak_bytes
         except Exception as error:
-            error.add_note(f"tapehead: with a batch of {size:,}, tried by th.fits to find the largest one that fits")
+            error.add_note(f"tapescope: with a batch of {size:,}, tried by ts.fits to find the largest one that fits")
             raise
 
 
@@ -287,7 +287,7 @@ def fits(
     if limit <= 0:
         raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")
     kept = None if reserve is None else _reserve(reserve, limit)
-    refuse_transforms("th.fits")
+    refuse_transforms("ts.fits")
     recipe = replace(
         Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
         device=None if device is None else _device(device),

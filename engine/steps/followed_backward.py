@@ -142,7 +142,7 @@ class BackwardFollower:
 
     def _watch(self, given: BackwardGiven) -> tuple[Watch, MemoryWatch, _Marks, SavedBlocks, BackwardCall] | None:
         if is_redirected():
-            self.why = "a policy was in force, so that its tasks were not looked at; record it outside of th.policy"
+            self.why = "a policy was in force, so that its tasks were not looked at; record it outside of ts.policy"
             return None
         tensors, gradients, keep_graph, create_graph, inputs = given
         try:

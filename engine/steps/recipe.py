@@ -59,7 +59,7 @@ class Recipe:
         loss_of: object = None,
         batch_size: int | None = None,
     ) -> Self:
-        """The arguments of `th.fits`.
+        """The arguments of `ts.fits`.
 
         Raises:
             TypeError: one of them can't be called as it is to be.
@@ -145,7 +145,7 @@ def _place_of(function: Any) -> str:
 
 
 def recipe_of(made: object) -> dict[str, object]:
-    """What a script's `setup()` returned, as arguments of `th.fits`: three or four of them, a tuple or a dict.
+    """What a script's `setup()` returned, as arguments of `ts.fits`: three or four of them, a tuple or a dict.
 
     Raises:
         ValueError: it is neither.

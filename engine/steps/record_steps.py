@@ -1,4 +1,4 @@
-"""`th.record_steps` and `th.profile_step`: the memory of whole training steps, in a loop that stays as it is."""
+"""`ts.record_steps` and `ts.profile_step`: the memory of whole training steps, in a loop that stays as it is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LoopRecording:
     Args:
         wanted: how many steps; None: as many as are told of.
         followed: the number of the step that is followed, the first is 0.
-        model: what its modules are named after, see `th.capture`.
+        model: what its modules are named after, see `ts.capture`.
     """
 
     def __init__(self, wanted: int | None, followed: int, model: nn.Module | None = None) -> None:
@@ -72,7 +72,7 @@ class LoopRecording:
     def start(self, stack: ExitStack) -> None:
         """Begins to record; what is put in place is taken away by the stack."""
         caller = begin_recording(
-            "a recording of steps (th.record_steps, th.profile_step)",
+            "a recording of steps (ts.record_steps, ts.profile_step)",
             ", so whole steps can't be recorded inside of another measurement",
         )
         self._open = ExitStack()
@@ -204,7 +204,7 @@ def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
 
 
 class record_steps(ShownAsTable, Sequence[TrainingStep]):
-    """Records the first steps of a training loop that stays as it is: `with th.record_steps(steps=3) as steps:`.
+    """Records the first steps of a training loop that stays as it is: `with ts.record_steps(steps=3) as steps:`.
 
     A step is forward, backward, clipping, `optimizer.step` and what comes until the next forward; with several
     optimizers it goes on until one of them is to step again. It is told by torch's own hooks of modules, backwards and
@@ -251,7 +251,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
     def __enter__(self) -> Self:
         if self._opened is not None:
-            raise RuntimeError("these steps are being recorded already; make another th.record_steps()")
+            raise RuntimeError("these steps are being recorded already; make another ts.record_steps()")
         self._steps = []
         self._recording = LoopRecording(self._wanted, 1, self._model)
         self._opened = Opened(self, self._recording.start)
@@ -309,7 +309,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
     def __getitem__(self, number: int | slice) -> TrainingStep | list[TrainingStep]:
         if self._opened is not None:
-            raise RuntimeError("the steps can be looked at when the `with` block of th.record_steps() has ended")
+            raise RuntimeError("the steps can be looked at when the `with` block of ts.record_steps() has ended")
         if isinstance(number, int) and not -len(self) <= number < len(self):
             seen = f"{len(self)} were recorded" if len(self) else "none was recorded: no optimizer has stepped"
             raise IndexError(f"there is no step {number}; {seen}")
@@ -380,7 +380,7 @@ def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None)
         RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
         NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
     """
-    refuse_transforms("th.profile_step")
+    refuse_transforms("ts.profile_step")
     expect_callable(function, 0, "function", "a function that runs one whole training step")
     expect_model(model)
     with telling(None, "profiling a step") as tell:
@@ -403,7 +403,7 @@ def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) 
         if not any(each.optimizers or each.skipped for each in steps):
             raise ValueError(
                 "no optimizer stepped in the function: it is to run one whole step, with optimizer.step() in it; "
-                "th.profile(make_loss) measures a forward and its backward"
+                "ts.profile(make_loss) measures a forward and its backward"
             )
         step = steps[-1]
         if step.like_before:

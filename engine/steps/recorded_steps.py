@@ -1,4 +1,4 @@
-"""Steps of a loop that `th.record_steps` recorded beside it, by the loop's own count."""
+"""Steps of a loop that `ts.record_steps` recorded beside it, by the loop's own count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .step import TrainingStep
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
 
-_WANTED = "th.record_steps() that was opened with the loop, or a dict from steps of the loop to recorded ones"
+_WANTED = "ts.record_steps() that was opened with the loop, or a dict from steps of the loop to recorded ones"
 
 
 def recorded_steps(steps: RecordedSteps) -> dict[int, TrainingStep]:

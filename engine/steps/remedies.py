@@ -164,7 +164,7 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
         extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
         yield (
             "mirror",
-            f"with th.mirror(th.plan_mirror(make_loss, {plan.peak_bytes})) around the forward",
+            f"with ts.mirror(ts.plan_mirror(make_loss, {plan.peak_bytes})) around the forward",
             peak,
             f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
             "plan, take more than without",

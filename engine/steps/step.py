@@ -31,7 +31,7 @@ _MOST_SAID = 4  # categories in a sentence; the table has all
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingStep(ShownAsTable):
-    """A training step that was recorded: what `th.profile_step` gives. In a notebook, and printed, it is a table.
+    """A training step that was recorded: what `ts.profile_step` gives. In a notebook, and printed, it is a table.
 
     Attributes:
         number: its place among those that were recorded, the first is 0.
@@ -59,7 +59,7 @@ class TrainingStep(ShownAsTable):
         the memory of the whole step, with what parameters and state take; `run.timelines` has that of each device.
 
         Raises:
-            ValueError: it was not followed task by task, under `th.policy` for example.
+            ValueError: it was not followed task by task, under `ts.policy` for example.
         """
         if self._backwards is None:
             raise ValueError("there is no graph of this step: it was not followed")
@@ -124,7 +124,7 @@ class TrainingStep(ShownAsTable):
             return drawn("step as a deck", self)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "step.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
+                "step.deck() needs a notebook with anywidget: pip install 'tapescope[notebook]'. "
                 "step.save_html(path) writes a page that plays without"
             ) from error
 

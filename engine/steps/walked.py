@@ -57,7 +57,7 @@ class Holders:
                 if is_fake(each):
                     raise NotImplementedError(
                         f"{name} of {type(module).__name__} is {without_bytes(each)}: there is no memory to measure. "
-                        "th.fits(...) predicts a step without it"
+                        "ts.fits(...) predicts a step without it"
                     )
                 if each.device not in known:
                     try:

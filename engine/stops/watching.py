@@ -330,7 +330,7 @@ class Watching:
         for task_id, name in zip(missing, names, strict=True):
             givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} gave no gradient")
-        lines += [f"{name} is not in the graph: th.find_unused(make_loss, model) says why" for name in outside]
+        lines += [f"{name} is not in the graph: ts.find_unused(make_loss, model) says why" for name in outside]
         text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join([*names, *outside])}"
         return Stop("watchpoint", watchpoint.number, missing[0] if missing else None, text, tuple(lines))
 
@@ -344,7 +344,7 @@ def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None
 def _hint(graph: Graph) -> str:
     if graph.is_tape or knows_forward(graph):
         return ""
-    return "its module and line are not known: run the forward under `with th.capture():`"
+    return "its module and line are not known: run the forward under `with ts.capture():`"
 
 
 class _Judged:

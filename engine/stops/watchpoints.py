@@ -84,7 +84,7 @@ def make_watchpoint(
         if not calls:
             raise ValueError(
                 "a ratio compares the gradients that leave a module's call with those that came into it, and "
-                + ("no capture saw one: run the forward under th.capture()" if not graph.calls else f"{at!r} is none")
+                + ("no capture saw one: run the forward under ts.capture()" if not graph.calls else f"{at!r} is none")
             )
         flow = ModuleFlow(graph, calls, needed)
     text = ", ".join(each if isinstance(each, str) else name_of(each) for each in given)

@@ -239,7 +239,7 @@ def accumulation_study(
         ValueError: no such workload, size or knob; it has no gradient by hand; `repetitions` is below 1.
         NotImplementedError: the direct engine can't run a function of yours: it has nested gradients, say.
     """
-    expect(name, str | Workload, "name", 'a workload, such as th.workload("rnn"), or its name')
+    expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
     expect(dtype, torch.dtype, "dtype", "a torch.dtype")
     expect_number(repetitions, int, "repetitions", "how often each backward is timed")
     if repetitions < 1:
@@ -251,7 +251,7 @@ def accumulation_study(
         tell = stack.enter_context(telling(progress, "measuring", timed=True))
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world = stack.enter_context(AsFound(found.make_loss, "th.accumulation_study"))
+            world = stack.enter_context(AsFound(found.make_loss, "ts.accumulation_study"))
             loss = real_loss_of(world.watch())
             _refuse_native_alone(loss)
             dtype = loss.dtype
@@ -271,7 +271,7 @@ def _refuse_native_alone(loss: Tensor) -> None:
     except NotImplementedError as error:
         reason = str(error).partition(";")[0]
         raise NotImplementedError(
-            f"th.accumulation_study compares how the direct engine sums gradients, and {reason}; th.compare(make_loss) "
+            f"ts.accumulation_study compares how the direct engine sums gradients, and {reason}; ts.compare(make_loss) "
             "runs in PyTorch's own engine"
         ) from None
 

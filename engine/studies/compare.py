@@ -1,4 +1,4 @@
-"""`th.compare`: one program's memory and time under several policies, measured and predicted, side by side."""
+"""`ts.compare`: one program's memory and time under several policies, measured and predicted, side by side."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ def compare(
     devices the table is of the one with the highest peak, and `Comparison.on(device)` of another.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`th.hips_tape`); it has to build the
+        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips_tape`); it has to build the
             same graph each time.
-        policies: as in `th.backward`; one alone will do.
-        accumulate, release: as in `th.backward`, one or several of each: a row for every policy under every rule, such
+        policies: as in `ts.backward`; one alone will do.
+        accumulate, release: as in `ts.backward`, one or several of each: a row for every policy under every rule, such
             as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
             that their times can be compared.
-        mirroring: a plan of `th.plan_mirror`, or several: each policy has a row without, such as "heap", and one with
+        mirroring: a plan of `ts.plan_mirror`, or several: each policy has a row without, such as "heap", and one with
             each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
         repetitions: how often each is timed. The order of the policies changes from round to round.
-        queues: with which the times are taken, as in `th.backward`. Memory is always measured with one.
+        queues: with which the times are taken, as in `ts.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`. None: on a terminal and in a
             notebook a line says it, after two seconds.
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;
             several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
             called.
-        step: a training step in which this forward and backward run, of `th.profile_step`, or the one of
-            `th.record_steps` that was followed: the table has its peak, too, as it would be under each policy.
+        step: a training step in which this forward and backward run, of `ts.profile_step`, or the one of
+            `ts.record_steps` that was followed: the table has its peak, too, as it would be under each policy.
 
     Raises:
         TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
@@ -92,7 +92,7 @@ def compare(
             engine refuses, or with a queue per device.
         PolicyError: in a process group, where the other ranks don't run a policy's order, too.
     """
-    expect_make_loss(make_loss, "th.compare")
+    expect_make_loss(make_loss, "ts.compare")
     expect_model(model)
     beside = None if step is None else _beside(step)
     expect_choice(queues, ("one", "per device"), "queues")
@@ -108,14 +108,14 @@ def compare(
     plans = _chosen_plans(mirroring)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
-    with telling(progress, "comparing", timed=True) as tell, AsFound(make_loss, "th.compare") as world:
+    with telling(progress, "comparing", timed=True) as tell, AsFound(make_loss, "ts.compare") as world:
         found = _compared(world, world.make_loss, model, named, rules, plans, repetitions, queues, tell)
     return found if beside is None else replace(found, step=step)
 
 
 def _beside(step: TrainingStep) -> tuple[int, int]:
     """What stands beside the step's backward. Raises what `compare` says."""
-    expect(step, TrainingStep, "step", "a step such as th.profile_step gives, or one of th.record_steps")
+    expect(step, TrainingStep, "step", "a step such as ts.profile_step gives, or one of ts.record_steps")
     return step.beside_backward
 
 
@@ -309,7 +309,7 @@ def _chosen_plans(mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None) ->
     elif isinstance(mirroring, Sequence) and all(each is None or isinstance(each, MirrorPlan) for each in mirroring):
         found = list(mirroring)
     else:
-        raise TypeError(f"mirroring is a plan, such as th.plan_mirror makes, or several, not {mirroring!r}")
+        raise TypeError(f"mirroring is a plan, such as ts.plan_mirror makes, or several, not {mirroring!r}")
     if not found:
         raise ValueError("there is nothing to compare: mirroring= is empty")
     if len(set(found)) < len(found):
@@ -375,7 +375,7 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
         elif not any(leaf.has_grad for leaf in own.leaves.values()):
             fitting = (each for each in plans if plan in (None, each) and rule == PYTORCHS and _is_for(each, timeline))
             if (planned := next(fitting, None)) is not None:
-                by = "th.plan_mirror"
+                by = "ts.plan_mirror"
                 if isinstance(planned, PlannedMirror):
                     predicted = planned.plain if plan is None else planned.timeline
                 elif planned.predicted is not None:

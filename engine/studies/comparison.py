@@ -1,4 +1,4 @@
-"""What `th.compare` finds: a row for each policy, where two orders part, and what the table says."""
+"""What `ts.compare` finds: a row for each policy, where two orders part, and what the table says."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Comparison(ShownAsTable):
             ValueError: no step was given.
         """
         if self.step is None:
-            raise ValueError("no step was given: th.compare(make_loss, step=th.profile_step(function))")
+            raise ValueError("no step was given: ts.compare(make_loss, step=ts.profile_step(function))")
         there, outside = self.step.beside_backward
         timeline = self[policy].timeline
         return max(outside, there + max(timeline.peak_bytes, timeline.forward_peak_bytes or 0))

@@ -27,7 +27,7 @@ _ALIKE = 1.005  # of a ratio: below it reads as 1.00
 _TIME_UNITS = ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms"), (float("inf"), 1e9, "s"))
 
 ESTIMATED = (
-    "The times of the tasks are guesses by the bytes of their gradients. durations=run of a th.backward(..., "
+    "The times of the tasks are guesses by the bytes of their gradients. durations=run of a ts.backward(..., "
     'trace="off") takes measured ones.'
 )
 

@@ -1,4 +1,4 @@
-"""`th.makespan`: how long a backward takes where each device works through a queue of its own."""
+"""`ts.makespan`: how long a backward takes where each device works through a queue of its own."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def makespan(
 
     Known limitations. A task keeps its worker busy for as long as it takes; a kernel that goes on after its launch, a
     stream that waits for another, and what workers take from each other (cores, memory, the interpreter's lock) are not
-    in the picture. Under a policy by arrival each queue counts its own, as PyTorch's would, while `th.backward(...,
+    in the picture. Under a policy by arrival each queue counts its own, as PyTorch's would, while `ts.backward(...,
     queues="per device")` pins to them all the one order that a single queue would have.
 
     Args:
-        of: a loss (as `th.graph` takes it) or a graph.
+        of: a loss (as `ts.graph` takes it) or a graph.
         policy: what sorts the queues.
         durations: nanoseconds for each task, by id; or the `Run`, or several of which the medians count, whose traces
             have measured them. None: guessed, see `Problem.durations`; the report says so.
@@ -107,7 +107,7 @@ def makespan(
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]
     if not chosen:
-        raise ValueError('there is no policy to compare: th.makespan(loss, policies=("bfs", "dfs", "heap"))')
+        raise ValueError('there is no policy to compare: ts.makespan(loss, policies=("bfs", "dfs", "heap"))')
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"policy {name} is there twice")
@@ -137,7 +137,7 @@ def task_times(*runs: Run) -> list[int]:
         if run.trace is None:
             raise ValueError(
                 f"the run under {run.policy} took no note of when its tasks ran: "
-                'th.backward(loss, policy="bfs", trace="off") records times, and durations= takes the run it returns'
+                'ts.backward(loss, policy="bfs", trace="off") records times, and durations= takes the run it returns'
             )
         if run.graph is not graph and not _alike(run.graph, graph):
             raise ValueError(f"the runs are of different graphs: of {len(graph):,} and of {len(run.graph):,} tasks")

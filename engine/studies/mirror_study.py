@@ -55,9 +55,9 @@ NOTHING = "nothing"
 BLOCKS = "checkpoint per block"
 SELECTIVE = "selective checkpoint"
 COMPILED = "torch.compile, half the budget"
-WITHIN = f"th.mirror, {percent_text(OVERHEAD)} overhead"
-BELOW = "th.mirror, below checkpoint"
-HALF = "th.mirror, half the peak"
+WITHIN = f"ts.mirror, {percent_text(OVERHEAD)} overhead"
+BELOW = "ts.mirror, below checkpoint"
+HALF = "ts.mirror, half the peak"
 
 _BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
 _ALIKE = 0.005
@@ -77,7 +77,7 @@ class StudiedWay:
         time_ratio: over that without anything, round by round.
         same_gradients, same_state: whether gradients, and what the forward writes (running statistics), are the same
             bits as without.
-        plan: of the rows of `th.mirror`.
+        plan: of the rows of `ts.mirror`.
     """
 
     name: str
@@ -308,7 +308,7 @@ def mirror_study(
         sized: StudySize | None = size
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world, sized = stack.enter_context(AsFound(found.make_loss, "tapehead bench mirroring")), None
+            world, sized = stack.enter_context(AsFound(found.make_loss, "tapescope bench mirroring")), None
             own = OwnModules.of(world)
             bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
             blocks, place, called = own.blocks, own.device, own.is_one

@@ -54,15 +54,15 @@ def order_study(
 ) -> OrderStudy:
     """Measures ready models under several orders: time and memory of the backward, and how long the queue gets.
 
-    Each workload is made once. Under each policy one forward and backward have their memory recorded (`th.profile`),
+    Each workload is made once. Under each policy one forward and backward have their memory recorded (`ts.profile`),
     then `repetitions` others are timed, each on a fresh forward and with the policies in turns; a backward before all
-    of them warms up. See `th.compare`, which does this for any program. A workload that can't be measured is left out,
+    of them warms up. See `ts.compare`, which does this for any program. A workload that can't be measured is left out,
     and `OrderStudy.refused` says why. An interrupt (Ctrl-C) after the first workload ends the study with those that
     have been measured.
 
     Args:
         workloads: their names, or Workload objects; a function of yours is one as `own_program(make_loss, name)`.
-        policies: as in `th.backward`.
+        policies: as in `ts.backward`.
         size: "small" or "full" of each workload.
         device: where the models live.
         repetitions: how often each is timed.
@@ -125,7 +125,7 @@ def _studied(
     if progress is not None:
         progress("the times of its tasks")
     runs = []
-    with AsFound(make_loss, "tapehead bench orders") as world:
+    with AsFound(make_loss, "tapescope bench orders") as world:
         world.watch()
         for _ in range(TIMED_RUNS):
             with world.run():

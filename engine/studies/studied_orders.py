@@ -31,7 +31,7 @@ TIMED_RUNS = 5  # for the times of tasks
 _ENOUGH = 6  # rounds, of which the middle half says something
 _ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
 _STYLES = {1: "red", 0: "dim", -1: "green"}
-_FILE = "tapehead order study"
+_FILE = "tapescope order study"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ class BackwardCall:
     `Stepper` and `NativeSession` take one where more is to be said than the loss.
 
     Args:
-        tensors: the outputs where the backward starts, one or several; or a tape (`th.hips_tape`).
+        tensors: the outputs where the backward starts, one or several; or a tape (`ts.hips_tape`).
         grad_tensors: by output its gradient, of the output's shape; None where the output is a scalar, or for all.
         retain_graph: whether nodes keep what they saved; None: as `create_graph`.
         create_graph: whether the backward gets a graph of its own, for the second derivative.
@@ -95,7 +95,7 @@ class BackwardCall:
         """
         if compiled_autograd_is_on():
             raise RuntimeError(
-                "compiled autograd replaces the engine whose order tapehead pins; switch it off for this backward"
+                "compiled autograd replaces the engine whose order tapescope pins; switch it off for this backward"
             )
         refuse_transforms()
         graph = graph_of(self.outputs)

@@ -41,7 +41,7 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
         if isinstance(each, Tensor) and not each.requires_grad:
             error = RuntimeError("can't retain_grad on Tensor that has requires_grad=False")  # PyTorch's own words
             error.add_note(
-                f"tapehead: one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be"
+                f"tapescope: one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be"
                 " accumulated into it: call .requires_grad_() on it before the forward"
             )
             raise error

@@ -37,7 +37,7 @@ from .kept_places import (
 )
 
 _DEEP = 10  # hooks, one of them, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict, ...
-_NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapehead")  # they know by themselves what another run of a task is
+_NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapescope")  # they know by themselves what another run of a task is
 _MANY = 3_000  # objects, each with up to 30 entries or 1 KiB: at most some 50 ms for a task, and 3 MB that are copied
 
 
@@ -299,7 +299,7 @@ def _is_users(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in _OTHERS
 
 
-_OTHERS = {*sys.stdlib_module_names, "torch", "tapehead", "IPython"}
+_OTHERS = {*sys.stdlib_module_names, "torch", "tapescope", "IPython"}
 
 
 def _attributes(found: Any) -> list[tuple[Any, str]]:

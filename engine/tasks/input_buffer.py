@@ -81,7 +81,7 @@ def _invalid(graph: Graph, edge: Edge, why: str) -> RuntimeError:
     what = f"invalid gradient at index {edge.output} - {why}"
     source = "grad_tensors" if given else graph.describe(edge.task)
     error = RuntimeError(what if given else f"Function {graph.tasks[edge.task].name} returned an {what}")
-    error.add_note(f"tapehead: it goes from {source} to input {edge.input} of {graph.describe(edge.next_task)}")
+    error.add_note(f"tapescope: it goes from {source} to input {edge.input} of {graph.describe(edge.next_task)}")
     return error
 
 

@@ -37,7 +37,7 @@ def refuse_transforms(verb: str | None = None) -> None:
     """Refuse to run a backward inside a transform of torch.func, before anything runs.
 
     Args:
-        verb: the function that runs its own backward, `th.find_nan`; None: it is the user's, which PyTorch refuses in
+        verb: the function that runs its own backward, `ts.find_nan`; None: it is the user's, which PyTorch refuses in
             these words.
 
     Raises:

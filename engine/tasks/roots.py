@@ -76,7 +76,7 @@ def root_gradients(
         for position, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
             if gradient is None and isinstance(output, Tensor) and output.numel() != 1:
                 error.add_note(
-                    f"tapehead: output {position} has shape {tuple(output.shape)}; reduce it to a scalar "
+                    f"tapescope: output {position} has shape {tuple(output.shape)}; reduce it to a scalar "
                     "(loss.sum() or loss.mean()), or pass its gradient in grad_tensors"
                 )
         raise
@@ -96,6 +96,6 @@ def explain_several_elements(error: BaseException) -> None:
     """Notes on PyTorch's error for a loss that is no scalar, where ours was not asked, what to do."""
     if str(error).startswith("grad can be implicitly created only for scalar") and not hasattr(error, "__notes__"):
         error.add_note(
-            "tapehead: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
+            "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
             "loss.backward(gradient)"
         )

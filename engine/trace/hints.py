@@ -405,7 +405,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
         if len(tasks) < _MANY or 4 * nbytes < timeline.peak_bytes:
             continue
         kept_by = peak.words.kept_by(each, Category.BUFFER, since)
-        better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else "; `th.compare` tries some"
+        better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else "; `ts.compare` tries some"
         yield Hint(
             nbytes,
             f"{kept_by}, made by {peak.words.made_by(each)}",

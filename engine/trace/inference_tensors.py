@@ -32,7 +32,7 @@ def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str,
     it, each = ("them", "each") if several else ("it", "it")
     which = f"{joined(names[:_MOST_NAMES])} {'were' if several else 'was'}" if names else "a tensor that it takes was"
     error.add_note(
-        f"tapehead: the forward fails{at}: {which} {_MADE}, as a cache that an evaluation has filled. Make "
+        f"tapescope: the forward fails{at}: {which} {_MADE}, as a cache that an evaluation has filled. Make "
         f"{it} under torch.no_grad() instead, or take .clone() of {each} in training"
     )
 

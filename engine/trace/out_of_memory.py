@@ -26,7 +26,7 @@ from ..words.phrases import folded, joined, pattern, task_name
 from ..words.sizes import share_text, size_text
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
-_NOTE = "tapehead: when it was asked for more, "
+_NOTE = "tapescope: when it was asked for more, "
 _PARAMETERS, _BUFFERS, _GRADIENTS, _STATE = "parameters", "buffers", "gradients", "optimizer state"
 _SAVED, _OTHERS = "saved by tasks that had not run", "other tensors"
 _MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
@@ -37,12 +37,12 @@ _WHY_UNNAMED = {
 }
 _UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
 _HELP = {
-    _SAVED: "computing some of it again instead of saving it, th.plan_mirror(make_loss), and a smaller batch",
+    _SAVED: "computing some of it again instead of saving it, ts.plan_mirror(make_loss), and a smaller batch",
     _PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
     _GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
     _STATE: "an optimizer with less state",
     _OTHERS: "letting go of what is no longer needed",
-    _UNSEEN: "another order of the tasks, th.plan(loss), and a smaller batch",
+    _UNSEEN: "another order of the tasks, ts.plan(loss), and a smaller batch",
 }
 
 
@@ -175,7 +175,7 @@ class _Holding:
         (most, _), *_ = self.parts.most_common()
         helping = f"{_HELP[most]}; " if most in _HELP else ""
         yield (
-            f"tapehead: what may help: {helping}th.fits(make_model, make_batch, make_optimizer, memory) tries a "
+            f"tapescope: what may help: {helping}ts.fits(make_model, make_batch, make_optimizer, memory) tries a "
             "training step and what would make it smaller, and allocates nothing"
         )
 

@@ -249,11 +249,11 @@ def peak_report(
         TypeError: `timeline` is none.
         ValueError: the forward's is asked for, and was not recorded.
     """
-    expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what th.simulate returns")
+    expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what ts.simulate returns")
     if others is not None:
         expect(others, Mapping, "others", "the peaks in bytes under other policies, by name")
     if before is not None:
-        expect(before, NotCounted, "before", "what th.compare found, `comparison.before`")
+        expect(before, NotCounted, "before", "what ts.compare found, `comparison.before`")
     if trace is not None:
         expect(trace, Trace, "trace", "a Trace: `run.trace`")
     expect(elsewhere, tuple, "elsewhere", "a tuple of the timelines of other devices")
@@ -263,7 +263,7 @@ def peak_report(
     if phase == "forward":
         if forward_peak_event(timeline) is None:
             raise ValueError(
-                "the memory of the forward was not recorded; th.profile(make_loss) measures a forward and its backward"
+                "the memory of the forward was not recorded; ts.profile(make_loss) measures a forward and its backward"
             )
         storages = _alive(timeline, phase)
         groups = groups_of(timeline, storages, phase)
@@ -444,6 +444,6 @@ def _answer(
         yield constants_sentence(timeline.constant_bytes)
     if not was_captured(timeline.graph):
         yield (
-            "Which modules and lines made this is not known: run the forward under th.capture(), or let "
-            "th.profile(make_loss) run it."
+            "Which modules and lines made this is not known: run the forward under ts.capture(), or let "
+            "ts.profile(make_loss) run it."
         )

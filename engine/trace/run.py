@@ -36,7 +36,7 @@ _reading = RLock()  # of late runs: what two threads ask for at once is read onc
 
 _ELSEWHERE = dict.fromkeys(
     ("step", "run", "run_to", "step_over", "step_out", "stop", "back", "goto", "watch", "break_at", "ready", "current"),
-    "it has run; th.debug(loss) steps through a backward, run.deck() plays this one",
+    "it has run; ts.debug(loss) steps through a backward, run.deck() plays this one",
 )
 
 
@@ -199,12 +199,12 @@ class Run:
     def _measured(self) -> Timeline:
         if self.timeline is None:
             raise ValueError(
-                "the memory of this run was not measured: th.backward(..., memory=True) or th.profile(make_loss) do"
+                "the memory of this run was not measured: ts.backward(..., memory=True) or ts.profile(make_loss) do"
             )
         return self.timeline
 
     def save(self, path: str | Path) -> Path:
-        """Writes the run as versioned JSON, compressed when large, for `th.load`; the page of file formats has its
+        """Writes the run as versioned JSON, compressed when large, for `ts.load`; the page of file formats has its
         fields.
 
         Of the graph all is kept but the nodes, so what they save from the forward is not.
@@ -248,7 +248,7 @@ class Run:
         """The run as a widget (`widgets.deck.recording.Recording`) that plays it again, in a notebook.
 
         Args:
-            mirroring: the plan (`th.MirrorPlan`) by which the forward was mirrored: the deck says what it let go of,
+            mirroring: the plan (`ts.MirrorPlan`) by which the forward was mirrored: the deck says what it let go of,
                 and draws the memory that the plan predicts, with it and without, beside what was measured.
 
         Raises:
@@ -259,7 +259,7 @@ class Run:
             return drawn("run as a deck", self, mirroring=mirroring)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "run.deck() needs a notebook with anywidget: pip install 'tapehead[notebook]'. "
+                "run.deck() needs a notebook with anywidget: pip install 'tapescope[notebook]'. "
                 "run.save_html(path) writes a page that plays without"
             ) from error
 

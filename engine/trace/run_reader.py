@@ -1,4 +1,4 @@
-"""`th.load`: a saved run, read from its file."""
+"""`ts.load`: a saved run, read from its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...inspector.graph.bounded_file import content_of, path_of
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import meta_of, read_graph
-from ...inspector.graph.json_columns import Section, read_section
+from ...inspector.graph.json_columns import Section, is_format, read_section
 from ..memory.timeline import Timeline
 from ..memory.timeline_file import read_accumulation, read_timeline
 from ..queue.policy import Key
@@ -40,25 +40,25 @@ def load(path: str | Path) -> Run:
         path: the file, compressed or not.
 
     Raises:
-        ValueError: the file is no saved run, is cut off, was written by a newer tapehead, or contradicts itself.
+        ValueError: the file is no saved run, is cut off, was written by a newer tapescope, or contradicts itself.
         OSError: it can't be read.
     """
-    path = path_of(path, "th.load")
+    path = path_of(path, "ts.load")
     try:
         with collector_paused():
             return _read_run(read_section(content_of(path, _LARGEST, _WHY)))
     except (ValueError, MemoryError) as error:
         why = str(error) or "there is too little memory for it"
-        raise ValueError(f"{path} is not a run that this tapehead can load: {why}") from None
+        raise ValueError(f"{path} is not a run that this tapescope can load: {why}") from None
 
 
 def _read_run(section: Section) -> Run:
-    if "format" not in section or section.text("format") != FORMAT:
+    if "format" not in section or not is_format(section.text("format"), FORMAT):
         raise section.wrong("format", f"is not {FORMAT}")
     version = section.number("version", low=1)
     if version > VERSION:
         raise section.wrong(
-            "version", f"is {version}, and this tapehead reads up to {VERSION}: it was written by a newer one"
+            "version", f"is {version}, and this tapescope reads up to {VERSION}: it was written by a newer one"
         )
     graph = read_graph(section.section("graph"))
     order = section.integers("order", len(graph), distinct=True)

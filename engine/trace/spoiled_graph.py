@@ -26,7 +26,7 @@ from ...inspector.torch_internals.tensors import is_fake, storage_of
 from ..words.phrases import counted, joined
 
 _FREED = FREED.partition(" (")[0]
-_NOTE = "tapehead: "
+_NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
 _MOST_VIEWS = 8  # or other tasks that keep nothing, between what is freed and the tensor that a program holds

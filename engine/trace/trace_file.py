@@ -22,7 +22,7 @@ from .statistics import EDGES, Form
 from .statistics_table import StatisticsTable
 from .trace import Trace
 
-FORMAT = "tapehead.trace"
+FORMAT = "tapescope.trace"
 VERSION = 1
 
 _LARGE = 2**20  # bytes; what is larger is compressed
@@ -32,7 +32,7 @@ _NUMBERS = ("low", "high", "mean", "norm")
 def save(run: Run, path: str | Path) -> Path:
     """Writes one JSON object, ASCII, as gzip if it is larger than a MiB, whatever the file is called:
 
-    - `format`, `version`: "tapehead.trace" and 1. A reader that finds a higher version should refuse it.
+    - `format`, `version`: "tapescope.trace" and 1. A reader that finds a higher version should refuse it.
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.

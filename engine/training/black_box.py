@@ -257,7 +257,7 @@ class BlackBox(LoopPart):
             said = _ended(f"it raised {type(error).__name__}: {error}")
             folder = self._write(Reason("exception", said, error), self._keeper.unit, self._step)
             if folder is not None:
-                error.add_note(f"tapehead: the step is kept in {folder}; {_again(folder)} runs it again")
+                error.add_note(f"tapescope: the step is kept in {folder}; {_again(folder)} runs it again")
 
     def _write(self, reason: Reason, unit: Unit, step: int) -> Path | None:
         training = self._training
@@ -295,7 +295,7 @@ def _ended(sentence: str) -> str:
 
 
 def _again(folder: Path) -> str:
-    return f"tapehead replay {folder} SCRIPT.py:make_model SCRIPT.py:loss_of"
+    return f"tapescope replay {folder} SCRIPT.py:make_model SCRIPT.py:loss_of"
 
 
 def _finding(step: int, sentence: str, at: str | None = None) -> Finding:

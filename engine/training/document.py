@@ -12,18 +12,20 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ...inspector.graph.json_columns import is_format
 from ..words.sizes import size_text
 from .finding import Finding, FindingKind
 from .frames import numbered
 from .held_memory import HELD
 from .record import Training
 
-FORMAT = "tapehead.training"
+FORMAT = "tapescope.training"
 VERSION = 2
 """Version 1 had the batch among the activations."""
 
-PAGE_BEGINS, DATA_BEGINS = '<div class="th-loop"', '<script type="application/json">'
+PAGE_BEGINS, DATA_BEGINS = '<div class="ts-loop"', '<script type="application/json">'
 """In HTML what a loop begins with, and its document in it."""
+_PAGE_BEGAN = '<div class="th-loop"'  # in pages of before the name tapescope
 
 _MOST_MODULES = 100_000
 _MOST_BYTES = 2**27  # of a page: its numbers, two million at most of a kind, take some tens of megabytes
@@ -189,11 +191,11 @@ def read_document(text: str) -> TrainingDocument:
         found = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"this is no document of a training: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or not is_format(found.get("format"), FORMAT):
         raise ValueError(f'this is no document of a training: its "format" is not "{FORMAT}"')
     if found.get("version") not in (1, VERSION):
         raise ValueError(
-            f"this training is written in version {found.get('version')}, and this tapehead reads {VERSION}: update it"
+            f"this training is written in version {found.get('version')}, and this tapescope reads {VERSION}: update it"
         )
     try:
         return _read(found)
@@ -213,9 +215,10 @@ def read_page(path: Path) -> TrainingDocument:
     if len(content) > _MOST_BYTES:
         raise ValueError(f"{path.name} has more than {size_text(_MOST_BYTES)}, which no page of a loop needs")
     text = content.decode("utf-8", "replace")
-    start = text.find(DATA_BEGINS, text.find(PAGE_BEGINS))
+    begins = max(map(text.find, (PAGE_BEGINS, _PAGE_BEGAN)))
+    start = text.find(DATA_BEGINS, begins)
     end = text.find("</script>", start)
-    if PAGE_BEGINS not in text or start < 0 or end < 0:
+    if min(begins, start, end) < 0:
         raise ValueError(f"{path.name} is no page of a training loop, as training.save_html() writes one")
     return read_document(text[start + len(DATA_BEGINS) : end])
 

@@ -13,7 +13,7 @@ from ...inspector.graph.source import Place, source_at, users_place
 from ...inspector.torch_internals.nodes import notes_on
 from ...inspector.torch_internals.sequence_numbers import number_of, sequence_nr, youngest_first
 
-_KEY = "tapehead: forward"
+_KEY = "tapescope: forward"
 
 
 class Forward:

@@ -1,4 +1,4 @@
-"""What `th.training` has found and measured, as tables for pandas."""
+"""What `ts.training` has found and measured, as tables for pandas."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class HeldParameters(LoopPart):
                 self._step,
                 f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
                 f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
-                "th.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                "ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
                 certain=False,
             )
@@ -122,7 +122,7 @@ class HeldParameters(LoopPart):
                 f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
                 f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
                 "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
-                "th.find_unused(make_loss, model) says where the path to each parameter is cut.",
+                "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
                 certain=False,
             )
         )

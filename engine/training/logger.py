@@ -17,7 +17,7 @@ _WANTED = (
     "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, or with "
     "log(values, commit=), such as wandb.init() gives"
 )
-_PREFIX = "tapehead"
+_PREFIX = "tapescope"
 _STEP = f"{_PREFIX}/step"
 _MOST_MODULES = 100  # of which a logger is told: each is a chart of its own
 
@@ -29,8 +29,8 @@ class Logger:
     """What is written to.
 
     TensorBoard takes the numbers of a past step with that step. wandb drops what comes for a step that is over, so that
-    it gets them with the step that is under way, and `tapehead/step` beside them, over which they are drawn; the loop's
-    own `log` commits both.
+    it gets them with the step that is under way, and `tapescope/step` beside them, over which they are drawn; the
+    loop's own `log` commits both.
 
     Args:
         writer: has `add_scalar(tag, value, step)`, and perhaps `add_text(tag, text, step)`; else
@@ -92,9 +92,9 @@ def expect_depth(value: object) -> int:
 def numbers_of(norms: Norms, depth: int, since: int = 0) -> Numbers:
     """What is known of the steps from `since` on; of steps that were pooled the largest numbers, at the last of them.
 
-    Tags: `tapehead/gradient_norm`, of the whole loop; `tapehead/loss` and `tapehead/learning_rate`, of several
-    optimizers each with its name behind; and for each group of modules `tapehead/gradient_norm/GROUP` and, where they
-    were looked at, `tapehead/update_ratio/GROUP`.
+    Tags: `tapescope/gradient_norm`, of the whole loop; `tapescope/loss` and `tapescope/learning_rate`, of several
+    optimizers each with its name behind; and for each group of modules `tapescope/gradient_norm/GROUP` and, where they
+    were looked at, `tapescope/update_ratio/GROUP`.
 
     Args:
         depth: modules are one group that have so many first parts of their paths in common; 0: there are no groups.

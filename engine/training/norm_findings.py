@@ -68,7 +68,7 @@ class NormJudge:
         self._norms = norms
         self._columns = columns
         self._add = training.add
-        self._advice = "" if training.black_box else "; th.training(black_box=...) keeps such a step"
+        self._advice = "" if training.black_box else "; ts.training(black_box=...) keeps such a step"
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
         self._largest = 0.0  # of the totals that have left it, and all before the last `_EVERY`
         self._losses: dict[int, deque[float]] = {}
@@ -126,7 +126,7 @@ class NormJudge:
             "non-finite",
             step,
             f"The gradient of {module_name(first)} is {kind}, the first in the backward; {spread}, and {begins}. "
-            f"th.find_nan(make_loss) names the operation{self._advice}.",
+            f"ts.find_nan(make_loss) names the operation{self._advice}.",
             module=first,
         )
         self._add(self._bad)
@@ -180,7 +180,7 @@ class NormJudge:
         sentence = (
             f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
             f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
-            f"before it gives 0 alone, nothing is learnt there any more: th.find_unused(make_loss, model) says by "
+            f"before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
             "which task."
         )
         self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))

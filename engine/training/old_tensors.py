@@ -129,7 +129,7 @@ def _has_graph(tensor: Tensor) -> bool:
 
 
 def _tensors_below(owner: object) -> list[Tensor]:
-    """The tensors that an object of tapehead's holds, itself or in other objects of tapehead's and containers."""
+    """The tensors that an object of tapescope's holds, itself or in other objects of tapescope's and containers."""
     found: list[Tensor] = []
     seen = {id(owner): owner}
     waiting = [owner]

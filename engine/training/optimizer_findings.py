@@ -38,7 +38,7 @@ class SkippedSteps(LoopPart):
         self._skipped[name] += 1
         sentence = (
             f"{counted(self._skipped[name], 'step')} of {name} left out by the gradient scaler, as gradients were not "
-            "finite: that is how it finds its scale as it begins; where it goes on, th.find_nan says where they begin."
+            "finite: that is how it finds its scale as it begins; where it goes on, ts.find_nan says where they begin."
         )
         self._training.update(Finding("skipped", self._number, sentence, tensor=name))
 

@@ -1,4 +1,4 @@
-"""What each part of `th.training` is told of the loop."""
+"""What each part of `ts.training` is told of the loop."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from .logger import Logger, expect_depth, numbers_of
 from .names import WatchedModels
 
 _NO_STEPS = (
-    "No step was seen, so next to nothing could be looked at: the loop runs inside of `with th.training(...):`, and a "
+    "No step was seen, so next to nothing could be looked at: the loop runs inside of `with ts.training(...):`, and a "
     "step is told by an optimizer of torch's that steps in the same thread, or by training.step() at its end."
 )
 _MOST_FINDINGS = 1_000
@@ -117,7 +117,7 @@ class Training(ShownAsFindings):
             RuntimeError: it has been watched already.
         """
         if self._watcher is None:
-            raise RuntimeError("this training has been watched already; make another th.training()")
+            raise RuntimeError("this training has been watched already; make another ts.training()")
         self._opened = Opened(self, self._watcher.start)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Training(ShownAsFindings):
         return rows
 
     def write_to(self, writer: Any, depth: int = 1) -> None:
-        """Writes norms, losses, learning rates and findings to a logger, as `th.training(writer=...)` does meanwhile.
+        """Writes norms, losses, learning rates and findings to a logger, as `ts.training(writer=...)` does meanwhile.
 
         Args:
             writer, depth: as there. In a run of wandb each step is a row of its own.
@@ -264,8 +264,8 @@ class Training(ShownAsFindings):
         that runs: the step is replayed. `page.open_step(37)` does the same.
 
         Args:
-            make_model, loss_of: as for `th.replay`; None: steps that the black box keeps are not opened.
-            steps: of `th.record_steps()` that was opened with the loop's first step; or a dict from steps of this loop
+            make_model, loss_of: as for `ts.replay`; None: steps that the black box keeps are not opened.
+            steps: of `ts.record_steps()` that was opened with the loop's first step; or a dict from steps of this loop
                 to recorded ones. Those that were followed task by task open, too, with their memory.
 
         Raises:
@@ -300,4 +300,4 @@ class Training(ShownAsFindings):
 def _warn(text: str) -> None:
     """Says it while the loop runs. Warnings that are made errors would be raised into the loop."""
     with suppress(Warning):
-        warn(f"th.training: {text}")
+        warn(f"ts.training: {text}")

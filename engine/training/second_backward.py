@@ -84,12 +84,12 @@ class SecondBackward:
             return
         if str(error).startswith(_FREED) and told:
             for each in told:
-                error.add_note(f"tapehead: {each}")
+                error.add_note(f"tapescope: {each}")
         elif str(error).startswith(_FREED) or MODIFIED in str(error):
             names = dict(self._training.watched.parameters())
             explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
 
 
 def _is_explained(error: BaseException) -> bool:
-    notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapehead: ")]
+    notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
     return any(" saved " in each or " takes " in each for each in notes)

@@ -33,7 +33,7 @@ class StepTokens:
     """
 
     def __init__(self) -> None:
-        self._key = f"tapehead step {next(_numbers)}"
+        self._key = f"tapescope step {next(_numbers)}"
         self._token = _Token(None)
         self._alive: dict[int, ref[_Token]] = {}
         self._starts: list[int] = []

@@ -1,4 +1,4 @@
-"""`th.training`: a whole training loop, watched while it runs, which stays as it is."""
+"""`ts.training`: a whole training loop, watched while it runs, which stays as it is."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def training(
     writer: Any = None,
     depth: int = 1,
 ) -> Training:
-    """Watches a training loop that stays as it is: `with th.training(model, optimizer) as training:`.
+    """Watches a training loop that stays as it is: `with ts.training(model, optimizer) as training:`.
 
     What is found is said in a sentence as it is found, and stays in `training.findings`. A step ends when an optimizer
     that has stepped in it steps again, so also with several optimizers (GANs), several steps of one of them,
@@ -101,7 +101,7 @@ def training(
             your own) stands for the optimizers that it steps.
         every: how often what is dear is looked at, in steps.
         writes: whether each write in place is noted, with its line.
-        black_box: a folder into which a bad step is put, so that it can be run again, with `th.replay`: parameters,
+        black_box: a folder into which a bad step is put, so that it can be run again, with `ts.replay`: parameters,
             the batch, random numbers. These are data of yours; nobody else may look into it.
         black_box_on: on what: "non-finite" (the loss or a gradient), "exception" (one that leaves the loop or a
             backward), or the kind of a finding, such as "norm".
@@ -166,7 +166,7 @@ def install_training(
     writer: Any = None,
     depth: int = 1,
 ) -> Training:
-    """From now on watches whatever this thread trains, for Trainers: as `th.training`, until `th.uninstall_training()`
+    """From now on watches whatever this thread trains, for Trainers: as `ts.training`, until `ts.uninstall_training()`
     or `training.close()`."""
     made = training(
         model,
@@ -188,7 +188,7 @@ def install_training(
 
 
 def uninstall_training() -> None:
-    """Ends all that `th.install_training` began; the findings stay."""
+    """Ends all that `ts.install_training` began; the findings stay."""
     with _lock:
         installed = tuple(_installed)
         _installed.clear()

@@ -13,7 +13,7 @@ from typing import TextIO
 Tell = Callable[[str], object]
 _AFTER_S = 2.0  # what takes no longer needs no line
 
-_OUTER: ContextVar[bool] = ContextVar("tapehead_is_telling", default=False)
+_OUTER: ContextVar[bool] = ContextVar("tapescope_is_telling", default=False)
 """Whether somebody tells already: what a verb calls that is one itself says nothing between its lines."""
 
 

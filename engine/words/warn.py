@@ -10,7 +10,7 @@ from ...inspector.graph.source import OWN_CODE, is_library
 
 
 def warn(text: str) -> None:
-    """Warn at the user's line: the innermost one that is neither tapehead's nor in a library."""
+    """Warn at the user's line: the innermost one that is neither tapescope's nor in a library."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_OURS)):
         level, frame = level + 1, frame.f_back

@@ -428,7 +428,7 @@ WORKLOADS: dict[str, Workload] = {
         Workload(
             "mlp_norm",
             "500 × (Linear, ReLU, LayerNorm): many short tasks",
-            "tapehead's own benchmark of the cost per task",
+            "tapescope's own benchmark of the cost per task",
             _mlp_norm,
             small={"layers": 500, "width": 64, "batch": 16},
             full={"layers": 500, "width": 256, "batch": 64},

@@ -1,4 +1,4 @@
-"""What a forward leaves is watched and read: `th.capture`, `th.graph`.
+"""What a forward leaves is watched and read: `ts.capture`, `ts.graph`.
 
 May import: arguments, torch_internals, graph, tapes.
 """

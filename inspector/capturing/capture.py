@@ -1,4 +1,4 @@
-"""Watching a forward: `with th.capture() as tape: loss = model(x).sum()`."""
+"""Watching a forward: `with ts.capture() as tape: loss = model(x).sum()`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .watch_nodes import watch_nodes
 class capture:
     """Records, while it is open, what the forward does in this thread.
 
-    `th.graph(loss)` then knows for each task its module path, source line, forward operation and time of creation.
+    `ts.graph(loss)` then knows for each task its module path, source line, forward operation and time of creation.
     Works for shared modules, several calls of one module, code outside modules, custom Functions, and with other
     captures inside or around. On leaving, also by an exception, it takes all its hooks away.
 
@@ -57,7 +57,7 @@ class capture:
         every_call: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module | None):
-            raise TypeError(f"th.capture() takes the module to name things after, not {a_kind(module)}")
+            raise TypeError(f"ts.capture() takes the module to name things after, not {a_kind(module)}")
         self._module = module
         self._observer = observer
         if observer is not None:
@@ -71,7 +71,7 @@ class capture:
 
     def __enter__(self) -> Tape:
         if self._recording is not None:
-            raise RuntimeError("this capture is open already; make another one with th.capture()")
+            raise RuntimeError("this capture is open already; make another one with ts.capture()")
         facts = Facts()
         tape = Tape(facts)
         record = CaptureRecord(facts, self._module, self._observer)

@@ -47,7 +47,7 @@ class Opened:
         A hook that misses a private name of torch's has raised in the user's own call: the error gets a note.
         """
         if isinstance(error, AttributeError | ImportError) and (sentence := explain(error)) is not None:
-            error.add_note(f"tapehead: {sentence}")
+            error.add_note(f"tapescope: {sentence}")
         with _interrupts_wait():
             self._stack.__exit__(kind, error, traceback)
         self._forgotten.detach()
@@ -55,10 +55,10 @@ class Opened:
 
 @contextmanager
 def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
-    """Open tapehead's own hooks around the user's code.
+    """Open tapescope's own hooks around the user's code.
 
     Args:
-        purpose: the verb and its purpose, for messages: "th.mirror follows what a forward saves".
+        purpose: the verb and its purpose, for messages: "ts.mirror follows what a forward saves".
 
     Raises:
         NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.

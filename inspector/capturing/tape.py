@@ -1,4 +1,4 @@
-"""What `th.capture()` gives its user."""
+"""What `ts.capture()` gives its user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """One captured forward. `th.graph(loss)` finds what was seen through the nodes; the tape need not be kept.
+    """One captured forward. `ts.graph(loss)` finds what was seen through the nodes; the tape need not be kept.
 
     Attributes:
         started_ns: `time.perf_counter_ns()` when the capture began.
@@ -45,12 +45,12 @@ class Tape:
         """The graph which a forward that raised had built when it raised.
 
         Raises:
-            ValueError: the forward did not raise (pass its loss to `th.graph` instead), or had built nothing.
+            ValueError: the forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
         """
         from .walk import graph_of_nodes
 
         if self.error is None:
-            raise ValueError("the captured forward did not raise: pass its result to th.graph(loss)")
+            raise ValueError("the captured forward did not raise: pass its result to ts.graph(loss)")
         if not self._frontier:
             raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
         where = innermost_user_line(traceback.extract_tb(self.error.__traceback__))

@@ -1,4 +1,4 @@
-"""From tensors to a `Graph`: `th.graph(loss)` walks the nodes below it. Nothing is executed."""
+"""From tensors to a `Graph`: `ts.graph(loss)` walks the nodes below it. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .sharded_names import through_sharding
 
 DEEP = 10_000
 """From so many nodes on they are freed one by one, see `free_one_by_one`."""
-_KEPT = "tapehead: nodes below"  # a key in a root's metadata
+_KEPT = "tapescope: nodes below"  # a key in a root's metadata
 
 
 def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
     """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
 
     Args:
-        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`th.hips_tape`).
+        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`ts.hips_tape`).
         names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
-            (`th.capture`) supplies names without it, and module paths, source lines and operations. A module also
+            (`ts.capture`) supplies names without it, and module paths, source lines and operations. A module also
             names those that the forward called by themselves, where they are parts of it and have parameters.
 
     Raises:
@@ -44,7 +44,7 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
         TypeError: an output is no tensor.
 
     The graph does not keep the loss alive: when the loss no longer exists, the graph keeps its tasks and edges, but has
-    no nodes and saved tensors. One read from a temporary, as in `th.graph(make_loss())`, or from a `GradientEdge` does
+    no nodes and saved tensors. One read from a temporary, as in `ts.graph(make_loss())`, or from a `GradientEdge` does
     keep its nodes, and so their saved tensors, until a backward frees them.
     """
     found = read_graph(outputs, names)
@@ -92,7 +92,7 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     if not isinstance(of, Graph):
         return read_graph(of, model)
     if model is not None:
-        raise ValueError("model= is for a loss, and this is a graph, which has its names: th.graph(loss, names=model)")
+        raise ValueError("model= is for a loss, and this is a graph, which has its names: ts.graph(loss, names=model)")
     return of
 
 

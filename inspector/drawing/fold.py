@@ -105,7 +105,7 @@ def refuse_too_many(graph: Graph, folded: Folded) -> None:
         what = (
             'draw it with fold="repeats", or close modules by depth, with fold=1 those below the outermost'
             if graph.calls
-            else "capture the forward (with th.capture(model): ...), so that equal modules are folded"
+            else "capture the forward (with ts.capture(model): ...), so that equal modules are folded"
         )
         raise ValueError(
             f"{counted(count, 'task')} would be drawn one by one, and no viewer shows a picture of more than "

@@ -55,7 +55,7 @@ class Around:
 
     def kind(self, number: int) -> str:
         """Its classes in the style sheet."""
-        return f"th-hue{number % HUES}" + (" th-dashed" if self.outlines[number].dashed else "")
+        return f"ts-hue{number % HUES}" + (" ts-dashed" if self.outlines[number].dashed else "")
 
     def entries(self) -> Iterator[tuple[int, Outline]]:
         """The outlines of which anything is drawn, with their numbers."""

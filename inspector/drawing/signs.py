@@ -11,11 +11,11 @@ SIGN_TITLES = {LET_GO: "what it saved is let go of", AGAIN: "makes that again fi
 
 # Each 12 px wide and high. They differ in glyph and outline, never in colour alone.
 SIGN_SHAPES = {
-    LET_GO: '<rect class="th-let-go" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
-    AGAIN: '<rect class="th-again" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
-    '<path class="th-arc" d="M8.1 3.9a3 3 0 1 0 0 4.2"/><path class="th-tip" d="M9.7 5.4 9.5 1.3 5.7 4.5z"/>',
-    KEPT: '<rect class="th-kept" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
-    '<path class="th-plus" d="M3 6h6M6 3v6"/>',
+    LET_GO: '<rect class="ts-let-go" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
+    AGAIN: '<rect class="ts-again" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="ts-arc" d="M8.1 3.9a3 3 0 1 0 0 4.2"/><path class="ts-tip" d="M9.7 5.4 9.5 1.3 5.7 4.5z"/>',
+    KEPT: '<rect class="ts-kept" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="ts-plus" d="M3 6h6M6 3v6"/>',
 }
 
 

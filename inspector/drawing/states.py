@@ -76,7 +76,7 @@ class Standing:
     def mark(self, tasks: Sequence[int]) -> tuple[str, str]:
         """Classes and attributes of what shows these tasks: of several states the liveliest. Empty without states."""
         state = self._state(tasks)
-        return ("", "") if state is None else (f" th-now-{state}", f' data-state="{state}"')
+        return ("", "") if state is None else (f" ts-now-{state}", f' data-state="{state}"')
 
     def bar(self, tasks: Sequence[int], left: float, right: float, height: float) -> str:
         """Of what holds several the share that has run, as a line at its foot; of a drawn row `left` to `right`."""
@@ -86,7 +86,7 @@ class Standing:
             return ""
         top = height - _BAR - _BELOW_BAR
         width = max(1.0, (right - left) * done / count)
-        return f'<path class="th-bar" d="M{left:g} {top:g}h{width:.1f}v{_BAR}H{left:g}z"/>'
+        return f'<path class="ts-bar" d="M{left:g} {top:g}h{width:.1f}v{_BAR}H{left:g}z"/>'
 
     def _found(self, tasks: Sequence[int]) -> Counter[State]:
         return sum((self._counts.get(each, Counter()) for each in dict.fromkeys(tasks)), Counter())

@@ -52,7 +52,7 @@ def graph_to_svg(
 
     A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
 
-    Every task drawn has a tooltip and the attribute `data-task`; classes begin with "th-", so that several of these
+    Every task drawn has a tooltip and the attribute `data-task`; classes begin with "ts-", so that several of these
     pictures can be in one page.
 
     Raises:
@@ -67,11 +67,11 @@ def graph_to_svg(
     size = f"{pixels(width)} {pixels(height)}"
     own_size = f' width="{pixels(width)}" height="{pixels(height)}"' if width <= widest else ""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="th-{theme}" viewBox="0 0 {size}"{own_size} role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ts-{theme}" viewBox="0 0 {size}"{own_size} role="img">',
         f"<title>{escaped(title)}</title>",
         f"<style>{style_sheet(theme)}</style>",
-        f'<rect class="th-page" width="{pixels(width)}" height="{pixels(height)}" rx="8"/>',
-        f'<text class="{"th-title th-raised" if graph.raised else "th-title"}" x="{MARGIN}" y="{MARGIN + 10}">'
+        f'<rect class="ts-page" width="{pixels(width)}" height="{pixels(height)}" rx="8"/>',
+        f'<text class="{"ts-title ts-raised" if graph.raised else "ts-title"}" x="{MARGIN}" y="{MARGIN + 10}">'
         f"{escaped(title)}</text>",
         f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">',
         *drawing.elements,
@@ -125,7 +125,7 @@ def draw_layout(
     elements = [
         *(box_shape(box, standing) for box in placed.boxes),
         *_wires(placed.wires),
-        '<g class="th-head">',
+        '<g class="ts-head">',
         *(box_label(box, standing) for box in placed.boxes),
         *(_row_label(row) for row in placed.rows),
         "</g>",
@@ -153,7 +153,7 @@ def _title(graph: Graph) -> str:
 
 def _row_label(row: ChipRow) -> str:
     return (
-        f'<text class="th-name" text-anchor="end" x="{pixels(row.rect.right)}" y="{pixels(row.rect.y + 10)}">'
+        f'<text class="ts-name" text-anchor="end" x="{pixels(row.rect.right)}" y="{pixels(row.rect.y + 10)}">'
         f"{escaped(row.label)}</text>"
     )
 
@@ -166,17 +166,17 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask], standing: Standing) -> It
         width = pixels(rect.width)
         state, says = standing.mark([each.task])
         head = (
-            f'<g class="th-task th-{task.kind}{state}" data-task="{task.id}"{says} transform="{moved(rect.x, rect.y)}">'
+            f'<g class="ts-task ts-{task.kind}{state}" data-task="{task.id}"{says} transform="{moved(rect.x, rect.y)}">'
             f"<title>{_tooltip(graph, task.id, with_source)}</title>"
         )
         if each.chip:
             yield f'{head}<rect width="{width}" height="{width}" rx="3"/></g>'
             continue
-        caption = f'<tspan class="th-soft" dx="7">{escaped(each.caption)}</tspan>' if each.caption else ""
+        caption = f'<tspan class="ts-soft" dx="7">{escaped(each.caption)}</tspan>' if each.caption else ""
         yield (
             f'{head}<rect width="{width}" height="{pixels(rect.height)}" rx="5"/>'
             f'<g transform="translate(11 10)">{GLYPHS[task.kind]}</g>'
-            f'<text class="th-mid" x="{pixels((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
+            f'<text class="ts-mid" x="{pixels((rect.width + 12) / 2)}" y="14">{escaped(each.label)}{caption}</text>'
             "</g>"
         )
 
@@ -188,7 +188,7 @@ def _outlines(around: Around, placed: Sequence[PlacedTask]) -> Iterator[str]:
             rect = each.rect
             size = f'width="{pixels(rect.width + 2 * gap)}" height="{pixels(rect.height + 2 * gap)}"'
             yield (
-                f'<g class="th-outline {around.kind(number)}" transform="{moved(rect.x - gap, rect.y - gap)}">'
+                f'<g class="ts-outline {around.kind(number)}" transform="{moved(rect.x - gap, rect.y - gap)}">'
                 f'<rect {size} rx="{pixels((3 if each.chip else 5) + gap)}"/></g>'
             )
 
@@ -223,10 +223,10 @@ def _tag(around: Around, number: int, x: float, y: float) -> str:
     outline = around.outlines[number]
     width = _tag_width(outline)
     return (
-        f'<g class="th-tag {around.kind(number)}" transform="{moved(x, y - TAG_HEIGHT / 2)}">'
+        f'<g class="ts-tag {around.kind(number)}" transform="{moved(x, y - TAG_HEIGHT / 2)}">'
         f"<title>{escaped(outline.title)}</title>"
         f'<rect width="{pixels(width)}" height="{TAG_HEIGHT}" rx="3"/>'
-        f'<text class="th-mid" x="{pixels(width / 2)}" y="9.2">{escaped(outline.name)}</text></g>'
+        f'<text class="ts-mid" x="{pixels(width / 2)}" y="9.2">{escaped(outline.name)}</text></g>'
     )
 
 
@@ -259,14 +259,14 @@ def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float
     x = right - scale * (step * len(kinds) - 2)
     scaled = "" if scale == 1 else f" scale({scale:g})"
     return (
-        f'<g class="th-sign" data-signs="{" ".join(kinds)}" transform="{moved(x, y - scale * SIGN_SIDE / 2)}{scaled}">'
+        f'<g class="ts-sign" data-signs="{" ".join(kinds)}" transform="{moved(x, y - scale * SIGN_SIDE / 2)}{scaled}">'
         f"<title>{escaped(title)}</title>{shapes}</g>"
     )
 
 
 def _sign_entries(signs: Signs) -> Iterator[tuple[str, float, str]]:
     for kind in signs.kinds:
-        sample = f'<g class="th-sign" transform="{moved(0, 2)}">{SIGN_SHAPES[kind]}</g>'
+        sample = f'<g class="ts-sign" transform="{moved(0, 2)}">{SIGN_SHAPES[kind]}</g>'
         yield sample, SIGN_SIDE, SIGN_TITLES[kind]
 
 
@@ -276,7 +276,7 @@ def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     state, says = standing.mark(pill.tasks)
     names = "\n".join(_tooltip(graph, task, False) for task in tasks)
     head = (
-        f'<g class="th-pill{state}" data-task="{tasks[0]}"{says} transform="{moved(rect.x, rect.y)}">'
+        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{says} transform="{moved(rect.x, rect.y)}">'
         f"<title>{names}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )
@@ -285,7 +285,7 @@ def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     head += standing.bar(pill.tasks, 16, rect.width - 6, rect.height)
     return (
         f'{head}<g transform="translate(10 8)">{GLYPHS[Kind.ACCUMULATE_GRAD]}</g>'
-        f'<text class="th-mid" x="{pixels((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
+        f'<text class="ts-mid" x="{pixels((rect.width + 10) / 2)}" y="12">{escaped(pill.label)}</text></g>'
     )
 
 
@@ -294,11 +294,11 @@ def _stub(graph: Graph, stub: Stub) -> str:
     what = {"parameter": "further use of", "to": "also goes to", "from": "also comes from"}[stub.kind]
     others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
     return (
-        f'<g class="th-stub" data-stub="{stub.kind}" transform="{moved(rect.x, rect.y)}">'
+        f'<g class="ts-stub" data-stub="{stub.kind}" transform="{moved(rect.x, rect.y)}">'
         f"<title>{what} {escaped(others)}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
         f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
-        f'<text class="th-mid" x="{pixels((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
+        f'<text class="ts-mid" x="{pixels((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
     )
 
 
@@ -326,10 +326,10 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
 
 
 def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
-    yield '<g class="th-wires">'
+    yield '<g class="ts-wires">'
     for wire in wires:
         if wire.points:
-            kind = "" if wire.kind == "gradient" else f' class="th-{wire.kind}"'
+            kind = "" if wire.kind == "gradient" else f' class="ts-{wire.kind}"'
             yield f'<path{kind} d="{path_data(wire.points)}"/>'
     yield "</g>"
 
@@ -381,31 +381,31 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
     for kind in Kind:
         if kind in kinds:
             rounded = 8 if kind is Kind.ACCUMULATE_GRAD else 4
-            shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task th-{kind}"
-            sample = f'<g class="th-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
+            shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task ts-{kind}"
+            sample = f'<g class="ts-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
             title = _leaf_title(graph) if kind is Kind.ACCUMULATE_GRAD else KIND_TITLES[kind]
             entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, title))
     names = {"parameter": "further use of a parameter", "to": "goes on elsewhere", "from": "comes from elsewhere"}
     for kind_of_stub, name in names.items():
         if any(stub.kind == kind_of_stub for stub in placed.stubs):
-            sample = '<g class="th-stub"><rect width="26" height="16" rx="8"/>'
+            sample = '<g class="ts-stub"><rect width="26" height="16" rx="8"/>'
             glyph = f'<g transform="translate(13 8)">{STUB_GLYPHS[kind_of_stub]}</g></g>'
             entries.append((sample + glyph, 26.0, name))
     closed = [box.group for box in placed.boxes if box.group.closed]
     if views := sum(group.is_views for group in closed):
         entries.append(
-            ('<g class="th-head"><text class="th-soft" y="12">⋯</text></g>', 12.0, _folded("chain", views, "of views"))
+            ('<g class="ts-head"><text class="ts-soft" y="12">⋯</text></g>', 12.0, _folded("chain", views, "of views"))
         )
     if modules := len(closed) - views:
-        sample = '<g class="th-box th-card"><rect width="26" height="16" rx="4"/></g>'
+        sample = '<g class="ts-box ts-card"><rect width="26" height="16" rx="4"/></g>'
         entries.append((sample, 26.0, _folded("module", modules, "folded")))
     if any(box.group.times > 1 for box in placed.boxes):
-        sample = '<g class="th-box"><rect class="th-behind" x="3" y="3" width="23" height="13" rx="4"/>'
-        sample += '<rect class="th-front" width="23" height="13" rx="4"/></g>'
+        sample = '<g class="ts-box"><rect class="ts-behind" x="3" y="3" width="23" height="13" rx="4"/>'
+        sample += '<rect class="ts-front" width="23" height="13" rx="4"/></g>'
         entries.append((sample, 26.0, "equal layers, drawn once"))
     if any(wire.kind == "between" for wire in placed.wires):
         entries.append(
-            ('<g class="th-wires"><path class="th-between" d="M0 8H26"/></g>', 26.0, "from one layer to the next")
+            ('<g class="ts-wires"><path class="ts-between" d="M0 8H26"/></g>', 26.0, "from one layer to the next")
         )
     return entries
 
@@ -414,7 +414,7 @@ def _state_entries(states: Sequence[State]) -> Iterator[tuple[str, float, str]]:
     for state, title in STATE_TITLES.items():
         if state in states and state != "waiting":
             shape = '<rect y="2" width="14" height="12" rx="4"/>'
-            yield f'<g class="th-task th-now-{state}">{shape}</g>', 14, title
+            yield f'<g class="ts-task ts-now-{state}">{shape}</g>', 14, title
 
 
 def _folded(noun: str, count: int, after: str) -> str:
@@ -434,7 +434,7 @@ def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[li
         needed = sample_width + 7 + text_width(text) + 18
         if x and x + needed - 18 > width:
             x, y = 0.0, y + LEGEND_LINE
-        label = f'<text class="th-soft" x="{pixels(sample_width + 7)}" y="12">{escaped(text)}</text>'
+        label = f'<text class="ts-soft" x="{pixels(sample_width + 7)}" y="12">{escaped(text)}</text>'
         elements.append(f'<g transform="{moved(x, y)}">{sample}{label}</g>')
         x += needed
     return elements, y + LEGEND_LINE + 16 if entries else 0

@@ -38,31 +38,31 @@ def box_shape(box: PlacedBox, standing: Standing) -> str:
     behind = ""
     if group.times > 1:
         shifts = (CARDS_BEHIND, CARDS_BEHIND // 2)
-        behind = "".join(f'<rect class="th-behind" x="{shift}" y="{shift}" {size}/>' for shift in shifts)
-        behind += f'<rect class="th-front" {size}/>'
-    kind = "th-box th-quiet" if group.is_views else "th-box th-card" if group.closed else "th-box"
+        behind = "".join(f'<rect class="ts-behind" x="{shift}" y="{shift}" {size}/>' for shift in shifts)
+        behind += f'<rect class="ts-front" {size}/>'
+    kind = "ts-box ts-quiet" if group.is_views else "ts-box ts-card" if group.closed else "ts-box"
     state, says, bar = "", "", ""
     if group.closed:
         tasks = [*group.tasks()]
         state, says = standing.mark(tasks)
         bar = standing.bar(tasks, _TEXT, rect.width - 9, rect.height)
     place = f'data-module="{escaped(_path(box, standing))}"{says} transform="{moved(rect.x, rect.y)}"'
-    return f'<g class="{kind}{state}" {place}>{behind}<rect class="th-ground" {size}/>{bar}</g>'
+    return f'<g class="{kind}{state}" {place}>{behind}<rect class="ts-ground" {size}/>{bar}</g>'
 
 
 def box_label(box: PlacedBox, standing: Standing) -> str:
     """Name and class, and of equal layers their buttons. The tooltip has the full name and how many tasks there are."""
     group = box.group
     shown = standing.layer(group)
-    kind = f"th-in{min(box.shades, MOST_SHADES)}" if group.is_views or not group.closed else ""
+    kind = f"ts-in{min(box.shades, MOST_SHADES)}" if group.is_views or not group.closed else ""
     if group.closed:
-        kind = f"{kind} th-row{standing.mark([*group.tasks()])[0]}".strip()
-    subtitle = f'<tspan class="th-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
+        kind = f"{kind} ts-row{standing.mark([*group.tasks()])[0]}".strip()
+    subtitle = f'<tspan class="ts-soft" dx="6">{escaped(box.subtitle)}</tspan>' if box.subtitle else ""
     name = _path(box, standing) or group.title
     full = f"{name} ({group.subtitle})" if group.subtitle else name
     tasks = counted(group.size, "task") + (" each" if group.times > 1 else "")
     x, y = (_TEXT, 14) if group.closed else (10, 17)
-    title = "th-soft" if group.is_views else "th-name"
+    title = "ts-soft" if group.is_views else "ts-name"
     return (
         f'<g class="{kind}" transform="{moved(box.rect.x, box.rect.y)}"><title>{escaped(full)}, {tasks}</title>'
         f'<text x="{x}" y="{y}"><tspan class="{title}">{escaped(_title(box, shown))}</tspan>{subtitle}</text>'
@@ -104,7 +104,7 @@ def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
     if group.times <= MOST_BUTTONS:
         width, pitch, height = (BUTTON, BUTTON_PITCH, _BUTTON_HEIGHT)
     for place, (name, state) in enumerate(zip(reversed(_numbers(group)), states, strict=True)):
-        kind = f"th-layer th-layer-{state}{' th-shown' if place == chosen else ''}"
+        kind = f"ts-layer ts-layer-{state}{' ts-shown' if place == chosen else ''}"
         x = left + place * pitch
         shape = (
             f'<rect x="{pixels(x)}" y="{pixels(_MIDDLE - height / 2)}" width="{width}" '
@@ -112,24 +112,24 @@ def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
         )
         if count <= MOST_BUTTONS:
             said = escaped(_SIGNS[state] + name)
-            shape += f'<text class="th-mid" x="{pixels(x + width / 2)}" y="{_MIDDLE + 4}">{said}</text>'
+            shape += f'<text class="ts-mid" x="{pixels(x + width / 2)}" y="{_MIDDLE + 4}">{said}</text>'
         yield f'<g class="{kind}">{shape}</g>'
 
 
 def _strip(states: Sequence[LayerState], chosen: int, left: float) -> Iterator[str]:
     """Runs of layers in one state as one part each; none narrower than can be seen."""
     size = f'y="{pixels(_MIDDLE - _CELL_HEIGHT / 2)}" height="{_CELL_HEIGHT}"'
-    yield f'<g class="th-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
+    yield f'<g class="ts-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
     width = STRIP_WIDTH / len(states)
     first = 0
     for state, run in groupby(states):
         last = first + sum(1 for _ in run)
         if state != "waiting":
             x = f'x="{pixels(left + first * width)}" width="{pixels(max(1, (last - first) * width))}"'
-            yield f'<g class="th-layer th-layer-{state}"><rect {x} {size}/></g>'
+            yield f'<g class="ts-layer ts-layer-{state}"><rect {x} {size}/></g>'
         first = last
     ring = f'x="{pixels(left + chosen * width - 1)}" width="{pixels(max(3, width + 2))}"'
-    yield f'<g class="th-layer th-shown"><rect class="th-ring" {ring} {size} rx="2"/></g>'
+    yield f'<g class="ts-layer ts-shown"><rect class="ts-ring" {ring} {size} rx="2"/></g>'
 
 
 def _numbers(group: FoldedCalls) -> list[str]:

@@ -8,14 +8,14 @@ from typing import Any
 from ..graph.graph import Graph, ModuleCall, Task, TensorMeta
 from ..graph.saved import SavedTensor
 
-FORMAT = "tapehead.graph"
+FORMAT = "tapescope.graph"
 VERSION = 1
 
 
 def graph_to_json(graph: Graph) -> str:
     """One JSON object:
 
-    - `format`, `version`: "tapehead.graph" and 1. A reader that finds a higher version should refuse it.
+    - `format`, `version`: "tapescope.graph" and 1. A reader that finds a higher version should refuse it.
     - `tasks`: in order of their ids. `id`; `name`; `kind` (see `Kind`); `rank`: the place in order of creation,
       which is the id; `sequence_nr`: a string, since that of an AccumulateGrad is 2**64 - 1 and JavaScript has no such
       integer; `inputs`: of each gradient taken its `shape` (null for a nested tensor), `dtype`, `device` and `nbytes`;

@@ -185,7 +185,7 @@ class Graph:
         roots: where the backward starts: one for each tensor that the graph was read from, in their order.
         calls: by id the module calls of the forward; none where no capture saw it.
         nodes: by task id torch's node, as long as the loss exists: when it does not any more, there are none, so that
-            holding a graph keeps no saved tensor alive. A graph from a file (`th.load`) has none. See `th.graph` for
+            holding a graph keeps no saved tensor alive. A graph from a file (`ts.load`) has none. See `ts.graph` for
             graphs of a temporary or of a `GradientEdge`, which keep their nodes.
         raised: which exception ended the forward, and where, if the graph is what had been built by then
             (`Tape.graph`); None: none did.
@@ -210,7 +210,7 @@ class Graph:
 
     @property
     def is_tape(self) -> bool:
-        """Whether it is that of a tape (`th.hips_tape`), whose nodes are not torch's."""
+        """Whether it is that of a tape (`ts.hips_tape`), whose nodes are not torch's."""
         return self.tasks[-1].name == ARGUMENT
 
     @cached_property
@@ -363,7 +363,7 @@ class Graph:
 
     @ending_where_called
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
-        """Draws the graph with tapehead's own layout.
+        """Draws the graph with tapescope's own layout.
 
         `fold` says what is drawn as one row or box. "fit" folds until all of the graph is seen on a page: first chains
         of views ("⋯ 7 views"), then modules that hold no other ("fc Linear"), then others from the innermost outwards;

@@ -21,6 +21,11 @@ _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+def is_format(found: object, name: str) -> bool:
+    """Whether a file's `format` is this one, also as it was called when tapescope was called tapehead."""
+    return found in (name, name.replace("tapescope", "tapehead", 1))
+
+
 class ColumnWriter:
     """Writes one JSON object, entry by entry, one a line."""
 

@@ -1,4 +1,4 @@
-"""What an operation was called with, kept so that it can be replayed: `th.capture(keep_inputs=True)`.
+"""What an operation was called with, kept so that it can be replayed: `ts.capture(keep_inputs=True)`.
 
 Nodes refer to it, and what a node refers to is hidden from Python's garbage collector: nothing here may lead back to a
 node. So tensors are kept without their graph, containers are copied, and other objects are referred to weakly.

@@ -27,7 +27,7 @@ class LiveNodes(list[Node]):
 
     Attributes:
         is_watching: whether the list depends on tensors at all. A graph read from a `GradientEdge`, which cannot be
-            referred to weakly, or from a temporary, as in `th.graph(make_loss())`, is itself what holds the nodes.
+            referred to weakly, or from a temporary, as in `ts.graph(make_loss())`, is itself what holds the nodes.
         leaves: by the id of each AccumulateGrad its leaf, once the nodes are gone.
     """
 

@@ -15,8 +15,8 @@ from ..torch_internals.sequence_numbers import UNNUMBERED, number_of
 from ..torch_internals.tensors import nodes_beneath_transforms
 from .facts import Facts, Operation
 
-_MARK = "tapehead"  # the key in a node's metadata under which its Operation stands
-_HOOKS = "tapehead: hooks"  # the same for the calls that registered hooks of its tensors
+_MARK = "tapescope"  # the key in a node's metadata under which its Operation stands
+_HOOKS = "tapescope: hooks"  # the same for the calls that registered hooks of its tensors
 HOOKING = ("register_hook", "retain_grad")
 """What gives a tensor that is no leaf a hook."""
 

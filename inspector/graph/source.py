@@ -15,16 +15,16 @@ from typing import Protocol
 
 import torch
 
-# The engine's ready models stand for the user's code; but th.mirror and th.find_nan call the user's operations on their
-# way, and th.training is called by the hooks of what the user calls.
+# The engine's ready models stand for the user's code; but ts.mirror and ts.find_nan call the user's operations on their
+# way, and ts.training is called by the hooks of what the user calls.
 PACKAGE = Path(__file__).parents[2]
-"""Where tapehead itself is installed."""
+"""Where tapescope itself is installed."""
 
 OWN_CODE = (
     *(str(PACKAGE / name) + os.sep for name in ("commands", "engine", "inspector", "widgets")),
     str(PACKAGE / "front_door.py"),
 )
-"""How the files of tapehead's own code begin: a clone of it may have scripts of the user's beside them."""
+"""How the files of tapescope's own code begin: a clone of it may have scripts of the user's beside them."""
 
 _ENGINE = PACKAGE / "engine"
 _FINDING = [f"finding/{name}.py" for name in ("function_calls", "storage_touches", "value_flow")]

@@ -12,7 +12,7 @@ from ..torch_internals.hooks import own
 from ..torch_internals.nodes import function_of, notes_on
 from ..torch_internals.saved import first_freed, function_is_freed, holds_saved, refuse_spent
 
-_NOTE = "tapehead_spent"
+_NOTE = "tapescope_spent"
 _any_spent = False  # in this process, ever: most never ask a node
 
 

@@ -13,7 +13,7 @@ _NOBODY_ELSE = 3  # references to a dict that only its frame has: the frame's, t
 
 
 def running_frames(error: BaseException | None = None) -> list[tuple[int, FrameType]]:
-    """The frames of all threads with their thread, callers first; without those of tapehead, whose variables are not
+    """The frames of all threads with their thread, callers first; without those of tapescope, whose variables are not
     the program's. `error`: the frames that it has left are among them, those of this thread last."""
     here = threading.get_ident()
     tops = sys._current_frames()

@@ -53,7 +53,7 @@ class Holder:
 def who_holds(
     objects: Sequence[object], most: int = MOST_LOOKED_AT, error: BaseException | None = None
 ) -> list[Holder]:
-    """Who holds each of these, in their order; `objects` itself does not count, nor do the calls of tapehead that ask.
+    """Who holds each of these, in their order; `objects` itself does not count, nor do the calls of tapescope that ask.
 
     Modules' and running functions' variables are where a way starts. No code of the user is called: no property, no
     `__class__`, no `__eq__`. Nothing is kept alive afterwards, and no garbage is made that only the collector frees.

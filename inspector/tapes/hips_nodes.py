@@ -169,7 +169,9 @@ def metas_of(space: Any) -> tuple[TensorMeta, ...]:
     if isinstance(space, ArrayVSpace):
         return (TensorMeta(tuple(space.shape), _torch_dtype(space.dtype), _CPU),)
     if not is_container(space):
-        raise TypeError(f"the vector space {type(space).__name__} is not one of arrays: tapehead can't show its values")
+        raise TypeError(
+            f"the vector space {type(space).__name__} is not one of arrays: tapescope can't show its values"
+        )
     return tuple(meta for _, each in _parts(space) for meta in metas_of(each)) or (_NOTHING,)
 
 
@@ -265,7 +267,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     try:
         return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
     except TypeError:
-        raise TypeError(f"torch has no dtype like numpy's {dtype}: tapehead can't show such values") from None
+        raise TypeError(f"torch has no dtype like numpy's {dtype}: tapescope can't show such values") from None
 
 
 def _user_line() -> Source | None:

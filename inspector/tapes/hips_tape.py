@@ -1,4 +1,4 @@
-"""`th.hips_tape`: the tape of the package `autograd` (HIPS), which differentiates functions of numpy arrays."""
+"""`ts.hips_tape`: the tape of the package `autograd` (HIPS), which differentiates functions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HipsTape:
-    """One call of a function as autograd recorded it: `th.graph`, `th.debug` and `th.backward` take it like a loss.
+    """One call of a function as autograd recorded it: `ts.graph`, `ts.debug` and `ts.backward` take it like a loss.
 
     A backward computes the gradients by autograd's own formulas and sums. It may run any number of times.
 
@@ -106,8 +106,8 @@ def tape_of(graph: Graph) -> HipsTape | None:
 def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:
     """Calls a function written with `autograd.numpy` and keeps the tape, as `autograd.grad` would. No backward runs.
 
-    tape = th.hips_tape(loss, weights, batch)
-    deck = th.debug(tape)       # steps through what autograd.grad(loss)(weights, batch) computes at once
+    tape = ts.hips_tape(loss, weights, batch)
+    deck = ts.debug(tape)       # steps through what autograd.grad(loss)(weights, batch) computes at once
     deck.run(); tape.gradient
 
     Args:
@@ -125,8 +125,8 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     hips = _hips_nodes()
     if isinstance(fun, nn.Module) or not callable(fun):
         raise TypeError(
-            "th.hips_tape takes a function written with autograd.numpy and what it is called with, "
-            f"th.hips_tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: th.graph(loss)"
+            "ts.hips_tape takes a function written with autograd.numpy and what it is called with, "
+            f"ts.hips_tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: ts.graph(loss)"
         )
     name = getattr(fun, "__name__", type(fun).__name__)
     expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
@@ -157,11 +157,11 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     except TypeError as error:
         if "Box" in str(error):
             error.add_note(
-                f"tapehead: {name} got autograd's boxes, which functions of autograd.numpy take; "
-                "what is computed with PyTorch needs no tape: th.graph(loss)"
+                f"tapescope: {name} got autograd's boxes, which functions of autograd.numpy take; "
+                "what is computed with PyTorch needs no tape: ts.graph(loss)"
             )
         elif "vector space" in str(error):
-            error.add_note(f"tapehead: autograd takes derivatives of floats; call {name} with arrays of them")
+            error.add_note(f"tapescope: autograd takes derivatives of floats; call {name} with arrays of them")
         raise
     if isinstance(value, tuple | list | dict):
         kind = type(value).__name__
@@ -177,7 +177,7 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
             hips.metas_of(node.space)
         except TypeError as error:
             where = f" ({node.source.short})" if node.source else ""
-            error.add_note(f"tapehead: it is the value of {node.name}{where}")
+            error.add_note(f"tapescope: it is the value of {node.name}{where}")
             raise
     return HipsTape(name, value, [*sorted(nodes, key=lambda node: node.number), start], wanted)
 
@@ -193,7 +193,7 @@ def refuse_parts(value: object) -> None:
     """Raises a TypeError if this is a box or a node of autograd's: what is below it is only known from the start."""
     if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):
         kind = type(value).__name__
-        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: th.graph(th.hips_tape(fun, *args))")
+        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips_tape(fun, *args))")
 
 
 def _hips_nodes() -> ModuleType:
@@ -203,7 +203,7 @@ def _hips_nodes() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("autograd", "numpy"):
             raise
         raise ModuleNotFoundError(
-            "th.hips_tape needs HIPS autograd, which is not installed: pip install 'tapehead[hips]'", name=error.name
+            "ts.hips_tape needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
         ) from None
     return hips_nodes
 

@@ -64,7 +64,7 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
 
 
 def not_the_programs() -> AbstractContextManager[None]:
-    """A context for what tapehead itself allocates while a program runs: a recording of the program leaves it out."""
+    """A context for what tapescope itself allocates while a program runs: a recording of the program leaves it out."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
         return nullcontext()
     return _leaves_out[1]()
@@ -121,12 +121,12 @@ def start_allocation_events(tasks: bool = False) -> None:
     _recordings.add(_PROFILER)  # before it begins: an interrupt may come as soon as it has
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
     with unobserved():
-        _open_scope.append(torch.ops.profiler._record_function_enter_new("tapehead", None))
+        _open_scope.append(torch.ops.profiler._record_function_enter_new("tapescope", None))
     _log_errors_alone(True)
 
 
 _PROFILER, _CUDA_HISTORY = "the profiler", "the CUDA history"
-_recordings: set[str] = set()  # those of tapehead's that are under way
+_recordings: set[str] = set()  # those of tapescope's that are under way
 
 
 class recordings_ended:

@@ -57,7 +57,7 @@ _set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type:
 
 
 class unobserved:
-    """A context for tapehead's own code inside a user's call, with all of the user's modes off.
+    """A context for tapescope's own code inside a user's call, with all of the user's modes off.
 
     Off are grad mode and forward-mode AD, inference mode, autocast, function modes (the default device among them),
     `__torch_function__` of tensor subclasses, dispatch modes, `saved_tensors_hooks`, `torch.jit.trace`, and the

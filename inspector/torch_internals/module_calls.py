@@ -149,7 +149,7 @@ def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     Only its code is used: `Module.__call__` runs it with the globals of torch's own module.
     """
-    stacks = _tapehead_stacks.get(_tapehead_thread(), ())  # type: ignore[name-defined]  # noqa: F821
+    stacks = _tapescope_stacks.get(_tapescope_thread(), ())  # type: ignore[name-defined]  # noqa: F821
     for calls in stacks:
         calls.append([self])
     try:
@@ -166,7 +166,7 @@ WATCHED_CALL = _watched_call.__code__
 
 def _set_code() -> None:
     if _stacks:
-        vars(nn.modules.module).update(_tapehead_stacks=_stacks, _tapehead_thread=threading.get_ident)
+        vars(nn.modules.module).update(_tapescope_stacks=_stacks, _tapescope_thread=threading.get_ident)
     _wrapped_call.__code__ = WATCHED_CALL if _stacks else _original
 
 

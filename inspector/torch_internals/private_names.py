@@ -1,4 +1,4 @@
-"""The private names of torch that tapehead uses, grouped by the capability that stops working without them.
+"""The private names of torch that tapescope uses, grouped by the capability that stops working without them.
 
 Nothing checks them at import. When a release of torch drops a name, the first use of that capability raises an error
 that says so. `tests/inspector/test_private_names.py` holds the table against the code and against torch.
@@ -114,7 +114,7 @@ CAPABILITIES = (
     ),
     _capability(
         "capturing a forward",
-        "th.graph, th.backward and th.debug take a loss that was made outside of th.capture()",
+        "ts.graph, ts.backward and ts.debug take a loss that was made outside of ts.capture()",
         """
         torch.nn.modules.module._global_forward_hooks torch.nn.modules.module._global_forward_pre_hooks
         torch.nn.modules.module._global_forward_hooks_always_called torch.nn.modules.module._has_any_global_hook
@@ -139,7 +139,7 @@ CAPABILITIES = (
     ),
     _capability(
         "telling who holds a tensor",
-        "th.graph and th.backward work, also with another order of tasks",
+        "ts.graph and ts.backward work, also with another order of tasks",
         "torch.Tensor._use_count torch.Tensor._view_func_unsafe torch._C._storage_Use_Count",
     ),
     _capability(
@@ -152,7 +152,7 @@ CAPABILITIES = (
     ),
     _capability(
         "measuring memory",
-        "th.simulate predicts it, and a backward can be stepped",
+        "ts.simulate predicts it, and a backward can be stepped",
         """
         torch._C._autograd._disable_profiler torch._C._autograd._enable_profiler torch._C._autograd._prepare_profiler
         torch._C._autograd._profiler_enabled torch._C._profiler torch._C._profiler._ExperimentalConfig
@@ -167,7 +167,7 @@ CAPABILITIES = (
     ),
     _capability(
         "predicting a step on fake tensors",
-        "memory can be measured (th.profile, th.record_steps)",
+        "memory can be measured (ts.profile, ts.record_steps)",
         """
         torch._compile._disable_dynamo torch._dynamo.config torch._refs._reshape_view_helper torch._decomp
         torch._meta_registrations torch._prims torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl
@@ -233,7 +233,7 @@ CAPABILITIES = (
 
 
 def explain(error: AttributeError | ImportError) -> str | None:
-    """Return a sentence for an error that tapehead's code met as it looked up one of these names; None for any other.
+    """Return a sentence for an error that tapescope's code met as it looked up one of these names; None for any other.
 
     The sentence names the capability, the version of torch, and what still works.
     """
@@ -245,7 +245,7 @@ def explain(error: AttributeError | ImportError) -> str | None:
 
                 return (
                     f"{capability.title} needs {name}, which torch {torch.__version__} does not have: "
-                    f"{capability.still}. tapehead is tested with torch {OLDEST_TESTED} to {NEWEST_TESTED}"
+                    f"{capability.still}. tapescope is tested with torch {OLDEST_TESTED} to {NEWEST_TESTED}"
                 )
     return None
 

@@ -14,7 +14,7 @@ from .nodes import notes_on
 Tell = Callable[[int], None]
 
 _TRACE = "traceback_"  # where anomaly mode looks for the forward's traceback (python_anomaly_mode.cpp)
-_MARK = "tapehead is told of it"
+_MARK = "tapescope is told of it"
 
 
 class _Trace:

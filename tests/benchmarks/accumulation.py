@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from measure import Effort, Row
 
-from tapehead.engine.studies.accumulation_study import (
+from tapescope.engine.studies.accumulation_study import (
     BY_HAND,
     IN_PLACE,
     PYTORCH,

@@ -12,12 +12,12 @@ import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.batching.batched_products import Operands, Tally, stacked
-from tapehead.engine.batching.groups import Group
-from tapehead.engine.measuring.step_levels import Step, allocated_levels
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
+import tapescope as ts
+from tapescope.engine.batching.batched_products import Operands, Tally, stacked
+from tapescope.engine.batching.groups import Group
+from tapescope.engine.measuring.step_levels import Step, allocated_levels
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
 
 _MEMBERS = (2, 4, 8, 16, 32, 64)
 _BOTH: tuple[Literal["auto"] | None, ...] = (None, "auto")
@@ -36,7 +36,7 @@ def rows(effort: Effort) -> Iterator[Row]:
         yield _peak(name, model, make_loss)
     model, make_loss = workload("mixture_of_experts").build()
     yield from _speed("mixture_of_experts", model, make_loss, effort)
-    refused = dict.fromkeys(each.why for each in th.groups(make_loss()).refused)
+    refused = dict.fromkeys(each.why for each in ts.groups(make_loss()).refused)
     yield Row("mixture_of_experts: not joined", "×", outcome="; ".join(refused))
 
 
@@ -72,10 +72,10 @@ def _speed(
 
         return once
 
-    def in_batches(loss: Tensor) -> th.Run:
-        return th.backward(loss, engine="direct", batch="auto")
+    def in_batches(loss: Tensor) -> ts.Run:
+        return ts.backward(loss, engine="direct", batch="auto")
 
-    batched, alone = timed(in_batches), timed(lambda loss: th.backward(loss, engine="direct"))
+    batched, alone = timed(in_batches), timed(lambda loss: ts.backward(loss, engine="direct"))
     found = in_batches(make_loss()).batches
     assert found is not None
     if not found:
@@ -87,7 +87,7 @@ def _speed(
     kept = f", {size_text(held)} kept" if held else ""
     note = f"{before:,} launches → {after:,}, {size_text(found.copied_bytes)} of copies{kept}"
     yield Row(f"{name}: direct, one by one / as one", "×", ratios(alone, batched, effort.repetitions), note=note)
-    tasks = [timed(lambda loss, batch=batch: th.backward(loss, engine="direct", batch=batch), _ran) for batch in _BOTH]
+    tasks = [timed(lambda loss, batch=batch: ts.backward(loss, engine="direct", batch=batch), _ran) for batch in _BOTH]
     yield Row(f"{name}: of that the tasks", "×", ratios(*tasks, effort.repetitions))
     within = timed(in_batches), timed(lambda loss: loss.backward())
     yield Row(f"{name}: PyTorch's own / direct, as one", "×", ratios(within[1], within[0], effort.repetitions))
@@ -96,8 +96,8 @@ def _speed(
 def _products_alone(name: str, make_loss: Callable[[], Tensor], effort: Effort) -> Iterator[Row]:
     """The products of one group and nothing else: its nodes called one by one, and stacked."""
     loss = make_loss()
-    graph = th.graph(loss)
-    found = th.groups(graph)
+    graph = ts.graph(loss)
+    found = ts.groups(graph)
     group = next((group for group in found.backward if len(group.outputs) == 2), None)
     if group is None:
         return
@@ -117,7 +117,7 @@ def _products_alone(name: str, make_loss: Callable[[], Tensor], effort: Effort) 
     yield Row(f"{name}: products of one layer, one by one / as one", "×", values)
 
 
-def _operands(found: th.Groups, graph: th.Graph, group: Group, gradients: list[Tensor]) -> list[Operands]:
+def _operands(found: ts.Groups, graph: ts.Graph, group: Group, gradients: list[Tensor]) -> list[Operands]:
     return [
         Operands.of(found.products[task], graph.nodes[task], gradient, group.outputs)
         for task, gradient in zip(group.tasks, gradients, strict=True)
@@ -137,9 +137,9 @@ def _peak(name: str, model: nn.Module, make_loss: Callable[[], Tensor]) -> Row:
         model.zero_grad(set_to_none=True)
         return allocated_levels(compute)[1].peak_bytes
 
-    as_one = peak(lambda loss: th.backward(loss, engine="direct", batch="auto"))
-    heap = peak(lambda loss: th.backward(loss, policy="heap"))
-    bfs = peak(lambda loss: th.backward(loss, policy="bfs"))
+    as_one = peak(lambda loss: ts.backward(loss, engine="direct", batch="auto"))
+    heap = peak(lambda loss: ts.backward(loss, policy="heap"))
+    bfs = peak(lambda loss: ts.backward(loss, policy="bfs"))
     note = f"{size_text(as_one)}, heap {size_text(heap)}, bfs {size_text(bfs)}"
     return Row(f"{name}: peak, as one / heap", "×", (as_one / heap,), note=note)
 
@@ -147,7 +147,7 @@ def _peak(name: str, model: nn.Module, make_loss: Callable[[], Tensor]) -> Row:
 def _ran(call: Callable[[], object]) -> float:
     """What a run says of itself: without reading the graph and finding groups."""
     run = call()
-    assert isinstance(run, th.Run)
+    assert isinstance(run, ts.Run)
     return run.elapsed_ns / 1e9
 
 

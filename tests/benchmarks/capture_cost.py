@@ -1,4 +1,4 @@
-"""What `th.capture()` costs: the forward inside it over the plain forward."""
+"""What `ts.capture()` costs: the forward inside it over the plain forward."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -21,7 +21,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 def _row(what: str, forward: Callable[[], Tensor], goal: float, effort: Effort) -> Row:
     def captured() -> Tensor:
-        with th.capture():
+        with ts.capture():
             return forward()
 
     return Row(what, "×", ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions), goal)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from measure import Effort, Row
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -19,11 +19,11 @@ from e2e.lab import RUN_CELL, Notebook, lab_server
 from e2e.shown import ShownDeck
 from playwright.sync_api import Browser
 
-_BUNDLE = Path(th.__file__).parent / "widgets" / "static" / "deck.js"
+_BUNDLE = Path(ts.__file__).parent / "widgets" / "static" / "deck.js"
 
 _SETUP = """
-import torch, tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import torch, tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 def chain(length):
     x = torch.ones(4, requires_grad=True)
     for _ in range(length // 2):
@@ -45,7 +45,7 @@ _CLICK = """deck => new Promise(resolve => {
 _PAINT = f"""async index => {{
     const start = performance.now();
     const painted = () => new Promise((resolve, reject) => requestAnimationFrame(function look(now) {{
-        const deck = document.querySelector('.tapehead-deck')?.shadowRoot?.querySelector('.deck');
+        const deck = document.querySelector('.tapescope-deck')?.shadowRoot?.querySelector('.deck');
         const seen = deck?.querySelector('[data-mirror=graph] [data-state]');
         if (now - start > {LIMIT_MS}) reject(new Error('nothing was painted'));
         else requestAnimationFrame(seen ? () => resolve(performance.now()) : look);
@@ -80,7 +80,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 def page_rows(browser: Browser, folder: Path, effort: Effort) -> Iterator[Row]:
     """Playing a saved page at the highest speed, by tasks and by the clock: unrolled LSTM cells, forward and backward
     measured, a lifetime per storage."""
-    run = th.profile(workload("lstm_cell").build(steps=4 if effort.tiny else 1500)[1])
+    run = ts.profile(workload("lstm_cell").build(steps=4 if effort.tiny else 1500)[1])
     path = run.save_html(folder / "playing.html")
     for axis in ("tasks", "the clock"):
         page = browser.new_page(viewport={"width": 1400, "height": 1200})
@@ -103,7 +103,7 @@ def live_rows(notebook: Notebook, effort: Effort) -> Iterator[Row]:
     name, many = ("linear50", 200) if effort.tiny else ("resnet50", 100_000)
     title = "a tiny model" if effort.tiny else "ResNet-50"
     notebook.kernel(f"make_loss = workload({name!r}).build()[1]")
-    forward = "with th.capture():\n    loss = make_loss()"
+    forward = "with ts.capture():\n    loss = make_loss()"
     opened = [_opened(notebook, forward) for _ in range(repetitions)]
     yield Row(f"{title}: from the cell's end to its first paint", "ms", tuple(each["ended"] for each in opened), 500)
     yield Row(f"{title}: from the cell's start to its first paint", "ms", tuple(each["started"] for each in opened))
@@ -122,7 +122,7 @@ def _opened(notebook: Notebook, forward: str) -> dict[str, float]:
     notebook.kernel("import ipywidgets; ipywidgets.Widget.close_all()")
     notebook.clear()
     notebook.kernel(forward)
-    cell = notebook.add("deck = th.debug(loss)")
+    cell = notebook.add("deck = ts.debug(loss)")
     received = 0
 
     def count(payload: str | bytes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from measure import Effort, Row, repeated
 from models import DRAWN, Drawn
 
-import tapehead as th
+import tapescope as ts
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -17,19 +17,19 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 def _rows_of(drawn: Drawn, effort: Effort) -> Iterator[Row]:
     parts = drawn.parts(effort.tiny)
-    with th.capture(parts.model):
+    with ts.capture(parts.model):
         loss = parts.criterion(parts.model(*parts.inputs), *parts.targets)
     repetitions = min(effort.repetitions, 5)
 
     yield Row(
         f"graph + SVG, {drawn.title}, repeats folded",
         "s",
-        repeated(lambda: th.graph(loss).to_svg(fold="repeats"), repetitions),
+        repeated(lambda: ts.graph(loss).to_svg(fold="repeats"), repetitions),
         drawn.goal_s,
     )
     yield Row(
         f"graph + SVG, {drawn.title}, all open",
         "s",
-        repeated(lambda: th.graph(loss).to_svg(fold="none"), repetitions),
+        repeated(lambda: ts.graph(loss).to_svg(fold="none"), repetitions),
         drawn.goal_s,
     )

@@ -13,10 +13,10 @@ from time import perf_counter
 from measure import Effort, Row
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import tapehead as th
-from tapehead.engine.mirroring.planned_mirror import PlannedMirror
-from tapehead.engine.mirroring.wanted import OVERHEAD
-from tapehead.engine.words.sizes import percent_text, share_text, size_text
+import tapescope as ts
+from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.mirroring.wanted import OVERHEAD
+from tapescope.engine.words.sizes import percent_text, share_text, size_text
 
 _OVERHEADS = (0.02, OVERHEAD, 0.1, 0.2)
 _ECHO = "Echo: 6 % for this model; 1.89 × less on average over its models"
@@ -31,8 +31,8 @@ def rows(effort: Effort) -> Iterator[Row]:
     seconds = 0.2 if effort.tiny else 15.0
     began = perf_counter()
     with FakeTensorMode():
-        model, make_loss = th.workload(name).build(**sizes)
-    plan = th.plan_mirror(make_loss, overhead=OVERHEAD, seconds=seconds, model=model)
+        model, make_loss = ts.workload(name).build(**sizes)
+    plan = ts.plan_mirror(make_loss, overhead=OVERHEAD, seconds=seconds, model=model)
     plans = plan.explore(2 * seconds).plans
     taken = perf_counter() - began
     what = f"{name}, {', '.join(f'{knob} {size}' for knob, size in sizes.items())}"

@@ -1,4 +1,4 @@
-"""How near `th.fits` is to what a step was measured to take, and how long it looks for the largest batch."""
+"""How near `ts.fits` is to what a step was measured to take, and how long it looks for the largest batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from measure import Effort, Row, repeated
 
-import tapehead as th
-from tapehead.engine.words.sizes import size_text
+import tapescope as ts
+from tapescope.engine.words.sizes import size_text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # before the folder that is run in, which has an engine, too
 
@@ -28,10 +28,10 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 def _off_by(name: str, optimizer: str) -> Row:
     make_model, make_batch, loss_of = MODELS[name]
-    fit = th.fits(make_model, make_batch, OPTIMIZERS[optimizer], "1GiB", loss_of)
+    fit = ts.fits(make_model, make_batch, OPTIMIZERS[optimizer], "1GiB", loss_of)
     found = max(measured(make_model, make_batch, OPTIMIZERS[optimizer], loss_of).values())
     off = 100 * abs(fit.peak_bytes / found - 1)
-    what = f"th.fits, {name}, {optimizer}: off by, of {size_text(found)} measured in a step"
+    what = f"ts.fits, {name}, {optimizer}: off by, of {size_text(found)} measured in a step"
     return Row(what, "%", (off,), 0.5)
 
 
@@ -46,7 +46,7 @@ def _largest_batch(effort: Effort) -> Row:
         return Gpt(768, layers, _WORDS, _LENGTH, 12)
 
     def largest() -> int | None:
-        return th.fits(gpt, tokens, OPTIMIZERS["adam, foreach"], "24GiB").largest_batch
+        return ts.fits(gpt, tokens, OPTIMIZERS["adam, foreach"], "24GiB").largest_batch
 
-    what = f"th.fits: the largest batch of GPT-2 small in 24 GiB ({largest()}), Adam with foreach"
+    what = f"ts.fits: the largest batch of GPT-2 small in 24 GiB ({largest()}), Adam with foreach"
     return Row(what, "s", repeated(largest, min(effort.repetitions, 3)), 10.0)

@@ -12,10 +12,10 @@ import torch
 from measure import Effort, Row
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.prediction import kernel_runs
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.memory.timeline import Timeline
+from tapescope.engine.prediction import kernel_runs
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from convnext import small_convnext
@@ -36,14 +36,14 @@ def _convnext() -> tuple[torch.nn.Module, Callable[[], Tensor]]:
 
 def _row(name: str, model: torch.nn.Module, make_loss: Callable[[], Tensor]) -> Row:
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     with patch.multiple(kernel_runs, _found={}, MOST_BYTES=-1):
         without, _ = _predicted(graph)
         _, before = _predicted(graph)  # the first one of a process loads what fake tensors need
     found, seconds = _predicted(graph)
     del loss
     model.zero_grad(set_to_none=True)
-    measured = th.profile(make_loss).peak_bytes
+    measured = ts.profile(make_loss).peak_bytes
     assert measured is not None
     said = f"estimate: {found.estimates[-1].split(': ')[1]}" if found.estimates else "not called an estimate"
     return Row(
@@ -53,9 +53,9 @@ def _row(name: str, model: torch.nn.Module, make_loss: Callable[[], Tensor]) -> 
     )
 
 
-def _predicted(graph: th.Graph) -> tuple[Timeline, float]:
+def _predicted(graph: ts.Graph) -> tuple[Timeline, float]:
     began = perf_counter()
-    return th.simulate(graph), perf_counter() - began
+    return ts.simulate(graph), perf_counter() - began
 
 
 def _off(timeline: Timeline, measured: int) -> str:

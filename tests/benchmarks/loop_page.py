@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from measure import Effort, Row, seconds
 
-import tapehead as th
-from tapehead.engine.training.record import Training
+import tapescope as ts
+from tapescope.engine.training.record import Training
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -21,7 +21,7 @@ _PARTS = ("q", "k", "v", "o", "ln1", "ln2", "up", "down")
 
 # From the start of the navigation to the frame after the one in which all is drawn.
 _OPENED = """() => new Promise(resolve => requestAnimationFrame(function look(now) {
-    const shown = document.querySelector('.th-loop[data-ready] .moving')?.shadowRoot?.querySelector('h3');
+    const shown = document.querySelector('.ts-loop[data-ready] .moving')?.shadowRoot?.querySelector('h3');
     requestAnimationFrame(shown ? () => resolve(performance.now()) : look);
 }))"""
 # The mean time of a frame, while one zooms in and out.
@@ -67,7 +67,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 def long_loop(steps: int, modules: int) -> Training:
     """A loop of which there are numbers alone."""
     torch.manual_seed(0)
-    training = th.training()
+    training = ts.training()
     names = [f"encoder.layers.{each // 8}.{_PARTS[each % 8]}" for each in range(modules)]
     training.norms.name(names, list(reversed(range(modules))), ["AdamW"])
     gradients = 10 ** (0.3 * torch.randn(steps, modules) + torch.linspace(-2, 0, modules))

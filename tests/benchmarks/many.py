@@ -16,10 +16,10 @@ import torch
 from measure import Effort, Row, seconds
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.planning import order_of
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.orders.problem import Problem
+import tapescope as ts
+from tapescope.engine.orders.planning import order_of
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.orders.problem import Problem
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -45,7 +45,7 @@ def _loss(shape: str, tasks: int) -> Tensor:
     if shape == "chain":
         return chain(tasks)
     model, make_loss = transformer(tasks)
-    with th.capture(model):
+    with ts.capture(model):
         return make_loss()
 
 
@@ -57,20 +57,20 @@ def _measure(shape: str, tasks: int) -> None:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
         print(json.dumps([what, taken, peak_bytes]), flush=True)
 
-    th.plan(th.graph(chain(3)))  # so that no row has what a first call loads
-    th.backward(chain(3), policy="bfs")
-    th.graph(chain(3)).to_svg()
+    ts.plan(ts.graph(chain(3)))  # so that no row has what a first call loads
+    ts.backward(chain(3), policy="bfs")
+    ts.graph(chain(3)).to_svg()
     losses: list[Tensor] = []
     tell("the forward itself", lambda: losses.append(_loss(shape, tasks)))
     [loss] = losses
-    graphs: list[th.Graph] = []
-    tell("graph", lambda: graphs.append(th.graph(loss)))
+    graphs: list[ts.Graph] = []
+    tell("graph", lambda: graphs.append(ts.graph(loss)))
     [graph] = graphs
     counted = f"{len(graph):,} tasks"
     tell(f"{counted}, folded SVG", graph.to_svg)
     for name, also in (("heap", ""), ("bfs", ""), ("lpmf", ", dry run included")):
         tell(f"{counted}, order of {name}{also}", lambda name=name: order_of(find_policy(name), Problem(graph)))
-    tell(f"{counted}, native backward under bfs", lambda: th.backward(loss, policy="bfs"))
+    tell(f"{counted}, native backward under bfs", lambda: ts.backward(loss, policy="bfs"))
 
 
 if __name__ == "__main__":

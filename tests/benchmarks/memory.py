@@ -9,14 +9,14 @@ import torch
 from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
-from tapehead.engine.memory.layouts import contiguous
-from tapehead.engine.memory.timeline import Maker
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
+from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.memory.timeline import Maker
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
 
 _LAYOUT = contiguous((16, 16), 4)
 _META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))
@@ -39,7 +39,7 @@ def rows(effort: Effort) -> Iterator[Row]:
         return Row(f"{what} / a plain step, ResNet-50", "×", ratios(timed(step), plain, effort.repetitions), goal)
 
     def recorded() -> float:
-        """The forward and the backward of th.profile, without what it makes of the recording."""
+        """The forward and the backward of ts.profile, without what it makes of the recording."""
         forward: list[float] = []
 
         def timed_loss() -> Tensor:
@@ -48,31 +48,31 @@ def rows(effort: Effort) -> Iterator[Row]:
             return losses.pop()
 
         model.zero_grad(set_to_none=True)
-        return th.profile(timed_loss).elapsed_ns / 1e9 + forward[0]
+        return ts.profile(timed_loss).elapsed_ns / 1e9 + forward[0]
 
     values = ratios(recorded, plain, effort.repetitions)
-    yield Row("th.profile: the step while recorded / a plain step, ResNet-50", "×", values, 1.3)
-    yield ratio("th.profile, all in all", lambda: th.profile(make_loss), 1.3)
-    yield ratio("th.backward(memory=True), forward included", lambda: th.backward(make_loss(), memory=True), 1.3)
+    yield Row("ts.profile: the step while recorded / a plain step, ResNet-50", "×", values, 1.3)
+    yield ratio("ts.profile, all in all", lambda: ts.profile(make_loss), 1.3)
+    yield ratio("ts.backward(memory=True), forward included", lambda: ts.backward(make_loss(), memory=True), 1.3)
     _, small = workload("mlp_norm").build(layers=2 if effort.tiny else 500)
-    yield from _predictions("mlp_norm", th.profile(small), effort)
+    yield from _predictions("mlp_norm", ts.profile(small), effort)
     many = 2000 if effort.tiny else 1_000_000
     for shape, graph, footprints in (("in a chain", *chain(many)), ("that all wait for one leaf", *fan(many))):
         order = array("q", reversed(range(len(graph))))
-        values = repeated(lambda graph=graph, order=order, found=footprints: th.simulate(graph, order, found), 1)
-        yield Row(f"th.simulate: {many:,} tasks {shape}", "s", values, 5.0)
+        values = repeated(lambda graph=graph, order=order, found=footprints: ts.simulate(graph, order, found), 1)
+        yield Row(f"ts.simulate: {many:,} tasks {shape}", "s", values, 5.0)
 
 
-def _predictions(name: str, run: th.Run, effort: Effort) -> Iterator[Row]:
+def _predictions(name: str, run: ts.Run, effort: Effort) -> Iterator[Row]:
     tasks = len(run.graph)
     order, footprints = run.order, run.footprints
 
     def each(call: Callable[[], object]) -> tuple[float, ...]:
         return tuple(value / tasks * 1e6 for value in repeated(call, effort.repetitions))
 
-    yield Row(f"th.simulate: a task, {name}", "µs", each(lambda: th.simulate(run.graph, order, footprints)), 5.0)
+    yield Row(f"ts.simulate: a task, {name}", "µs", each(lambda: ts.simulate(run.graph, order, footprints)), 5.0)
     _, make_loss = workload(name).build(layers=2 if effort.tiny else 500)
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     yield Row(f"dry run: a task, {name}", "µs", each(lambda: dry_run(graph)))
 
 

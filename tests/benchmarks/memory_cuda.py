@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from measure import Effort, Row, ratios, seconds
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 _GOAL = 1.3
 
@@ -41,18 +41,18 @@ def _workload_rows(name: str, effort: Effort) -> Iterator[Row]:
 
         return once
 
-    def profiled(policy: str) -> th.Run:
+    def profiled(policy: str) -> ts.Run:
         model.zero_grad(set_to_none=True)
-        return th.profile(make_loss, policy)
+        return ts.profile(make_loss, policy)
 
     plain = timed(lambda: make_loss().backward())
     plain()
-    th.backward(make_loss())  # libraries have taken their workspaces
+    ts.backward(make_loss())  # libraries have taken their workspaces
     footprints = profiled("dfs").footprints
     run = profiled("heap")
     timeline = run.timeline
     assert timeline is not None and timeline.blocks is not None
-    predicted = th.simulate(run.graph, run.order, footprints).peak_bytes
+    predicted = ts.simulate(run.graph, run.order, footprints).peak_bytes
     blocks = timeline.blocks
     sizes = {
         "measured": timeline.peak_bytes,
@@ -63,5 +63,5 @@ def _workload_rows(name: str, effort: Effort) -> Iterator[Row]:
     said = "; ".join(f"{what} {nbytes / 2**20:.3f} MiB" for what, nbytes in sizes.items())
     off = predicted - timeline.peak_bytes
     yield Row(f"{name}: peak", "MiB", outcome=f"{said}; off by {off:,} bytes, {off / timeline.peak_bytes:+.4%}")
-    measuring = timed(lambda: th.profile(make_loss))
-    yield Row(f"th.profile / a plain step, {name}", "×", ratios(measuring, plain, effort.repetitions), _GOAL)
+    measuring = timed(lambda: ts.profile(make_loss))
+    yield Row(f"ts.profile / a plain step, {name}", "×", ratios(measuring, plain, effort.repetitions), _GOAL)

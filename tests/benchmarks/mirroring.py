@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from measure import Effort, Row
 
-from tapehead.engine.studies.mirror_study import (
+from tapescope.engine.studies.mirror_study import (
     BELOW,
     BLOCKS,
     NOTHING,

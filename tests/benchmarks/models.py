@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapehead.engine.workloads.ready_workload import Parts
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.workloads.ready_workload import Parts
+from tapescope.engine.workloads.workloads import workload
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A workload to draw, `small` with these knobs, and how long tapehead may take for it."""
+    """A workload to draw, `small` with these knobs, and how long tapescope may take for it."""
 
     title: str
     workload: str

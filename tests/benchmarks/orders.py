@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from measure import Effort, Row
 
-from tapehead.engine.studies.order_study import WORKLOADS_STUDIED, order_study
-from tapehead.engine.studies.studied_orders import StudiedWorkload
+from tapescope.engine.studies.order_study import WORKLOADS_STUDIED, order_study
+from tapescope.engine.studies.studied_orders import StudiedWorkload
 
 _PEAK_GOALS = {("linear50", "bfs"): 15.0}
 _MAKESPAN_GOAL = 1.2

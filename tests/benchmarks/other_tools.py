@@ -1,6 +1,6 @@
 """The same models drawn by other tools, each in a process of its own that may be killed.
 
-torchviz draws the backward as `th.graph` does. torchview and torchvista draw the forward and run it themselves, which
+torchviz draws the backward as `ts.graph` does. torchview and torchvista draw the forward and run it themselves, which
 is measured with them. torchvista lays the graph out in the browser: its time is that of tracing and writing the page.
 `python tests/benchmarks/other_tools.py torchviz gpt2` draws one and prints the seconds.
 """
@@ -23,7 +23,7 @@ from shutil import which
 from measure import Effort, Row, seconds
 from models import DRAWN
 
-from tapehead.engine.workloads.ready_workload import Parts
+from tapescope.engine.workloads.ready_workload import Parts
 
 STARTED = "drawing"
 

@@ -11,14 +11,14 @@ from statistics import median
 from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.orders.auto import forget_plans
-from tapehead.engine.orders.planning import bound
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
+import tapescope as ts
+from tapescope.engine.orders.auto import forget_plans
+from tapescope.engine.orders.planning import bound
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -47,7 +47,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 def _any_shape(shape: str, effort: Effort) -> Row:
     """Seconds until "auto" has its order, the dry run included, where no plan is kept."""
-    graph = th.graph(SHAPES[shape](100 if effort.tiny else 10_000))
+    graph = ts.graph(SHAPES[shape](100 if effort.tiny else 10_000))
 
     def plan() -> None:
         forget_plans()
@@ -57,19 +57,19 @@ def _any_shape(shape: str, effort: Effort) -> Row:
 
 
 def _growth(shape: str, effort: Effort) -> Iterator[Row]:
-    """Seconds of `th.plan`: a dry run, the orders of the portfolio with their simulations, and the lower bound."""
+    """Seconds of `ts.plan`: a dry run, the orders of the portfolio with their simulations, and the lower bound."""
     name, knobs = _SHAPES[shape]
     points: list[tuple[float, float]] = []
     for wanted in (50, 100) if effort.tiny else _TASKS:
         _, make_loss = workload(name).build(**knobs(wanted))
-        graph = th.graph(make_loss())
+        graph = ts.graph(make_loss())
         times = 1 if wanted > 10_000 else min(effort.repetitions, 3)
-        found = repeated(lambda graph=graph: th.plan(graph), times)
+        found = repeated(lambda graph=graph: ts.plan(graph), times)
         points.append((log(len(graph)), log(median(found))))
-        yield Row(f"th.plan: {len(graph):,} tasks, {shape}", "s", found, _GOALS.get(wanted))
+        yield Row(f"ts.plan: {len(graph):,} tasks, {shape}", "s", found, _GOALS.get(wanted))
         yield Row("    of that the dry run", "s", repeated(lambda graph=graph: dry_run(graph), times))
     said = f"grows with the number of tasks to the power of {_slope(points):.2f}"
-    yield Row(f"th.plan: {shape}", "s", outcome=said)
+    yield Row(f"ts.plan: {shape}", "s", outcome=said)
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
@@ -87,10 +87,10 @@ def _cost_of_auto(name: str, goal: float | None, effort: Effort) -> Row:
 
     def auto() -> float:
         loss = _fresh(model, make_loss)
-        with th.policy("auto"):
+        with ts.policy("auto"):
             return seconds(loss.backward)
 
-    tasks = len(th.graph(make_loss()))
+    tasks = len(ts.graph(make_loss()))
     return Row(f'{name}, {tasks:,} tasks: policy "auto" / plain', "×", ratios(auto, plain, effort.repetitions), goal)
 
 
@@ -102,8 +102,8 @@ def _fresh(model: nn.Module, make_loss: Callable[[], Tensor]) -> Tensor:
 def _saved_by_auto(name: str) -> Row:
     """The peak under "auto" over that under HEAP, measured; and what was predicted, and what no order is below."""
     _, make_loss = workload(name).build()
-    heap, auto = th.compare(make_loss, ["heap", "auto"], repetitions=1).rows
-    bound = th.plan(make_loss()).bound_bytes
+    heap, auto = ts.compare(make_loss, ["heap", "auto"], repetitions=1).rows
+    bound = ts.plan(make_loss()).bound_bytes
     what = (
         f"{name}: peak, auto {size_text(auto.peak_bytes)} (predicted {size_text(auto.dry_run_bytes)}) / "
         f"heap {size_text(heap.peak_bytes)} ({size_text(heap.dry_run_bytes)}); lower bound {size_text(bound)}"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from measure import Effort, Row
 
-import tapehead as th
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from backward_programs import random_policy
@@ -29,18 +29,18 @@ def rows(effort: Effort) -> Iterator[Row]:
 def workload_row(name: str) -> Row:
     """One backward calibrates, the others are predicted; and all of them without any backward, by a dry run."""
     model, make_loss = WORKLOADS[name].build()
-    footprints = th.profile(make_loss).footprints
+    footprints = ts.profile(make_loss).footprints
     peaks, errors, dry_errors, shares = [], [], [], []
     for policy in ("bfs", "dfs", "heap", *map(random_policy, range(5))):
         model.zero_grad(set_to_none=True)
-        guess = dry_run(th.graph(make_loss()))
-        run = th.profile(make_loss, policy)
+        guess = dry_run(ts.graph(make_loss()))
+        run = ts.profile(make_loss, policy)
         timeline = run.timeline
         assert timeline is not None
         peak = timeline.peak_bytes
         peaks.append(peak)
-        errors.append(th.simulate(run.graph, run.order, footprints).peak_bytes - peak)
-        dry_errors.append(th.simulate(run.graph, run.order, guess).peak_bytes / peak - 1)
+        errors.append(ts.simulate(run.graph, run.order, footprints).peak_bytes - peak)
+        dry_errors.append(ts.simulate(run.graph, run.order, guess).peak_bytes / peak - 1)
         shares.append(timeline.workspace_share)
     exact = sum(not error for error in errors)
     span = f"{min(peaks) / 2**20:.3f} to {max(peaks) / 2**20:.3f} MiB"
@@ -55,11 +55,11 @@ def program_rows(programs: int) -> Iterator[Row]:
     for seed in range(programs):
         program = Program(seed, graded=seed % 3 == 1, kept=seed % 2 == 1, regions=seed % 5 == 4)
         program.reset()
-        footprints = th.profile(program.make_loss).footprints
+        footprints = ts.profile(program.make_loss).footprints
         for number in range(4):
             program.reset()
-            run = th.profile(program.make_loss, random_policy(4 * seed + number))
-            found = th.simulate(run.graph, run.order, footprints)
+            run = ts.profile(program.make_loss, random_policy(4 * seed + number))
+            found = ts.simulate(run.graph, run.order, footprints)
             right = found.peak_bytes == run.peak_bytes
             count["runs"] += 1
             count["exact"] += right

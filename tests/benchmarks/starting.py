@@ -1,4 +1,4 @@
-"""What a new process pays: `import tapehead` beyond torch, and the first deck, each in processes of their own.
+"""What a new process pays: `import tapescope` beyond torch, and the first deck, each in processes of their own.
 
 Python has compiled all modules before, as pip does.
 """
@@ -15,7 +15,7 @@ from measure import Effort, Row
 _IMPORT = """
 import time, torch
 start = time.perf_counter()
-import tapehead
+import tapescope
 print(time.perf_counter() - start)
 """
 
@@ -24,9 +24,9 @@ import time, torch, ipykernel.ipkernel
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
 loss = model(torch.randn(8, 16)).square().mean()
 start = time.perf_counter()
-import tapehead as th
-from tapehead.widgets.deck.deck import Deck
-deck = Deck(th.debug(loss, trace="full", history=True))
+import tapescope as ts
+from tapescope.widgets.deck.deck import Deck
+deck = Deck(ts.debug(loss, trace="full", history=True))
 print(time.perf_counter() - start)
 deck.close()
 """
@@ -34,12 +34,12 @@ deck.close()
 _DECK = """
 import time, torch, anywidget
 from IPython.core.interactiveshell import InteractiveShell
-import tapehead as th
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.widgets.deck.deck import Deck
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
 loss = model(torch.randn(8, 16)).square().mean()
 start = time.perf_counter()
-deck = Deck(th.debug(loss, trace="full", history=True))
+deck = Deck(ts.debug(loss, trace="full", history=True))
 print(time.perf_counter() - start)
 deck.close()
 """
@@ -47,9 +47,9 @@ deck.close()
 
 def rows(effort: Effort) -> Iterator[Row]:
     times = min(effort.repetitions, 9)
-    yield Row("import tapehead, beyond torch", "s", _fresh(_IMPORT, times), 0.2)
+    yield Row("import tapescope, beyond torch", "s", _fresh(_IMPORT, times), 0.2)
     yield Row("the first deck of a process, with its prediction", "s", _fresh(_DECK, times), 0.5)
-    yield Row("from `import tapehead` in a notebook to the first deck", "s", _fresh(_CELL, times), 0.5)
+    yield Row("from `import tapescope` in a notebook to the first deck", "s", _fresh(_CELL, times), 0.5)
 
 
 def _fresh(script: str, times: int) -> tuple[float, ...]:

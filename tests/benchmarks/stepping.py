@@ -9,11 +9,11 @@ from typing import Any
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.sessions.native import Plan, run_native
-from tapehead.engine.tasks.backward_call import BackwardCall
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.policies import POLICIES
+from tapescope.engine.sessions.native import Plan, run_native
+from tapescope.engine.tasks.backward_call import BackwardCall
+from tapescope.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 """From a fresh loss to what is measured."""
@@ -25,7 +25,7 @@ PINNED = replace(POLICIES["heap"], name="pinned")
 
 def rows(effort: Effort) -> Iterator[Row]:
     model, make_loss = workload("mlp_norm").build(layers=2 if effort.tiny else 500)
-    tasks = len(th.graph(make_loss()))
+    tasks = len(ts.graph(make_loss()))
 
     def timed(prepare: Prepare) -> Callable[[], float]:
         def once() -> float:
@@ -55,9 +55,9 @@ def rows(effort: Effort) -> Iterator[Row]:
         taken()
         return Row(f"{what}: a task, mlp_norm", "µs", tuple(taken() / tasks * 1e6 for _ in range(effort.repetitions)))
 
-    yield ratio("direct: th.debug(loss, trace=None).run()", lambda loss: th.debug(loss, trace=None).run, 1.5)
-    yield ratio("direct: th.backward()", lambda loss: lambda: th.backward(loss, engine="direct"))
-    yield ratio("native: th.backward(), all in all", lambda loss: lambda: th.backward(loss, policy=PINNED))
+    yield ratio("direct: ts.debug(loss, trace=None).run()", lambda loss: ts.debug(loss, trace=None).run, 1.5)
+    yield ratio("direct: ts.backward()", lambda loss: lambda: ts.backward(loss, engine="direct"))
+    yield ratio("native: ts.backward(), all in all", lambda loss: lambda: ts.backward(loss, policy=PINNED))
     yield ratio("native: of that planning (walk, schedule)", lambda loss: lambda: planned(loss))
     yield ratio("native: of that running, pinned", pinned)
     yield ratio("native: of that running, pinned", pinned, 1.05, known=True)
@@ -67,7 +67,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 
 def known_backward(loss: Tensor) -> Callable[[], object]:
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     return lambda: (loss.backward(), graph)
 
 
@@ -76,12 +76,12 @@ def planned(loss: Tensor) -> tuple[BackwardCall, Plan]:
     return call, Plan.of(call, PINNED)
 
 
-def pinned(loss: Tensor) -> Callable[[], th.Run]:
+def pinned(loss: Tensor) -> Callable[[], ts.Run]:
     call, plan = planned(loss)
     return lambda: run_native(call, plan)
 
 
-def started(loss: Tensor) -> Callable[[], th.NativeSession]:
+def started(loss: Tensor) -> Callable[[], ts.NativeSession]:
     """The walk, the plan, the pin, the thread, and two hooks for each task. Closed after the clock has stopped."""
     return lambda: native_session(loss)
 
@@ -102,8 +102,8 @@ def step_through(loss: Tensor) -> Callable[[], object]:
     return steps
 
 
-def native_session(loss: Tensor) -> th.NativeSession:
+def native_session(loss: Tensor) -> ts.NativeSession:
     """Stopped before its first task."""
-    session = th.debug(loss, engine="native", policy="bfs")
+    session = ts.debug(loss, engine="native", policy="bfs")
     session.gradients  # noqa: B018 -- starts it
     return session

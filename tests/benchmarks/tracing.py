@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from measure import Effort, Row
 
-import tapehead as th
-from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.trace.recorder import Recorder
-from tapehead.engine.trace.statistics import Level
-from tapehead.engine.trace.trace import Trace
-from tapehead.inspector.graph.graph import Root, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.orders.policies import POLICIES
+from tapescope.engine.trace.recorder import Recorder
+from tapescope.engine.trace.statistics import Level
+from tapescope.engine.trace.trace import Trace
+from tapescope.inspector.graph.graph import Root, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
 
 _ARRIVE_TOGETHER = 100
 _META = TensorMeta((4, 4), torch.float32, torch.device("cpu"))
@@ -44,16 +44,16 @@ def rows(effort: Effort) -> Iterator[Row]:
                 yield Row(f"{many:,} tasks: {what}", unit, (value,))
 
 
-def chain_graph(tasks: int) -> th.Graph:
+def chain_graph(tasks: int) -> ts.Graph:
     """A chain without torch nodes, from the last task to task 0."""
-    return th.Graph(
-        tuple(th.Task(number, "MulBackward0", Kind.CPP, number, (_META,)) for number in range(tasks)),
-        tuple(th.Edge(number, 0, number - 1, 0) for number in range(1, tasks)),
+    return ts.Graph(
+        tuple(ts.Task(number, "MulBackward0", Kind.CPP, number, (_META,)) for number in range(tasks)),
+        tuple(ts.Edge(number, 0, number - 1, 0) for number in range(1, tasks)),
         (Root(tasks - 1, 0),),
     )
 
 
-def record(graph: th.Graph, level: Level) -> tuple[float, Trace]:
+def record(graph: ts.Graph, level: Level) -> tuple[float, Trace]:
     """The processor's seconds for all start() and end() calls of a backward that does nothing, and the trace."""
     recorder = Recorder(graph, POLICIES["heap"], level)
     gradients = (torch.ones(4, 4),)
@@ -92,7 +92,7 @@ def _save(tasks: int, path: Path) -> dict[str, tuple[str, float]]:
     assert isinstance(recorded, Trace)
     columns = [getattr(recorded.columns, column.name) for column in fields(recorded.columns)]
     order = recorded.order
-    run = th.Run(graph, "heap", "direct", order, order, 0, recorded)
+    run = ts.Run(graph, "heap", "direct", order, order, 0, recorded)
     save_s, save_mib, _ = _measured(lambda: run.save(path))
     return {
         "recorded": ("s", seconds),
@@ -104,8 +104,8 @@ def _save(tasks: int, path: Path) -> dict[str, tuple[str, float]]:
 
 
 def _load(tasks: int, path: Path) -> dict[str, tuple[str, float]]:
-    seconds, memory, run = _measured(lambda: th.load(path))
-    assert isinstance(run, th.Run) and run.trace is not None and len(run.trace) == tasks
+    seconds, memory, run = _measured(lambda: ts.load(path))
+    assert isinstance(run, ts.Run) and run.trace is not None and len(run.trace) == tasks
     start = time.perf_counter()
     for each in run.trace:
         last = each.queue_before

@@ -1,4 +1,4 @@
-"""What it costs to watch a training loop: a step under th.training over a plain one."""
+"""What it costs to watch a training loop: a step under ts.training over a plain one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from unittest.mock import patch
 from measure import Effort, Row, seconds
 from torch.optim import Adam
 
-import tapehead as th
-from tapehead.engine.training import training as verbs
-from tapehead.engine.training.leaks import Leaks
-from tapehead.engine.workloads.ready_workload import Parts
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.training import training as verbs
+from tapescope.engine.training.leaks import Leaks
+from tapescope.engine.workloads.ready_workload import Parts
+from tapescope.engine.workloads.workloads import workload
 
 Around = Callable[[], AbstractContextManager[object]]
 
-_EVERY = 10  # th.training's own: of so many steps in a row, one takes what is dear
+_EVERY = 10  # ts.training's own: of so many steps in a row, one takes what is dear
 _BEGINNING = 2  # steps in which names and shapes are learnt; a loop has thousands of others
 _MOST = 8  # of each kind, in turns: two minutes for all of them
 
@@ -55,9 +55,9 @@ def _rows(effort: Effort, what: str, built: Parts, goal: float) -> Iterator[Row]
                 partial(steps, around)
                 for around in (
                     nullcontext,
-                    lambda: th.training(model, optimizer, black_box=box),
-                    lambda: th.training(model, optimizer, black_box=box, writes=True),
-                    lambda: _leaks_alone(lambda: th.training(model, optimizer)),
+                    lambda: ts.training(model, optimizer, black_box=box),
+                    lambda: ts.training(model, optimizer, black_box=box, writes=True),
+                    lambda: _leaks_alone(lambda: ts.training(model, optimizer)),
                 )
             ],
             min(effort.repetitions, _MOST),
@@ -70,7 +70,7 @@ def _rows(effort: Effort, what: str, built: Parts, goal: float) -> Iterator[Row]
         strict=True,
     ):
         # the median of these is the ratio of both medians
-        yield Row(f"th.training, {what}: {name} / a plain step", "×", tuple(each / usual for each in taken), goal_of_it)
+        yield Row(f"ts.training, {what}: {name} / a plain step", "×", tuple(each / usual for each in taken), goal_of_it)
 
 
 def _in_turns(kinds: list[Callable[[], float]], repetitions: int) -> list[tuple[float, ...]]:

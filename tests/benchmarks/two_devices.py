@@ -1,4 +1,4 @@
-"""PyTorch PR #4746's example of a graph on which creation order loses (**), on real threads, beside `th.makespan`.
+"""PyTorch PR #4746's example of a graph on which creation order loses (**), on real threads, beside `ts.makespan`.
 
 Each device has a ready queue and a thread of its own. A kernel that computes says little on a machine with few cores:
 here the backward of each Linear sleeps instead, without Python's lock. The devices are CUDA's, or those of
@@ -46,7 +46,7 @@ def _rows_of(where: str, found: dict[str, Any]) -> Iterator[Row]:
     for policy in ("dfs", "heap"):
         ratios = tuple(over / under for over, under in zip(measured[policy], measured["bfs"], strict=True))
         says = simulated[policy] / simulated["bfs"]
-        yield Row(f"{where}: time, {policy} / bfs", "×", ratios, note=f"th.makespan says {says:.2f} ×")
+        yield Row(f"{where}: time, {policy} / bfs", "×", ratios, note=f"ts.makespan says {says:.2f} ×")
         off = abs(min(measured[policy]) / min(measured["bfs"]) / says - 1)
         yield Row(f"{where}: {policy} / bfs off makespan's", "%", (100 * off,), _GOAL)
 
@@ -66,9 +66,9 @@ class _Sleeps(Function):
 
 def _measured(near: torch.device, far: torch.device, repetitions: int, layers: int) -> dict[str, Any]:
     """Nanoseconds of each backward by policy, in turns; and what the simulation makes of the tasks' own times."""
-    import tapehead as th
-    from tapehead.engine.programs.timing import turns
-    from tapehead.engine.workloads.workload_models_pr4746 import TwoDevices
+    import tapescope as ts
+    from tapescope.engine.programs.timing import turns
+    from tapescope.engine.workloads.workload_models_pr4746 import TwoDevices
 
     torch.manual_seed(0)
     model = TwoDevices(32, layers, layers)
@@ -79,16 +79,16 @@ def _measured(near: torch.device, far: torch.device, repetitions: int, layers: i
             module.register_forward_hook(lambda module, args, output: _Sleeps.apply(output))
     x = torch.randn(8, 32)
 
-    def run(policy: str) -> th.Run:
+    def run(policy: str) -> ts.Run:
         model.zero_grad()
-        return th.backward(model(x).square().mean(), policy=policy, queues="per device", trace="off")
+        return ts.backward(model(x).square().mean(), policy=policy, queues="per device", trace="off")
 
     run("bfs")
-    runs: dict[str, list[th.Run]] = {policy: [] for policy in POLICIES}
+    runs: dict[str, list[ts.Run]] = {policy: [] for policy in POLICIES}
     for turn in turns(POLICIES, repetitions):
         for policy in turn:
             runs[policy].append(run(policy))
-    report = th.makespan(runs["bfs"][0].graph, policies=list(POLICIES), durations=runs["bfs"])
+    report = ts.makespan(runs["bfs"][0].graph, policies=list(POLICIES), durations=runs["bfs"])
     return {
         "near": str(near),
         "far": str(far),

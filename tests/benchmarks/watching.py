@@ -1,6 +1,6 @@
 """What watching a ResNet-50's backward for NaN costs, beside `torch.autograd.detect_anomaly` in the same run.
 
-Each backward begins with a fresh forward, which is not measured; a session's time is that from `th.debug` to its end.
+Each backward begins with a fresh forward, which is not measured; a session's time is that from `ts.debug` to its end.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.trace.run import Engine
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.trace.run import Engine
+from tapescope.engine.workloads.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 
@@ -65,7 +65,7 @@ def rows_on(device: str, effort: Effort) -> Iterator[Row]:
 def watched(engine: Engine, *conditions: str) -> Prepare:
     def prepare(loss: Tensor) -> Callable[[], None]:
         def run() -> None:
-            with th.debug(loss, engine=engine, trace=None) as session:
+            with ts.debug(loss, engine=engine, trace=None) as session:
                 if conditions:
                     session.watch(*conditions)
                 while session.left:

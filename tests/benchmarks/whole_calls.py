@@ -15,9 +15,9 @@ import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead import workload
-from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+import tapescope as ts
+from tapescope import workload
+from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 _CROWD = 1_000_000  # objects
 
@@ -40,22 +40,22 @@ class Call:
 
 def under(policy: str) -> Callable[[Tensor], object]:
     def step(loss: Tensor) -> None:
-        with th.policy(policy):
+        with ts.policy(policy):
             loss.backward()
 
     return step
 
 
 CALLS = (
-    Call("th.backward(loss)", th.backward, 1.05, 1.05),
-    Call('th.policy("heap")', under("heap"), 1.05, 1.05),
-    Call('th.policy("bfs")', under("bfs"), 1.15, 1.05),
-    Call('th.policy("lpmf")', under("lpmf"), 1.15, 1.05),
-    Call('direct: th.backward(loss, engine="direct")', lambda loss: th.backward(loss, engine="direct"), 2.5, 1.15),
-    Call('direct, trace="off"', lambda loss: th.backward(loss, engine="direct", trace="off"), 3.5, 1.2),
-    Call("th.debug(loss).run()", lambda loss: th.debug(loss).run(), 3.5, 1.2),
-    Call('direct, trace="cheap"', lambda loss: th.backward(loss, engine="direct", trace="cheap"), 7, 1.4),
-    Call('native, trace="off"', lambda loss: th.backward(loss, trace="off"), 5, 1.3),
+    Call("ts.backward(loss)", ts.backward, 1.05, 1.05),
+    Call('ts.policy("heap")', under("heap"), 1.05, 1.05),
+    Call('ts.policy("bfs")', under("bfs"), 1.15, 1.05),
+    Call('ts.policy("lpmf")', under("lpmf"), 1.15, 1.05),
+    Call('direct: ts.backward(loss, engine="direct")', lambda loss: ts.backward(loss, engine="direct"), 2.5, 1.15),
+    Call('direct, trace="off"', lambda loss: ts.backward(loss, engine="direct", trace="off"), 3.5, 1.2),
+    Call("ts.debug(loss).run()", lambda loss: ts.debug(loss).run(), 3.5, 1.2),
+    Call('direct, trace="cheap"', lambda loss: ts.backward(loss, engine="direct", trace="cheap"), 7, 1.4),
+    Call('native, trace="off"', lambda loss: ts.backward(loss, trace="off"), 5, 1.3),
 )
 
 
@@ -101,11 +101,11 @@ def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: f
     """The cost of a capture, and what is the least of it where torch calls a hook with each new node (2.14+)."""
 
     def captured() -> Tensor:
-        with th.capture():
+        with ts.capture():
             return forward()
 
     values = ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions)
-    yield Row(f"th.capture() / the forward alone, {where}", "×", values, goal)
+    yield Row(f"ts.capture() / the forward alone, {where}", "×", values, goal)
     if TELLS_OF_NEW_NODES:
         hook = torch.autograd.graph.node_creation_hook
 

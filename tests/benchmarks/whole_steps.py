@@ -9,8 +9,8 @@ import torch
 from measure import Effort, Row, ratios, seconds
 from torch.optim import Adam
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 
 _STEPS = 8
 
@@ -42,10 +42,10 @@ def rows(effort: Effort) -> Iterator[Row]:
     train()
     torch.manual_seed(0)
     plain = steps(nullcontext, False)
-    recorded = steps(lambda: th.record_steps(steps=_STEPS), False)
-    whole = steps(lambda: th.record_steps(steps=_STEPS), True)
+    recorded = steps(lambda: ts.record_steps(steps=_STEPS), False)
+    whole = steps(lambda: ts.record_steps(steps=_STEPS), True)
     values = ratios(recorded, plain, effort.repetitions)
-    what = f"th.record_steps(steps={_STEPS}), GPT"
+    what = f"ts.record_steps(steps={_STEPS}), GPT"
     yield Row(f"{what}: a step while recorded / a plain one", "×", values, 1.1)
     yield Row(f"{what}: with what is made of it / a plain one", "×", ratios(whole, plain, effort.repetitions))
 

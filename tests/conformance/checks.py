@@ -13,7 +13,7 @@ from program import Forward, Program
 from results import Finding
 from torch import Tensor
 
-import tapehead as th
+import tapescope as ts
 
 Way = Literal["gradients", "second gradients", "inputs="]
 
@@ -52,7 +52,7 @@ class Check:
         inputs: Sequence[Tensor] | None,
     ) -> None:
         policy = _any_order(random.Random(_SEED)) if self.policy == "random" else self.policy
-        th.backward(outputs, gradients, create_graph=create_graph, inputs=inputs, policy=policy, engine=self.engine)
+        ts.backward(outputs, gradients, create_graph=create_graph, inputs=inputs, policy=policy, engine=self.engine)
 
 
 CHECKS = (
@@ -94,7 +94,7 @@ def _plain(
     torch.autograd.backward(outputs, gradients, create_graph=create_graph, inputs=inputs)
 
 
-def _any_order(generator: random.Random) -> Callable[[Sequence[th.Task], object], th.Task]:
+def _any_order(generator: random.Random) -> Callable[[Sequence[ts.Task], object], ts.Task]:
     return lambda ready, state: ready[generator.randrange(len(ready))]
 
 

@@ -50,7 +50,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
 
 # As in tests/conftest.py: sessions are not to look for hooks through all that was imported.
 SET_ASIDE = """
-import gc as _gc, torch._dynamo, ipywidgets, tapehead.widgets.deck.deck
+import gc as _gc, torch._dynamo, ipywidgets, tapescope.widgets.deck.deck
 _gc.freeze()
 _gc.get_freeze_count = lambda: 0
 """
@@ -88,4 +88,4 @@ def notebook(open_notebook: Notebook) -> Iterator[Notebook]:
 @pytest.fixture
 def shown(lab_page: Notebook) -> ShownDeck:
     """A deck at its start, `deck` in the kernel, on what a module's own `lab_page` has there."""
-    return ShownDeck(lab_page.run("deck = th.debug(captured(), policy='heap')").element)
+    return ShownDeck(lab_page.run("deck = ts.debug(captured(), policy='heap')").element)

@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tapehead.widgets.deck.page import CODE
+from tapescope.widgets.deck.page import CODE
 
 from .shown import ShownDeck
 

@@ -24,7 +24,7 @@ class ShownDeck:
     """One view of a deck. Locators look through its shadow root."""
 
     def __init__(self, within: Within, nth: int = 0) -> None:
-        self.root = within.locator(".tapehead-deck .deck").nth(nth)
+        self.root = within.locator(".tapescope-deck .deck").nth(nth)
         self.root.wait_for()
         if self.root.bounding_box():  # hidden, it draws nothing
             self.rests()

@@ -10,9 +10,9 @@ import torch
 from playwright.sync_api import Browser, Page
 from torch import nn
 
-from tapehead.engine.mirroring.plan_mirror import plan_mirror
-from tapehead.engine.studies.compare import compare
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.mirroring.plan_mirror import plan_mirror
+from tapescope.engine.studies.compare import compare
+from tapescope.engine.workloads.workloads import workload
 
 from .chromium import trouble_of
 

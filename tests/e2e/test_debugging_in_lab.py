@@ -14,8 +14,8 @@ from .shown import ShownDeck
 pytestmark = pytest.mark.e2e
 
 MODEL = """
-%load_ext tapehead
-import torch, tapehead as th
+%load_ext tapescope
+import torch, tapescope as ts
 from torch import nn
 
 class Block(nn.Module):
@@ -47,12 +47,12 @@ model, x = nn.Sequential(Block(), Block(), Head()), torch.randn(5, 4)
 
 def captured(of=lambda out: out.square().mean()):
     model.zero_grad()
-    with th.capture(model, keep_inputs=True):
+    with ts.capture(model, keep_inputs=True):
         return of(model(x))
 
 captured().backward()
 expected = [parameter.grad.clone() for parameter in model.parameters()]
-planned = th.backward(captured(), policy="heap", retain_graph=True).order
+planned = ts.backward(captured(), policy="heap", retain_graph=True).order
 """
 
 
@@ -80,7 +80,7 @@ def add_stop(shown: ShownDeck, text: str, kind: str = "break") -> None:
 
 @pytest.mark.parametrize("engine", [pytest.param("direct", marks=pytest.mark.slow), "native"])
 def test_a_module_that_is_typed_on_the_page_stops_the_run_in_the_kernel(lab_page: Notebook, engine: str) -> None:
-    shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
+    shown = ShownDeck(lab_page.run(f"deck = ts.debug(captured(), engine={engine!r})").element)
     add_stop(shown, "0.down")
     shown.press("breakpoint")
     shown.expect(stopped="breakpoint", status="stopped")
@@ -89,9 +89,9 @@ def test_a_module_that_is_typed_on_the_page_stops_the_run_in_the_kernel(lab_page
     lab_page.wait_for("deck.stopped is not None")
     assert lab_page.value("deck.graph.module(deck.current)") == "0.down"
     assert lab_page.value("[each.text for each in deck.stops]") == ["0.down"]
-    lab_page.run("%tapehead delete 1")
+    lab_page.run("%tapescope delete 1")
     shown.expect(stops=0)
-    lab_page.run("%tapehead run")
+    lab_page.run("%tapescope run")
     shown.expect(status="finished", stopped="")
     assert lab_page.value(GRADIENTS_AGREE)
 
@@ -109,7 +109,7 @@ def test_what_is_made_wrongly_is_said_where_it_is_typed(lab_page: Notebook, show
 
 
 def test_a_gradient_that_turns_to_nan_stops_the_run_and_the_page_walks_back_to_where(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured(lambda out: out.clamp(max=-9).add(9).log().mul(0).sum()))")
+    cell = lab_page.run("deck = ts.debug(captured(lambda out: out.clamp(max=-9).add(9).log().mul(0).sum()))")
     shown = ShownDeck(cell.element)
     add_stop(shown, "nan", kind="watch")
     shown.press("breakpoint")
@@ -119,7 +119,7 @@ def test_a_gradient_that_turns_to_nan_stops_the_run_and_the_page_walks_back_to_w
     expect(banner).to_contain_text("LogBackward0 (")
     expect(banner.get_by_role("listitem").first).to_be_visible()  # how it came is told at once
     assert lab_page.value("deck.order[-1]") == log
-    lab_page.run("%tapehead back")
+    lab_page.run("%tapescope back")
     shown.expect(t=lab_page.value("deck.position"), running=log, stopped="")
 
 
@@ -179,7 +179,7 @@ def test_keys_step_over_a_module_and_out_of_it(lab_page: Notebook, shown: ShownD
 
 
 def test_a_custom_function_with_a_wrong_backward_is_named_by_a_check_on_the_page(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured(lambda out: Square.apply(out).sum()))")
+    cell = lab_page.run("deck = ts.debug(captured(lambda out: Square.apply(out).sum()))")
     shown = ShownDeck(cell.element)
     square = lab_page.value("next(each.id for each in deck.graph.tasks if each.name == 'SquareBackward')")
     lab_page.kernel(f"deck.run_to({square})")
@@ -191,7 +191,7 @@ def test_a_custom_function_with_a_wrong_backward_is_named_by_a_check_on_the_page
 
 
 def test_what_is_asked_of_pytorchs_engine_in_vain_is_said_and_ends_nothing(lab_page: Notebook) -> None:
-    shown = ShownDeck(lab_page.run("deck = th.debug(captured(), engine='native')").element)
+    shown = ShownDeck(lab_page.run("deck = ts.debug(captured(), engine='native')").element)
     lab_page.kernel("deck.step(count=4)")
     shown.expect(t=4)
     shown.scrub(2)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.words import nth
-from tapehead.widgets.deck.document import Document, schedule_content
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.words import nth
+from tapescope.widgets.deck.document import Document, schedule_content
 
 from .chromium import trouble_of
 from .posed import PosedDeck
@@ -41,18 +41,18 @@ class Graph:
     """A small GPT, the order in which it runs, and what was recorded. At `crowded` two tasks wait besides the next."""
 
     def __init__(self) -> None:
-        with th.capture(keep_inputs=True):
+        with ts.capture(keep_inputs=True):
             loss = workload("gpt2").build(layers=2)[1]()
-        self.graph = th.graph(loss)
+        self.graph = ts.graph(loss)
         self.order = list(schedule(self.graph, "heap"))
         footprints = dry_run(self.graph)
         self.document = Document(self.graph, "small GPT", "direct")
         for policy in ("heap", "bfs"):
             order = schedule(self.graph, policy)
             timeline = simulate(self.graph, order, footprints)
-            content = schedule_content(self.graph, th.POLICIES[policy], order, timeline=timeline)
+            content = schedule_content(self.graph, ts.POLICIES[policy], order, timeline=timeline)
             self.document.content["schedules"].append(content)
-        with th.debug(loss, trace="full") as session:
+        with ts.debug(loss, trace="full") as session:
             while len(session.ready) < 3:
                 session.step()
             self.crowded = len(session.order)
@@ -259,12 +259,12 @@ class Twice(torch.autograd.Function):
 
 def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(browser: Browser, tmp_path: Path) -> None:
     x = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = Twice.apply(x).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     document = Document(graph, "twice", "direct")
     order = list(schedule(graph, "heap"))
-    document.content["schedules"].append(schedule_content(graph, th.POLICIES["heap"], order))
+    document.content["schedules"].append(schedule_content(graph, ts.POLICIES["heap"], order))
     page = browser.new_page()
     deck = PosedDeck(page, tmp_path / "twice.html", document.packed(), document.metas)
     check = deck.inspector.get_by_role("button", name="check")

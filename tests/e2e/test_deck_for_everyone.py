@@ -11,8 +11,8 @@ import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 
 from .shown import ShownDeck
 
@@ -26,7 +26,7 @@ READABLE = 4.5
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A measured run: all phases that a page can have without a step, and a clock."""
     torch.manual_seed(0)
-    run = th.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
+    run = ts.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
     return run.save_html(tmp_path_factory.mktemp("everyone") / "run.html")
 
 
@@ -156,7 +156,7 @@ WATCH = """() => {
         return (more + 0.05) / (less + 0.05);
     };
     window.panel = () => {
-        const deck = document.querySelector('.tapehead-deck').shadowRoot.querySelector('.deck');
+        const deck = document.querySelector('.tapescope-deck').shadowRoot.querySelector('.deck');
         return rgb(getComputedStyle(deck).getPropertyValue('--panel'));
     };
     window.painted = new Map();

@@ -17,10 +17,10 @@ from .shown import ShownDeck
 pytestmark = pytest.mark.e2e
 
 MODEL = """
-%load_ext tapehead
+%load_ext tapescope
 import threading
-import ipywidgets, torch, tapehead as th
-from tapehead.widgets.deck.display import latest_deck
+import ipywidgets, torch, tapescope as ts
+from tapescope.widgets.deck.display import latest_deck
 from torch import nn
 
 class Block(nn.Module):
@@ -42,12 +42,12 @@ torch.manual_seed(0)
 model, x, hooks = Net(), torch.randn(5, 4), []
 
 def captured():
-    with th.capture(model):
+    with ts.capture(model):
         return model(x).square().mean()
 
 model(x).square().mean().backward()
 expected = [parameter.grad.clone() for parameter in model.parameters()]
-planned = th.backward(captured(), policy="heap", retain_graph=True).order
+planned = ts.backward(captured(), policy="heap", retain_graph=True).order
 """
 
 
@@ -64,7 +64,7 @@ def lab_page(notebook: Notebook, model: None) -> Notebook:
 
 
 def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) -> None:
-    cell = lab_page.run("%%tapehead --policy bfs --names model loss\nloss = model(x).square().mean()")
+    cell = lab_page.run("%%tapescope --policy bfs --names model loss\nloss = model(x).square().mean()")
     shown = ShownDeck(cell.element)
     shown.expect(t=0, status="stopped", policy="bfs", running=lab_page.value("latest_deck().current_task"))
     expect(shown.task(int(shown.data("running")))).to_have_attribute("data-state", "running")
@@ -78,32 +78,32 @@ def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) ->
 
 
 def test_an_error_in_the_magics_cell_is_told_as_always_with_the_graph_so_far(lab_page: Notebook) -> None:
-    cell = lab_page.add("%%tapehead loss\nhalf = model.blocks(x)\nraise RuntimeError('<i>no loss</i>')")
+    cell = lab_page.add("%%tapescope loss\nhalf = model.blocks(x)\nraise RuntimeError('<i>no loss</i>')")
     with pytest.raises(AssertionError, match="RuntimeError: <i>no loss</i>"):
         cell.run()
     assert [output.get("ename") for output in cell.outputs if output["output_type"] == "error"] == ["RuntimeError"]
     assert any("image/svg+xml" in kinds for kinds in cell.kinds)
-    expect(cell.element.locator(".tapehead-deck")).to_have_count(0)
+    expect(cell.element.locator(".tapescope-deck")).to_have_count(0)
 
 
 def test_line_magics_drive_the_deck_shown_last(lab_page: Notebook) -> None:
     lab_page.kernel("loss = captured()")
-    shown = ShownDeck(lab_page.run("%tapehead --engine native loss").element)
-    lab_page.run("%tapehead step 3")
+    shown = ShownDeck(lab_page.run("%tapescope --engine native loss").element)
+    lab_page.run("%tapescope step 3")
     shown.expect(t=3)
-    said = lab_page.run("%tapehead compare bfs dfs heap")
+    said = lab_page.run("%tapescope compare bfs dfs heap")
     assert "text/html" in said.kinds[0] and all(name in said.text for name in ("bfs", "dfs", "heap"))
-    lab_page.run("%tapehead run")
+    lab_page.run("%tapescope run")
     shown.expect(status="finished")
     for name in ("run.svg", "run.html", "run.json"):
-        lab_page.run(f"%tapehead export {name}")
-    assert lab_page.value("th.load('run.json').order == planned")
+        lab_page.run(f"%tapescope export {name}")
+    assert lab_page.value("ts.load('run.json').order == planned")
     assert (lab_page.folder / "run.svg").read_text(encoding="utf-8").startswith("<svg")
     assert lab_page.value(GRADIENTS_AGREE)
 
 
 def test_where_no_page_runs_there_is_a_picture_which_the_page_hides(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured())")
+    cell = lab_page.run("deck = ts.debug(captured())")
     ShownDeck(cell.element)
     assert any("image/svg+xml" in kinds for kinds in cell.kinds)
     expect(cell.element.locator(".jp-RenderedSVG")).to_be_hidden()
@@ -122,7 +122,7 @@ def test_a_page_that_is_loaded_anew_shows_the_session_where_it_is(lab_page: Note
 
 @pytest.mark.parametrize("engine", [pytest.param("direct", marks=pytest.mark.slow), "native"])
 def test_a_step_on_the_page_and_one_in_python_drive_the_same_session(lab_page: Notebook, engine: str) -> None:
-    shown = ShownDeck(lab_page.run(f"deck = th.debug(captured(), engine={engine!r})").element)
+    shown = ShownDeck(lab_page.run(f"deck = ts.debug(captured(), engine={engine!r})").element)
     shown.press("step")
     shown.expect(t=1, status="stopped")
     lab_page.wait_for("deck.position == 1")
@@ -301,7 +301,7 @@ SLOW = """
 loss = captured()
 go_on = threading.Event()
 hooks.append(model.blocks[1].up.weight.register_hook(lambda gradient: (go_on.wait(60), None)[1]))
-deck = th.debug(loss)
+deck = ts.debug(loss)
 """
 
 
@@ -339,7 +339,7 @@ def test_a_run_of_the_pages_leaves_the_kernel_free_and_can_be_stopped(lab_page: 
 def test_a_hook_that_raises_is_told_on_both_sides(lab_page: Notebook) -> None:
     lab_page.kernel("loss = captured()\ndef wrong(gradient): raise ValueError('<b>no such gradient</b>')")
     lab_page.kernel("hooks.append(model.blocks[1].up.weight.register_hook(wrong))")
-    shown = ShownDeck(lab_page.run("deck = th.debug(loss)").element)
+    shown = ShownDeck(lab_page.run("deck = ts.debug(loss)").element)
     shown.press("breakpoint")
     shown.expect(status="failed")
     expect(shown.root).to_contain_text("ValueError: <b>no such gradient</b>")
@@ -357,7 +357,7 @@ def test_after_a_restart_the_page_says_so_and_the_cell_can_be_run_again(lab_page
     shown.expect(t=0)
     lab_page.run(MODEL)
     lab_page.kernel(REMEMBER)
-    shown = ShownDeck(lab_page.run("deck = th.debug(captured())").element)
+    shown = ShownDeck(lab_page.run("deck = ts.debug(captured())").element)
     shown.press("step")
     lab_page.wait_for("deck.position == 1")
 
@@ -377,7 +377,7 @@ def test_a_closed_output_stops_playing_and_leaves_a_deck_that_can_be_shown_again
     lab_page.wait_for("deck.position > 0")
     assert lab_page.page.evaluate(COUNT_FRAMES, 500) > 1
     lab_page.clear()
-    expect(lab_page.page.locator(".tapehead-deck")).to_have_count(0)
+    expect(lab_page.page.locator(".tapescope-deck")).to_have_count(0)
     lab_page.page.wait_for_timeout(300)  # a step that was under way
     position = lab_page.value("deck.position")
     # JupyterLab asks for a frame now and then; what plays asks for them all the time.
@@ -391,7 +391,7 @@ def test_a_closed_output_stops_playing_and_leaves_a_deck_that_can_be_shown_again
 
 
 def test_a_deck_that_nobody_can_reach_any_more_closes_itself(lab_page: Notebook) -> None:
-    ShownDeck(lab_page.run("th.debug(captured(), engine='native');").element).press("step")
+    ShownDeck(lab_page.run("ts.debug(captured(), engine='native');").element).press("step")
     lab_page.kernel("unnamed = __import__('weakref').ref(latest_deck())")
     lab_page.wait_for("unnamed().position == 1")
     lab_page.clear()
@@ -400,8 +400,8 @@ def test_a_deck_that_nobody_can_reach_any_more_closes_itself(lab_page: Notebook)
 
 def test_two_decks_at_once_keep_apart(lab_page: Notebook) -> None:
     lab_page.kernel("first_loss, second_loss = captured(), captured()")
-    first = ShownDeck(lab_page.run("first = th.debug(first_loss, policy='bfs')").element)
-    second = ShownDeck(lab_page.run("second = th.debug(second_loss, engine='native')").element)
+    first = ShownDeck(lab_page.run("first = ts.debug(first_loss, policy='bfs')").element)
+    second = ShownDeck(lab_page.run("second = ts.debug(second_loss, engine='native')").element)
     first.press("step")
     second.press("step")
     second.press("step")
@@ -427,14 +427,14 @@ def test_a_second_view_of_a_deck_shows_the_same(lab_page: Notebook, shown: Shown
 
 
 def test_in_boxes_and_tabs_a_deck_is_a_widget_like_others(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured())\nipywidgets.HBox([deck, ipywidgets.Button(description='mine')])")
-    expect(cell.element.locator(".tapehead-deck .deck")).to_have_count(1)
+    cell = lab_page.run("deck = ts.debug(captured())\nipywidgets.HBox([deck, ipywidgets.Button(description='mine')])")
+    expect(cell.element.locator(".tapescope-deck .deck")).to_have_count(1)
     in_box = ShownDeck(cell.element)
     assert in_box.root.bounding_box()["width"] > 300
     in_box.press("step")
     lab_page.wait_for("deck.position == 1")
     tabs = lab_page.run(
-        "count = ipywidgets.IntText()\nother = th.debug(captured())\n"
+        "count = ipywidgets.IntText()\nother = ts.debug(captured())\n"
         "link = __import__('traitlets').dlink((other, 'position'), (count, 'value'))\n"
         "ipywidgets.Tab([count, other], titles=['count', 'deck'])"
     )
@@ -496,9 +496,9 @@ class Strange(nn.Module):
         return x
 
 strange = Strange()
-with th.capture(strange):
+with ts.capture(strange):
     loss = strange(x).sum()
-deck = th.debug(loss)
+deck = ts.debug(loss)
 """
 
 
@@ -528,7 +528,7 @@ HAS_FOCUS = "deck => deck.contains(deck.getRootNode().activeElement) || deck.get
 
 
 def test_over_the_whole_window_the_deck_lies_on_all_of_jupyterlab_and_goes_on(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured(), policy='heap')")
+    cell = lab_page.run("deck = ts.debug(captured(), policy='heap')")
     shown, page = ShownDeck(cell.element), lab_page.page
     before, size = shown.evaluate(WITHIN), page.viewport_size
     assert size is not None and before[0] > 10, "in a cell"
@@ -551,7 +551,7 @@ def test_over_the_whole_window_the_deck_lies_on_all_of_jupyterlab_and_goes_on(la
 
 
 def test_a_cell_that_is_run_again_under_a_full_window_gives_the_window_back(lab_page: Notebook) -> None:
-    cell = lab_page.run("deck = th.debug(captured(), policy='heap')")
+    cell = lab_page.run("deck = ts.debug(captured(), policy='heap')")
     shown = ShownDeck(cell.element)
     shown.key("w")
     shown.settles(lambda shown: shown.evaluate(ON_TOP), True)

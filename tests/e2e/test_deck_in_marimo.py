@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-import tapehead as th
+import tapescope as ts
 
 from .chromium import trouble_of
 from .shown import ShownDeck
@@ -23,7 +23,7 @@ from .shown import ShownDeck
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed: pip install 'tapehead[marimo]'"),
+    pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed: pip install 'tapescope[marimo]'"),
 ]
 
 NOTEBOOK = """
@@ -39,11 +39,11 @@ app = marimo.App(width="full")
 @app.cell
 def _():
     import torch
-    import tapehead as th
+    import tapescope as ts
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     loss = model(torch.ones(2, 3)).sum()
-    deck = th.debug(loss)
+    deck = ts.debug(loss)
     deck
     return (deck,)
 """
@@ -63,7 +63,7 @@ def address(tmp_path: Path, theme: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "marimo", "run", str(path), "--headless", "--no-token", "--port", str(port)]
-    paths = os.pathsep.join(filter(None, (str(Path(th.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (str(Path(ts.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}) as server:
         try:
             until = time.monotonic() + 60

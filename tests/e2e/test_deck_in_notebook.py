@@ -18,10 +18,10 @@ pytestmark = [
 ]
 
 CELLS = (
-    "%load_ext tapehead\n"
+    "%load_ext tapescope\n"
     "import torch\n"
     "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))",
-    "%%tapehead --names model loss\nloss = model(torch.randn(32, 64)).sum()",
+    "%%tapescope --names model loss\nloss = model(torch.randn(32, 64)).sum()",
 )
 
 

@@ -14,13 +14,13 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import VERSION, Document, packed, schedule_content
-from tapehead.widgets.deck.page import save_page
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.document import VERSION, Document, packed, schedule_content
+from tapescope.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 from .shown import ShownDeck
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.e2e
 class Saved:
     """A saved page, and what is on it."""
 
-    graph: th.Graph
+    graph: ts.Graph
     orders: dict[str, list[int]]
     path: Path
 
@@ -45,17 +45,17 @@ def save(
     path: Path, loss: Tensor, title: str, record: bool = False, memory: bool = True, policy: str = "heap"
 ) -> Saved:
     """A backward that ran under one policy, and what others would do: orders, predicted memory, maybe records."""
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     document = Document(graph, title, "direct")
     footprints = dry_run(graph) if memory else None
     orders = {name: list(schedule(graph, name)) for name in dict.fromkeys((policy, "heap", "bfs", "dfs"))}
     document.content["position"] = len(graph)
     for name, order in orders.items():
         timeline = None if footprints is None else simulate(graph, order, footprints)
-        content = schedule_content(graph, th.POLICIES[name], order, timeline=timeline)
+        content = schedule_content(graph, ts.POLICIES[name], order, timeline=timeline)
         document.content["schedules"].append(content)
     if record:
-        with th.debug(loss, trace="full") as session:
+        with ts.debug(loss, trace="full") as session:
             session.run()
             document.content["records"] = document.records(session.trace, range(len(session.trace)))
     return Saved(graph, orders, save_page(document.packed(), path, title))
@@ -63,7 +63,7 @@ def save(
 
 def captured(name: str, **knobs: int) -> Tensor:
     make_loss = workload(name).build(**knobs)[1]
-    with th.capture():
+    with ts.capture():
         return make_loss()
 
 
@@ -133,7 +133,7 @@ def test_keys_do_what_the_help_says(gpt: ShownDeck, saved: Saved) -> None:
     gpt.key("r")
     gpt.expect(t=20, running=order[20])
     gpt.key("p")
-    fresh = th.graph(captured("gpt2", layers=3))
+    fresh = ts.graph(captured("gpt2", layers=3))
     peak = simulate(fresh, order, dry_run(fresh)).peak_place
     gpt.expect(t=peak, running=order[peak])
     gpt.key("/")
@@ -156,7 +156,7 @@ def test_at_every_place_the_page_agrees_with_a_session_in_python(
     saved = save(tmp_path / "page.html", captured("linear50", width=8, uses=4), "four uses", policy=policy)
     shown = ShownDeck(open_page(saved.path))
     shown.key("f")
-    session = th.debug(captured("linear50", width=8, uses=4), policy=policy)
+    session = ts.debug(captured("linear50", width=8, uses=4), policy=policy)
     while session.current is not None:
         ready = [each.task.id for each in session.ready]
         states = {task.id: "waiting" for task in saved.graph.tasks}
@@ -223,7 +223,7 @@ def test_a_drag_along_equal_layers_shows_each_on_its_way(gpt: ShownDeck) -> None
 SEEN_WHILE_IT_OPENS = """() => {
     window.seen = new Set();
     const look = () => {
-        const deck = document.querySelector(".tapehead-deck")?.shadowRoot?.querySelector(".deck");
+        const deck = document.querySelector(".tapescope-deck")?.shadowRoot?.querySelector(".deck");
         const listed = [...deck?.querySelectorAll("[data-mirror] [data-key]") ?? []].map(each => each.dataset.key);
         const map = deck?.querySelector(".mini")?.clientWidth ? "with a map" : "";
         if (listed.length) window.seen.add([map, ...listed].join());
@@ -260,7 +260,7 @@ def test_what_is_drawn_step_by_step_is_what_is_drawn_at_once(open_page: Callable
     torch.manual_seed(0)
     left, right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     one = other = torch.randn(5, 4)
-    with th.capture():
+    with ts.capture():
         for _ in range(3):
             one, other = left(one).tanh(), right(other).tanh()
         loss = one.double().sum() + other.double().sum()
@@ -407,7 +407,7 @@ def test_a_thousand_tasks_a_second_are_played_or_the_speed_says_how_many(
     open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     loss = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         for _ in range(3000):
             loss = loss * 1.0
         loss = loss.sum()
@@ -442,7 +442,7 @@ def test_a_long_line_of_the_source_goes_on_between_its_arguments(
     open_page: Callable[..., Page], tmp_path: Path
 ) -> None:
     x = torch.rand(3, 4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         if x is not None:
             loss = torch.nn.functional.layer_norm(x,(4,),weight=None,bias=None,eps=1.0e-5).exp().log().sum(-1,keepdim=True).mean()  # noqa: E501 # fmt: skip
     saved = save(tmp_path / "page.html", loss, "long")
@@ -646,10 +646,10 @@ def test_a_deck_that_is_hidden_for_a_while_goes_on(gpt: ShownDeck) -> None:
     ("content", "sentence"),
     [
         (b"no gzip", "This deck's data is damaged: it is not gzipped JSON. Save the page again."),
-        (packed({"format": "tapehead.trace", "version": 1}), "This is not the data of a tapehead deck."),
-        (packed({"format": "tapehead.deck", "version": 7}), "This deck was written by a newer tapehead (format 7,"),
-        (packed({"format": "tapehead.deck", "version": 1}), "This deck was written by an older tapehead (format 1,"),
-        (packed({"format": "tapehead.deck", "version": VERSION}), "tasks, edges or schedules are missing"),
+        (packed({"format": "tapescope.trace", "version": 1}), "This is not the data of a tapescope deck."),
+        (packed({"format": "tapescope.deck", "version": 7}), "This deck was written by a newer tapescope (format 7,"),
+        (packed({"format": "tapescope.deck", "version": 1}), "This deck was written by an older tapescope (format 1,"),
+        (packed({"format": "tapescope.deck", "version": VERSION}), "tasks, edges or schedules are missing"),
     ],
     ids=["damaged", "other", "newer", "older", "empty"],
 )

@@ -22,9 +22,9 @@ print(second_device.why_not() or "")
 """
 
 MODEL = """
-%load_ext tapehead
+%load_ext tapescope
 second_device.load()
-import torch, tapehead as th
+import torch, tapescope as ts
 from torch import nn
 
 class Branches(nn.Module):
@@ -42,7 +42,7 @@ model, x = Branches(), torch.randn(5, 4)
 
 def captured():
     model.zero_grad()
-    with th.capture(model):
+    with ts.capture(model):
         return model(x)
 
 captured().backward()
@@ -72,7 +72,7 @@ def queue_of(shown: ShownDeck, device: str) -> Locator:
 
 
 def test_each_device_is_stepped_by_its_own_queue_until_it_stands_still(lab_page: Notebook) -> None:
-    shown = ShownDeck(lab_page.run("deck = th.debug(captured(), engine='native', queues='per device')").element)
+    shown = ShownDeck(lab_page.run("deck = ts.debug(captured(), engine='native', queues='per device')").element)
     ran = "[str(deck.graph.tasks[each].device) for each in deck.order]"
     cpu, far = queue_of(shown, "cpu"), queue_of(shown, "second:1")
     expect(far.get_by_role("button", name="step second:1")).to_be_disabled()
@@ -85,7 +85,7 @@ def test_each_device_is_stepped_by_its_own_queue_until_it_stands_still(lab_page:
     for more in range(2):
         far.get_by_role("button", name="step second:1").click()
         shown.expect(t=steps + more + 1, status="stopped")
-    lab_page.run("%tapehead step on second:0")
+    lab_page.run("%tapescope step on second:0")
     shown.expect(t=steps + 3)
     assert lab_page.value(ran)[steps:] == ["second:1", "second:1", "second:0"]
     shown.press("end")
@@ -94,7 +94,7 @@ def test_each_device_is_stepped_by_its_own_queue_until_it_stands_still(lab_page:
 
 
 def test_meanwhile_the_next_cells_backward_ends(lab_page: Notebook) -> None:
-    shown = ShownDeck(lab_page.run("deck = th.debug(captured(), engine='native', queues='per device')").element)
+    shown = ShownDeck(lab_page.run("deck = ts.debug(captured(), engine='native', queues='per device')").element)
     while (button := queue_of(shown, "cpu").get_by_role("button", name="step cpu")).is_enabled():
         before = int(shown.data("t"))
         button.click()

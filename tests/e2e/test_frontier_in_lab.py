@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tapehead.engine.words.sizes import size_text
+from tapescope.engine.words.sizes import size_text
 
 from .lab import Notebook
 
 pytestmark = pytest.mark.e2e
 
 FRONTIER = """
-import torch, tapehead as th
+import torch, tapescope as ts
 from torch import nn
 
 layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
 rows = torch.ones(64, 32)
-frontier = th.plan_mirror(lambda: layers(rows).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+frontier = ts.plan_mirror(lambda: layers(rows).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
 """
 INK = "path => getComputedStyle(path).stroke"
 
@@ -26,7 +26,7 @@ INK = "path => getComputedStyle(path).stroke"
 def shown(notebook: Notebook) -> Locator:
     notebook.kernel(FRONTIER)
     notebook.run("frontier")
-    shown = notebook.page.locator(".jp-OutputArea .th-frontier[data-ready]")
+    shown = notebook.page.locator(".jp-OutputArea .ts-frontier[data-ready]")
     expect(shown).to_be_visible()
     return shown
 
@@ -77,6 +77,6 @@ def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator)
 def test_the_tables_are_not_laid_out_as_jupyterlabs_own(shown: Locator) -> None:
     aligned = "cells => cells.map(cell => getComputedStyle(cell).textAlign)"
     for table in shown.locator(".moving table").all():
-        numbers = table.locator("th.number").count()
+        numbers = table.locator("ts.number").count()
         sides = table.locator("th").evaluate_all(aligned)
         assert sides.count("right") == numbers < len(sides) and set(sides) == {"left", "right"}

@@ -10,8 +10,8 @@ import torch
 from playwright.sync_api import Browser, Page
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.mirroring.planned_mirror import MirrorFrontier
+import tapescope as ts
+from tapescope.engine.mirroring.planned_mirror import MirrorFrontier
 
 from .theme_around import expect_theme_of_the_page_around
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 def frontier() -> MirrorFrontier:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
     x = torch.ones(64, 32)
-    return th.plan_mirror(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+    return ts.plan_mirror(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
 
 
 @pytest.fixture(params=[("light", 1400), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
@@ -40,7 +40,7 @@ def page(
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
-    page.wait_for_selector(".th-frontier[data-ready] .mirrored")
+    page.wait_for_selector(".ts-frontier[data-ready] .mirrored")
     yield page, trouble
     page.close()
 
@@ -92,7 +92,7 @@ def test_no_label_lies_on_another_and_none_is_cut(
 ) -> None:
     shown = browser.new_page(viewport={"width": width, "height": 900})
     shown.goto(frontier.save_html(tmp_path / "page.html").as_uri())
-    shown.wait_for_selector(".th-frontier[data-ready] .mirrored")
+    shown.wait_for_selector(".ts-frontier[data-ready] .mirrored")
     for key in ("Home", "End"):
         shown.locator("input[type=range]").press(key)
         assert shown.evaluate(OVERLAPS) == []
@@ -110,4 +110,4 @@ def test_no_label_lies_on_another_and_none_is_cut(
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    expect_theme_of_the_page_around(shown, ".th-frontier")
+    expect_theme_of_the_page_around(shown, ".ts-frontier")

@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 from torch.autograd.graph import get_gradient_edge
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import Document, schedule_content
-from tapehead.widgets.deck.group_content import group_content
-from tapehead.widgets.deck.page import save_page
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.group_content import group_content
+from tapescope.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 from .posed import PosedDeck
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.e2e
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def document_of(name: str, with_groups: bool = True, **knobs: int) -> tuple[th.Graph, Document]:
+def document_of(name: str, with_groups: bool = True, **knobs: int) -> tuple[ts.Graph, Document]:
     model, make_loss = workload(name).build(**knobs)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
-    graph = th.graph(get_gradient_edge(loss))  # which keeps the nodes, as a session does, where the loss is let go
+    graph = ts.graph(get_gradient_edge(loss))  # which keeps the nodes, as a session does, where the loss is let go
     document = Document(graph, name, "direct")
-    order = th.simulate(graph, "heap").order
-    document.content["schedules"].append(schedule_content(graph, th.POLICIES["heap"], order))
+    order = ts.simulate(graph, "heap").order
+    document.content["schedules"].append(schedule_content(graph, ts.POLICIES["heap"], order))
     document.content["groups"] = group_content(graph) if with_groups else None
     return graph, document
 

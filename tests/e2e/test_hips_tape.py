@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-import tapehead as th
+import tapescope as ts
 
 from .chromium import trouble_of
 from .lab import Notebook
@@ -17,9 +17,9 @@ pytest.importorskip("autograd")
 pytestmark = pytest.mark.e2e
 
 PROGRAMS = """
-import torch, autograd, numpy, tapehead as th
-from tapehead.engine.workloads.programs_hips219 import fan_out_program, needless_program, rnn_program
-from tapehead.engine.workloads.workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
+import torch, autograd, numpy, tapescope as ts
+from tapescope.engine.workloads.programs_hips219 import fan_out_program, needless_program, rnn_program
+from tapescope.engine.workloads.workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
 
 torch.manual_seed(0)
 def programs():
@@ -31,7 +31,7 @@ def programs():
 made = programs()
 def opened(name):
     fun, args = made[name]
-    return th.hips_tape(fun, *args)
+    return ts.hips_tape(fun, *args)
 def as_autograd(name, tape):
     fun, args = made[name]
     expected = autograd.grad(fun)(*args)
@@ -56,7 +56,7 @@ def lab_page(notebook: Notebook, programs: None) -> Notebook:
 def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
     lab_page: Notebook, name: str, first: str, second: str
 ) -> None:
-    shown = ShownDeck(lab_page.run(f"tape = opened({name!r})\ndeck = th.debug(tape, policy='dfs')").element)
+    shown = ShownDeck(lab_page.run(f"tape = opened({name!r})\ndeck = ts.debug(tape, policy='dfs')").element)
     begins = lab_page.value("deck.current_task")
     shown.expect(t=0, status="stopped", policy="dfs", running=begins)
     expect(shown.task(begins)).to_contain_text(first)
@@ -80,7 +80,7 @@ def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
 
 
 def test_what_the_numpy_sees_is_edited_on_the_page(lab_page: Notebook) -> None:
-    shown = ShownDeck(lab_page.run("tape = opened('needless')\ndeck = th.debug(tape, policy='dfs')").element)
+    shown = ShownDeck(lab_page.run("tape = opened('needless')\ndeck = ts.debug(tape, policy='dfs')").element)
     shown.press("step")
     shown.expect(t=1)
     edits = shown.inspector.get_by_role("group", name="change the gradients that wait")
@@ -102,7 +102,7 @@ def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(browser: Browser, tm
         return np.sum(z)
 
     arrays = numpy.full((64, 64), 0.01), numpy.ones((64, 64))
-    run = th.backward(th.hips_tape(fan_out, *arrays), policy="dfs", memory=True, accumulate="list", trace="full")
+    run = ts.backward(ts.hips_tape(fan_out, *arrays), policy="dfs", memory=True, accumulate="list", trace="full")
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
     try:
         trouble = trouble_of(page)

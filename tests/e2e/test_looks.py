@@ -12,8 +12,8 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 
 from .shown import ShownDeck
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, make_loss = workload("gpt2").build(layers=4)
-    return th.profile(make_loss).save_html(tmp_path_factory.mktemp("looks") / "gpt.html")
+    return ts.profile(make_loss).save_html(tmp_path_factory.mktemp("looks") / "gpt.html")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_path_keeps_its_end(page: Page, gpt: Path) -> None:
 def test_lifetimes_whose_paths_end_alike_are_told_apart_where_there_is_less_room(page: Page, tmp_path: Path) -> None:
     names = ("encoder", "decoder")
     model = nn.Sequential(OrderedDict((name, nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0)) for name in names))
-    run = th.profile(lambda: model(torch.ones(8, 8, 16)).sum())
+    run = ts.profile(lambda: model(torch.ones(8, 8, 16)).sum())
     page.set_viewport_size({"width": 916, "height": 900})
     page.goto(run.save_html(tmp_path / "alike.html").as_uri())
     deck = ShownDeck(page)

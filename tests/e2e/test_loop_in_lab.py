@@ -10,12 +10,12 @@ from .lab import Notebook
 pytestmark = pytest.mark.e2e
 
 LOOP = """
-import torch, tapehead as th
+import torch, tapescope as ts
 from torch import nn
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with th.training(model, optimizer) as training:
+with ts.training(model, optimizer) as training:
     for _ in range(20):
         optimizer.zero_grad()
         model(torch.ones(3, 4)).sum().backward()
@@ -27,7 +27,7 @@ with th.training(model, optimizer) as training:
 def shown(notebook: Notebook) -> Locator:
     notebook.kernel(LOOP)
     notebook.run("training")
-    shown = notebook.page.locator(".jp-OutputArea .th-loop[data-ready]")
+    shown = notebook.page.locator(".jp-OutputArea .ts-loop[data-ready]")
     expect(shown.locator("h3")).to_be_visible()
     return shown
 
@@ -73,7 +73,7 @@ def loss_of(model, batch):
 
 model = make_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with th.training(model, optimizer, black_box=tempfile.mkdtemp()) as training:
+with ts.training(model, optimizer, black_box=tempfile.mkdtemp()) as training:
     for step in range(8):
         optimizer.zero_grad()
         (model(torch.ones(3, 4)).sum() * (float("nan") if step == 5 else 1)).backward()
@@ -85,7 +85,7 @@ page = training.page(make_model, loss_of)
 def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook: Notebook) -> None:
     notebook.kernel(LOOP + KEPT)
     notebook.run("page")
-    shown = notebook.page.locator(".jp-OutputArea .th-loop[data-ready]")
+    shown = notebook.page.locator(".jp-OutputArea .ts-loop[data-ready]")
     shown.locator(".picture").focus()
     notebook.page.keyboard.press("Home")
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook
     notebook.page.keyboard.press("ArrowDown")
     expect(shown.locator(".go")).to_contain_text("Open the backward of step 5")
     notebook.page.keyboard.press("Enter")
-    deck = notebook.page.locator(".tapehead-deck")
+    deck = notebook.page.locator(".tapescope-deck")
     expect(deck).to_be_visible()
     expect(deck).to_have_count(1)
     expect(shown).to_be_hidden()

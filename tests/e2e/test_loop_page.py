@@ -11,12 +11,12 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.training.record import Training
+import tapescope as ts
+from tapescope.engine.training.record import Training
 
 from .theme_around import expect_theme_of_the_page_around
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:th.training:UserWarning")]
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:ts.training:UserWarning")]
 
 STEPS = 40
 BAD = 17
@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     blocks = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()), Doubtful(), nn.Sequential(nn.Linear(8, 8), nn.Tanh())]
     model = nn.ModuleDict({"<b>in": nn.Linear(4, 8), "blocks": nn.Sequential(*blocks), "head": nn.Linear(8, 1)})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with th.training(model, optimizer, black_box=tmp_path_factory.mktemp("a box")) as training:
+    with ts.training(model, optimizer, black_box=tmp_path_factory.mktemp("a box")) as training:
         for step in range(STEPS):
             blocks[1].fails = step == BAD
             optimizer.zero_grad()
@@ -70,7 +70,7 @@ def page(
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
-    page.wait_for_selector(".th-loop[data-ready] h3")
+    page.wait_for_selector(".ts-loop[data-ready] h3")
     yield page, trouble
     page.close()
 
@@ -140,7 +140,7 @@ def test_numbers_beside_it_are_those_of_the_loop(page: tuple[Page, list[str]], t
     for _ in trained.norms.modules:
         shown.keyboard.press("ArrowUp")
     expect_chosen(shown, "step 0 · head")
-    ink = shown.evaluate("getComputedStyle(document.querySelector('.th-loop')).getPropertyValue('--ink').trim()")
+    ink = shown.evaluate("getComputedStyle(document.querySelector('.ts-loop')).getPropertyValue('--ink').trim()")
     key = shown.locator("canvas").first.evaluate(PIXELS, 16)[40:52]
     assert ",".join(str(int(ink[at : at + 2], 16)) for at in (1, 3, 5)) in key, "the losses' lines have a legend"
     facts = dict(each.inner_text().split("\n") for each in shown.locator(".cell .fact").all())
@@ -163,7 +163,7 @@ def test_the_map_is_red_where_a_norm_is_not_finite_and_nowhere_else(
     canvas = shown.locator("canvas").first
     width = canvas.bounding_box()["width"]  # type: ignore[index]
     left, right = (176, 80) if width > 900 else (152, 64)
-    bad = shown.evaluate("getComputedStyle(document.querySelector('.th-loop')).getPropertyValue('--bad').trim()")
+    bad = shown.evaluate("getComputedStyle(document.querySelector('.ts-loop')).getPropertyValue('--bad').trim()")
     red = ",".join(str(int(bad[at : at + 2], 16)) for at in (1, 3, 5))
     for step in (BAD - 1, BAD, BAD + 1):
         x = left + (step + 0.5) * (width - left - right) / STEPS - 3
@@ -199,8 +199,8 @@ def test_a_kept_step_says_how_it_runs_again_and_others_what_keeps_them(
     shown, _ = page
     kept = next(each for each in trained.findings if each.kind == "black box")
     commands = shown.locator(".backward code")
-    assert f"tapehead replay '{kept.at}' " in commands.first.inner_text(), "its folder has a space in its name"
-    assert "th.replay(" in commands.nth(1).inner_text()
+    assert f"tapescope replay '{kept.at}' " in commands.first.inner_text(), "its folder has a space in its name"
+    assert "ts.replay(" in commands.nth(1).inner_text()
     shown.keyboard.press("End")
     expect(shown.locator(".backward")).to_contain_text("not kept")
     shown.locator(".backward .plain").click()
@@ -211,7 +211,7 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(br
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     store = {}
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for step in range(6):
             optimizer.zero_grad()
             store[step] = model(torch.ones(2, 4))
@@ -229,4 +229,4 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(br
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    expect_theme_of_the_page_around(shown, ".th-loop")
+    expect_theme_of_the_page_around(shown, ".ts-loop")

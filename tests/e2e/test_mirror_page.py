@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tapehead.engine.studies.mirror_study import BLOCKS, COMPILED, SELECTIVE, MirrorStudy, mirror_study, save_studies
+from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, SELECTIVE, MirrorStudy, mirror_study, save_studies
 
 from .chromium import trouble_of
 

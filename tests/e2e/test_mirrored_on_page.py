@@ -14,13 +14,13 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.mirroring.planned_mirror import PlannedMirror
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.engine.words.sizes import size_text
-from tapehead.widgets.deck.document import Document, schedule_content
-from tapehead.widgets.deck.page import page_html
+import tapescope as ts
+from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.engine.words.sizes import size_text
+from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.page import page_html
 
 from .chromium import trouble_of
 from .shown import ShownDeck
@@ -35,14 +35,14 @@ def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: 
         return nn.functional.gelu(first(x)).sum() + nn.functional.gelu(second(x)).sum()
 
     program = record_forward(make_loss, 1)
-    plan = th.MirrorPlan.of(program, [each.number for each in program.saved if each.obstacle is None])
+    plan = ts.MirrorPlan.of(program, [each.number for each in program.saved if each.obstacle is None])
     for _ in range(2):
-        with th.mirror(plan):
+        with ts.mirror(plan):
             loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     order = schedule(graph, "bfs")
     document = Document(graph, "mirrored", "direct")
-    document.content["schedules"] = [schedule_content(graph, th.POLICIES["bfs"], order)]
+    document.content["schedules"] = [schedule_content(graph, ts.POLICIES["bfs"], order)]
     document.content["position"] = len(order)
     path = tmp_path / "deck.html"
     path.write_text(page_html(document.packed(), "mirrored"), encoding="utf-8")
@@ -74,7 +74,7 @@ class Played(NamedTuple):
     """A mirrored run, measured, and the page that plays it."""
 
     plan: PlannedMirror
-    run: th.Run
+    run: ts.Run
     path: Path
 
 
@@ -92,15 +92,15 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     def make_loss() -> Tensor:
         return model(x).square().sum()
 
-    plan = th.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
+    plan = ts.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
 
     def mirrored() -> Tensor:
-        with th.mirror(plan), th.capture(model):
+        with ts.mirror(plan), ts.capture(model):
             return make_loss()
 
     mirrored()
     model.zero_grad()
-    run = th.profile(mirrored)
+    run = ts.profile(mirrored)
     path = tmp_path_factory.mktemp("mirrored") / "run.html"
     return Played(plan, run, run.save_html(path, mirroring=plan))
 

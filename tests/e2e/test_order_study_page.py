@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tapehead.engine.studies.order_study import order_study
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.studies.order_study import order_study
+from tapescope.engine.workloads.workloads import workload
 
 pytestmark = pytest.mark.e2e
 

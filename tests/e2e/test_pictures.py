@@ -8,13 +8,13 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.graph import Fold
+import tapescope as ts
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.inspector.graph.graph import Fold
 
 pytestmark = pytest.mark.e2e
 
-LABELS_OUTSIDE = """() => [...document.querySelectorAll('[data-task], .th-stub, .th-card, .th-box')].flatMap(group => {
+LABELS_OUTSIDE = """() => [...document.querySelectorAll('[data-task], .ts-stub, .ts-card, .ts-box')].flatMap(group => {
     const box = group.querySelector('rect').getBoundingClientRect();
     return [...group.querySelectorAll(':scope > text')].filter(text => {
         const label = text.getBoundingClientRect();
@@ -23,11 +23,11 @@ LABELS_OUTSIDE = """() => [...document.querySelectorAll('[data-task], .th-stub, 
 })"""
 
 
-def graph_of(name: str) -> th.Graph:
+def graph_of(name: str) -> ts.Graph:
     _, make_loss = WORKLOADS[name].build()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def open_picture(browser: Browser, svg: str, scheme: Literal["light", "dark"] = "light") -> tuple[Page, list[str]]:
@@ -51,7 +51,7 @@ QUICK = ("resnet50", "lstm_cell", "unet", "recommender", "ensemble")
 )
 def test_every_label_fits_its_box(browser: Browser, name: str, fold: Fold) -> None:
     page, trouble = open_picture(browser, graph_of(name).to_svg(fold=fold))
-    assert page.locator("[data-task], .th-card").count() > 0
+    assert page.locator("[data-task], .ts-card").count() > 0
     assert page.evaluate(LABELS_OUTSIDE) == []
     assert trouble == []
     page.close()
@@ -63,7 +63,7 @@ def test_the_theme_follows_the_reader_and_can_be_forced(browser: Browser) -> Non
     for theme in ("auto", "light", "dark"):
         for scheme in ("light", "dark"):
             page, _ = open_picture(browser, graph.to_svg(theme=theme), scheme)
-            backgrounds[theme, scheme] = page.evaluate("getComputedStyle(document.querySelector('.th-page')).fill")
+            backgrounds[theme, scheme] = page.evaluate("getComputedStyle(document.querySelector('.ts-page')).fill")
             page.close()
     light, dark = backgrounds["auto", "light"], backgrounds["auto", "dark"]
     assert light != dark

@@ -10,23 +10,23 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import Document, schedule_content
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.document import Document, schedule_content
 
 from .posed import PosedDeck
 
 pytestmark = pytest.mark.e2e
 
 
-def on_two_devices() -> th.Graph:
+def on_two_devices() -> ts.Graph:
     """PR #4746's (**), read as if the far chain had been on a GPU."""
-    with th.capture():
+    with ts.capture():
         loss = workload("two_devices").build(near_layers=4, far_layers=3)[1]()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
 
-    def moved(task: th.Task) -> th.Task:
+    def moved(task: ts.Task) -> ts.Task:
         far = (task.parameter or graph.module(task) or "").startswith("far")
         inputs = tuple(replace(meta, device=torch.device("cuda:0")) for meta in task.inputs) if far else task.inputs
         return replace(task, inputs=inputs)
@@ -34,13 +34,13 @@ def on_two_devices() -> th.Graph:
     return replace(graph, tasks=tuple(map(moved, graph.tasks)), nodes=())
 
 
-def document_of(graph: th.Graph, queues: str, position: int) -> Document:
+def document_of(graph: ts.Graph, queues: str, position: int) -> Document:
     document = Document(graph, "two devices", "direct")
     document.content["queues"] = queues
     document.content["position"] = position
     for policy in ("heap", "bfs"):
         order = schedule(graph, policy, queues=queues)
-        document.content["schedules"].append(schedule_content(graph, th.POLICIES[policy], order))
+        document.content["schedules"].append(schedule_content(graph, ts.POLICIES[policy], order))
     return document
 
 
@@ -51,7 +51,7 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
-def posed(page: Page, path: Path, queues: str, position: int = 12, live: bool = True) -> tuple[PosedDeck, th.Graph]:
+def posed(page: Page, path: Path, queues: str, position: int = 12, live: bool = True) -> tuple[PosedDeck, ts.Graph]:
     graph = on_two_devices()
     document = document_of(graph, queues, position)
     return PosedDeck(page, path / "posed.html", document.packed(), document.metas, is_live=live), graph

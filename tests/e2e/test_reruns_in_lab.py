@@ -14,14 +14,14 @@ RUNS = 30
 MOST_GROWTH = 3_500_000  # bytes, of all runs together: code that is compiled; a document kept of each were more
 
 MODEL = """
-import gc, torch, tapehead as th
+import gc, torch, tapescope as ts
 from ipywidgets.widgets import widget
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.deck import Deck
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.deck import Deck
 make_loss = workload("gpt2").build(layers=2)[1]
 
 def captured():
-    with th.capture():
+    with ts.capture():
         return make_loss()
 
 def decks():
@@ -50,10 +50,10 @@ def rerun(notebook: Notebook, cell: Cell, times: int) -> None:
         cell.run()
         shown = ShownDeck(cell.element)
         shown.expect(t=0, status="stopped")
-        expect(notebook.page.locator(".tapehead-deck")).to_have_count(1)
+        expect(notebook.page.locator(".tapescope-deck")).to_have_count(1)
 
 
-@pytest.mark.parametrize("source", ["deck = th.debug(captured())", "th.debug(captured())"], ids=["named", "unnamed"])
+@pytest.mark.parametrize("source", ["deck = ts.debug(captured())", "ts.debug(captured())"], ids=["named", "unnamed"])
 def test_a_cell_that_is_run_thirty_times_keeps_one_deck(notebook: Notebook, source: str) -> None:
     notebook.run(MODEL)
     cell = notebook.add(source)

@@ -10,13 +10,13 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-import tapehead as th
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import Document, schedule_content
-from tapehead.widgets.deck.page import save_page
+import tapescope as ts
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 
@@ -28,9 +28,9 @@ BYTES = "row => Number(row.dataset.bytes)"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with th.capture():
+    with ts.capture():
         loss = workload("linear50").build()[1]()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     document = Document(graph, TITLE, "direct")
     footprints = dry_run(graph)
     for policy in ("bfs", "heap"):
@@ -62,7 +62,7 @@ def page(context: BrowserContext, saved: Path) -> Iterator[Page]:
 
 
 def test_it_plays_and_scrubs(page: Page) -> None:
-    deck = page.locator(".tapehead-deck .deck")
+    deck = page.locator(".tapescope-deck .deck")
     expect(deck).to_have_attribute("data-policy", "bfs")
     expect(deck).to_have_attribute("data-t", "0")
     deck.focus()
@@ -70,7 +70,7 @@ def test_it_plays_and_scrubs(page: Page) -> None:
     expect(deck).to_have_attribute("data-t", "1")
     page.get_by_role("slider", name="position in the run").fill("54")
     expect(deck).to_have_attribute("data-t", "54")
-    assert page.title() == f"{TITLE} · tapehead"
+    assert page.title() == f"{TITLE} · tapescope"
 
 
 def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
@@ -112,14 +112,14 @@ def test_an_old_browser_is_told(page: Page, missing: str) -> None:
 
 
 def test_without_statistics_a_gradient_is_not_said_to_be_empty(context: BrowserContext, tmp_path: Path) -> None:
-    with th.capture():
+    with ts.capture():
         loss = workload("linear50").build()[1]()
     path = tmp_path / "deck.html"
-    th.backward(loss, trace="off").save_html(path)
+    ts.backward(loss, trace="off").save_html(path)
     page = context.new_page()
     page.goto(path.as_uri())
     expect(page.locator("[data-gradient='in 0']")).to_contain_text("its values were not recorded")
-    expect(page.locator("[data-part='gradients-in']")).to_contain_text('trace="full" of th.profile')
+    expect(page.locator("[data-part='gradients-in']")).to_contain_text('trace="full" of ts.profile')
 
 
 @pytest.mark.parametrize("trace", [None, "full"])
@@ -127,10 +127,10 @@ def test_where_gradients_were_not_recorded_the_inspector_says_what_records_them(
     context: BrowserContext, tmp_path: Path, trace: Literal["full"] | None
 ) -> None:
     path = tmp_path / "deck.html"
-    th.profile(workload("linear50").build()[1], trace=trace).save_html(path)
+    ts.profile(workload("linear50").build()[1], trace=trace).save_html(path)
     page = context.new_page()
     page.goto(path.as_uri())
     gradients = page.locator("[data-part='gradients-in']")
     expect(gradients).to_contain_text("norm" if trace else "4 B, not recorded")
-    said = 'trace="full" of th.profile, th.backward or th.debug records values and histograms'
+    said = 'trace="full" of ts.profile, ts.backward or ts.debug records values and histograms'
     expect(gradients.get_by_text(said)).to_have_count(0 if trace else 1)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
 
-import tapehead as th
-from tapehead.engine.trace.run import Run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.words import nth
-from tapehead.widgets.deck.page import save_page
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.trace.run import Run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.words import nth
+from tapescope.widgets.deck.page import save_page
+from tapescope.widgets.deck.run_document import run_document
 
 from .shown import ShownDeck
 
@@ -35,14 +35,14 @@ class Played:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     torch.manual_seed(0)
-    run = th.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
+    run = ts.profile(workload("gpt2").build(layers=3)[1], trace="cheap")
     return Played(run, run.save_html(tmp_path_factory.mktemp("timeline") / "run.html"))
 
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As if a part of it had run on another device, which stood still at first."""
-    run = th.profile(workload("two_devices").build()[1])
+    run = ts.profile(workload("two_devices").build()[1])
     document = run_document(run)
     content = document.content
     content["devices"] = ["cpu", "cuda:0"]
@@ -57,7 +57,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As if each part of it had run on a device of its own."""
-    run = th.profile(workload("gpt2").build(layers=4)[1])
+    run = ts.profile(workload("gpt2").build(layers=4)[1])
     content = (document := run_document(run)).content
     content["devices"] = ["cpu", *(f"cuda:{number}" for number in range(4))]
     content["queues"] = "per device"
@@ -214,13 +214,13 @@ def test_the_clock_axis_shows_phases_in_proportion(page: Page, played: Played) -
     backward = timeline.task_ns[-1] - timeline.task_ns[0]
     deck.settles(lambda deck: abs(widths(deck)["forward"] / widths(deck)["backward"] - forward / backward) < 0.02, True)
     gap = timeline.event_ns[timeline.starts[0]] - timeline.event_ns[0] - forward
-    assert gap > 0, "what tapehead does between them is not drawn"
+    assert gap > 0, "what tapescope does between them is not drawn"
     deck.key("c")
     expect(clock).to_have_attribute("aria-pressed", "false")
 
 
 def test_without_times_there_is_no_clock_axis(page: Page, tmp_path: Path) -> None:
-    run = th.backward(workload("linear50").build(width=8, uses=4)[1]())
+    run = ts.backward(workload("linear50").build(width=8, uses=4)[1]())
     deck = opened_without_memory(page, run.save_html(tmp_path / "run.html"))
     expect(deck.root.get_by_role("button", name="clock")).to_be_disabled()
     deck.key("c")

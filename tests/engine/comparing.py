@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import tapehead as th
+import tapescope as ts
 
 ENGINES = ("native", "direct")
-_PACKAGES = tuple(Path(th.__file__).parent / name for name in ("inspector", "engine", "widgets"))
+_PACKAGES = tuple(Path(ts.__file__).parent / name for name in ("inspector", "engine", "widgets"))
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file is one of tapehead's: what is raised there is no message from inside torch or Python."""
+    """Whether the file is one of tapescope's: what is raised there is no message from inside torch or Python."""
     return any(path.is_relative_to(package) for package in _PACKAGES)
 
 
@@ -49,7 +49,7 @@ def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | Non
                 )
 
 
-def engine_order(graph: th.Graph, backward: Callable[[], object]) -> list[int]:
+def engine_order(graph: ts.Graph, backward: Callable[[], object]) -> list[int]:
     """The order in which PyTorch runs the graph, as pre-hooks see it."""
     order: list[int] = []
     handles = [

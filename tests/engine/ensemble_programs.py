@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.ensembles.ensembles import Ensemble, RefusedEnsemble, find_ensembles
-from tapehead.engine.ensembles.families import CallLog
-from tapehead.inspector.capturing.capture import capture
-from tapehead.inspector.capturing.walk import graph
+from tapescope.engine.ensembles.ensembles import Ensemble, RefusedEnsemble, find_ensembles
+from tapescope.engine.ensembles.families import CallLog
+from tapescope.inspector.capturing.capture import capture
+from tapescope.inspector.capturing.walk import graph
 
 WIDTH = 6
 Combine = Callable[[Sequence[Tensor]], Tensor]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.workloads.workloads import workload
 
 
 def shuffled(tasks: int, inputs: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Ctrl-C at a chosen line of tapehead's: what a signal may do between any two of them.
+"""Ctrl-C at a chosen line of tapescope's: what a signal may do between any two of them.
 
 Python looks for signals after calls and jumps, and as a function begins. So none is heard between the last line of a
 `with` and the call of `__exit__`, which is a line of its own for who traces, nor at a line that does nothing, such as
 `try:`, which CPython 3.11 leaves out of the range that the `with` around it covers: there none is raised. Nor is one
-where tapehead has set a handler that lets signals wait.
+where tapescope has set a handler that lets signals wait.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-import tapehead
+import tapescope
 
-_ROOT = str(Path(tapehead.__file__).parent)
+_ROOT = str(Path(tapescope.__file__).parent)
 _OURS = tuple(f"{_ROOT}/{folder}/" for folder in ("engine", "inspector", "widgets"))
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of tapehead's this thread runs in a call."""
+    """How many lines of tapescope's this thread runs in a call."""
     return _traced(call)[0]
 
 
 def interrupted(call: Callable[[], object], *at: int, kept: list[KeyboardInterrupt] | None = None) -> str | None:
-    """Calls it, and raises KeyboardInterrupt as the `at`-th line of tapehead's is to run, or at the first one after it
+    """Calls it, and raises KeyboardInterrupt as the `at`-th line of tapescope's is to run, or at the first one after it
     that may be interrupted. Returns which that was; None where the call ended before.
 
     Args:

@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.mirroring.mirror import mirror
-from tapehead.engine.mirroring.plan import MirrorPlan
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
+from tapescope.engine.mirroring.mirror import mirror
+from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 MakeLoss = Callable[[], Tensor]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import tapehead as th
+import tapescope as ts
 
 _BACKWARD = "## backward"
 _TASK = "autograd::engine::evaluate_function: "
@@ -26,7 +26,7 @@ class Profiled:
         tasks: for each task that ran its allocations and frees, in bytes, in order.
     """
 
-    graph: th.Graph
+    graph: ts.Graph
     order: list[int]
     start: int
     peak: int
@@ -34,11 +34,11 @@ class Profiled:
     tasks: list[list[int]]
 
 
-def profiled(make_loss: Callable[[], Tensor], order: Callable[[th.Graph], Sequence[int]], **arguments: Any) -> Profiled:
+def profiled(make_loss: Callable[[], Tensor], order: Callable[[ts.Graph], Sequence[int]], **arguments: Any) -> Profiled:
     """Runs a fresh forward, and its backward in this order on PyTorch's engine, under the profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         loss = make_loss()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         chosen = list(order(graph))
         numbers = [node._sequence_nr() for node in graph.nodes]
         for place, task_id in enumerate(chosen):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
+import tapescope as ts
 
 from .comparing import is_ours
 
@@ -17,26 +17,26 @@ def loss() -> Tensor:
     return (torch.ones(3, requires_grad=True) * 2).sum()
 
 
-def run() -> th.Run:
-    return th.backward(loss(), trace="cheap")
+def run() -> ts.Run:
+    return ts.backward(loss(), trace="cheap")
 
 
 CALLS: list[tuple[str, Callable[[object], object]]] = [
-    ("names", lambda bad: th.graph(loss(), names=bad)),
-    ("order", lambda bad: th.simulate(th.graph(loss()), bad)),
-    ("durations", lambda bad: th.makespan(loss(), durations=bad)),
-    ("policies", lambda bad: th.makespan(loss(), policies=bad)),
-    ("policies", lambda bad: th.compare(loss, bad)),
-    ("repetitions", lambda bad: th.compare(loss, "heap", repetitions=bad)),
-    ("accumulate", lambda bad: th.compare(loss, "heap", accumulate=bad)),
-    ("device_of", lambda bad: th.makespan(loss(), device_of=bad)),
-    ("min_fusion_size", lambda bad: th.GroupRules(min_fusion_size=bad)),
-    ("how_many_is_many", lambda bad: th.GroupRules(how_many_is_many=bad)),
-    ("timeline", lambda bad: th.peak_report(bad)),
+    ("names", lambda bad: ts.graph(loss(), names=bad)),
+    ("order", lambda bad: ts.simulate(ts.graph(loss()), bad)),
+    ("durations", lambda bad: ts.makespan(loss(), durations=bad)),
+    ("policies", lambda bad: ts.makespan(loss(), policies=bad)),
+    ("policies", lambda bad: ts.compare(loss, bad)),
+    ("repetitions", lambda bad: ts.compare(loss, "heap", repetitions=bad)),
+    ("accumulate", lambda bad: ts.compare(loss, "heap", accumulate=bad)),
+    ("device_of", lambda bad: ts.makespan(loss(), device_of=bad)),
+    ("min_fusion_size", lambda bad: ts.GroupRules(min_fusion_size=bad)),
+    ("how_many_is_many", lambda bad: ts.GroupRules(how_many_is_many=bad)),
+    ("timeline", lambda bad: ts.peak_report(bad)),
     ("place", lambda bad: run().trace[bad]),
-    ("tolerance", lambda bad: th.diff(run(), run(), tolerance=bad)),
-    ("th.load", lambda bad: th.load(bad)),
-    ("MirrorPlan.load", lambda bad: th.MirrorPlan.load(bad)),
+    ("tolerance", lambda bad: ts.diff(run(), run(), tolerance=bad)),
+    ("ts.load", lambda bad: ts.load(bad)),
+    ("MirrorPlan.load", lambda bad: ts.MirrorPlan.load(bad)),
 ]
 MAY_BE = {("device_of", None), ("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
 

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-import tapehead as th
-from tapehead.engine.programs.make_loss import for_all
-from tapehead.engine.workloads.own_program import own_program
+import tapescope as ts
+from tapescope.engine.programs.make_loss import for_all
+from tapescope.engine.workloads.own_program import own_program
 
 model = nn.Linear(4, 4)
 
 
-def run(loss: Any, **options: Any) -> th.Run:
-    return th.backward(loss, retain_graph=True, **options)
+def run(loss: Any, **options: Any) -> ts.Run:
+    return ts.backward(loss, retain_graph=True, **options)
 
 
-def late(loss: Tensor) -> th.Run:
+def late(loss: Tensor) -> ts.Run:
     """A run whose order was planned before, so that its graph is read when somebody asks."""
     run(loss, policy="bfs")
     return run(loss, policy="bfs")
 
 
-def asked(loss: Tensor) -> th.Run:
+def asked(loss: Tensor) -> ts.Run:
     found = run(loss)
     assert found.order
     return found
@@ -43,9 +43,9 @@ def closed(session: Any) -> object:
 
 
 VERBS: dict[str, Callable[[Tensor], object]] = {
-    "graph": th.graph,
-    "graph with names": lambda loss: th.graph(loss, model),
-    "graph of a list": lambda loss: th.graph([loss]),
+    "graph": ts.graph,
+    "graph with names": lambda loss: ts.graph(loss, model),
+    "graph of a list": lambda loss: ts.graph([loss]),
     "backward": run,
     "backward, asked for its order": asked,
     "backward by another policy": late,
@@ -55,18 +55,18 @@ VERBS: dict[str, Callable[[Tensor], object]] = {
     "direct": lambda loss: run(loss, engine="direct", trace="cheap", memory=True),
     "footprints": lambda loss: run(loss, memory=True).footprints,
     "peak": lambda loss: run(loss, memory=True).peak(),
-    "diff": lambda loss: th.diff(run(loss, memory=True), run(loss, memory=True, trace="full")),
-    "simulate": lambda loss: th.simulate(th.graph(loss)),
-    "simulate of an edge": lambda loss: th.simulate(th.graph(get_gradient_edge(loss))),
-    "dry_run": lambda loss: th.dry_run(th.graph(loss)),
-    "plan": th.plan,
-    "plan of a graph": lambda loss: th.plan(th.graph(loss)),
-    "makespan": th.makespan,
-    "groups": th.groups,
-    "unpack_order": th.unpack_order,
-    "closed session": lambda loss: closed(th.debug(loss, retain_graph=True)),
-    "closed native session": lambda loss: closed(th.debug(loss, retain_graph=True, engine="native")),
-    "run of a session": lambda loss: th.debug(loss, retain_graph=True).run(),
+    "diff": lambda loss: ts.diff(run(loss, memory=True), run(loss, memory=True, trace="full")),
+    "simulate": lambda loss: ts.simulate(ts.graph(loss)),
+    "simulate of an edge": lambda loss: ts.simulate(ts.graph(get_gradient_edge(loss))),
+    "dry_run": lambda loss: ts.dry_run(ts.graph(loss)),
+    "plan": ts.plan,
+    "plan of a graph": lambda loss: ts.plan(ts.graph(loss)),
+    "makespan": ts.makespan,
+    "groups": ts.groups,
+    "unpack_order": ts.unpack_order,
+    "closed session": lambda loss: closed(ts.debug(loss, retain_graph=True)),
+    "closed native session": lambda loss: closed(ts.debug(loss, retain_graph=True, engine="native")),
+    "run of a session": lambda loss: ts.debug(loss, retain_graph=True).run(),
 }
 
 
@@ -90,7 +90,7 @@ def test_a_result_keeps_no_saved_tensor_when_the_loss_is_gone(verb: str, is_capt
     VERBS[verb](made()[0])  # the first call may import parts of torch, which leave cycles of frames
     gc.collect()
     if is_captured:
-        with th.capture(model):
+        with ts.capture(model):
             loss, saved = made()
     else:
         loss, saved = made()
@@ -114,7 +114,7 @@ def test_neither_does_one_of_a_function(verb: str) -> None:
     kept = make_loss()
     assert len(alive) == 1
     del kept
-    result = getattr(th, verb)(make_loss, **more.get(verb, {}))
+    result = getattr(ts, verb)(make_loss, **more.get(verb, {}))
     assert result is not None and not len(alive)
 
 
@@ -129,7 +129,7 @@ def step_of(net: nn.Module) -> None:
 
 
 def trained(net: nn.Module) -> object:
-    with th.training(net) as training:
+    with ts.training(net) as training:
         for _ in range(3):
             step_of(net)
     return training
@@ -145,31 +145,31 @@ def loss_of(net: nn.Module) -> Tensor:
 
 
 def fitted(net: nn.Module) -> None:
-    fit = th.fits(net, lambda size=2: torch.ones(size, 4), lambda own: torch.optim.SGD(own, 0.1), "0.3KB", of_rows)
+    fit = ts.fits(net, lambda size=2: torch.ones(size, 4), lambda own: torch.optim.SGD(own, 0.1), "0.3KB", of_rows)
     assert not fit.fits
     assert fit.remedies == ()  # looked for, with further steps
 
 
 PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
-    "record_forward": lambda net: th.record_forward(lambda: of_rows(net, torch.ones(2, 4))),
-    "profile_step": lambda net: th.profile_step(lambda: step_of(net), model=net),
+    "record_forward": lambda net: ts.record_forward(lambda: of_rows(net, torch.ones(2, 4))),
+    "profile_step": lambda net: ts.profile_step(lambda: step_of(net), model=net),
     "training": lambda net: trained(net),
-    "find_nan": lambda net: th.find_nan(lambda: loss_of(net)),
-    "find_unused": lambda net: th.find_unused(lambda: loss_of(net), net),
-    "order_dependent": lambda net: th.order_dependent(lambda: loss_of(net), "bfs"),
-    "compare": lambda net: th.compare(lambda: loss_of(net), "bfs", repetitions=1),
-    "advise": lambda net: th.advise(lambda: loss_of(net), rounds=1),
-    "plan_mirror": lambda net: th.plan_mirror(lambda: loss_of(net), seconds=0.01, repetitions=1),
-    "mirrored": lambda net: th.mirrored(budget=0.9, seconds=0.01)(loss_of, net).backward(),
-    "profile": lambda net: th.profile(lambda: loss_of(net)),
+    "find_nan": lambda net: ts.find_nan(lambda: loss_of(net)),
+    "find_unused": lambda net: ts.find_unused(lambda: loss_of(net), net),
+    "order_dependent": lambda net: ts.order_dependent(lambda: loss_of(net), "bfs"),
+    "compare": lambda net: ts.compare(lambda: loss_of(net), "bfs", repetitions=1),
+    "advise": lambda net: ts.advise(lambda: loss_of(net), rounds=1),
+    "plan_mirror": lambda net: ts.plan_mirror(lambda: loss_of(net), seconds=0.01, repetitions=1),
+    "mirrored": lambda net: ts.mirrored(budget=0.9, seconds=0.01)(loss_of, net).backward(),
+    "profile": lambda net: ts.profile(lambda: loss_of(net)),
     "accumulation_study": lambda net: (
-        th.accumulation_study(own_program(lambda: loss_of(net), "own"), repetitions=1).rows
+        ts.accumulation_study(own_program(lambda: loss_of(net), "own"), repetitions=1).rows
     ),
     "fits": fitted,
-    "check": lambda net: th.debug(loss_of(net)).check(),
-    "diff": lambda net: th.diff(run(loss_of(net), memory=True), run(loss_of(net), trace="full")),
-    "simulate": lambda net: th.simulate(th.graph(loss_of(net))),
-    "plan": lambda net: th.plan(loss_of(net)),
+    "check": lambda net: ts.debug(loss_of(net)).check(),
+    "diff": lambda net: ts.diff(run(loss_of(net), memory=True), run(loss_of(net), trace="full")),
+    "simulate": lambda net: ts.simulate(ts.graph(loss_of(net))),
+    "plan": lambda net: ts.plan(loss_of(net)),
 }
 
 
@@ -215,9 +215,9 @@ def test_a_run_that_is_kept_still_tells_what_it_did(tmp_path: Path) -> None:
     del loss
     for each in (kept, asked_before):
         assert sorted(each.order) == list(range(len(each.graph))) and not each.graph.nodes
-        assert th.load(each.save(tmp_path / "run.json")).order == each.order
+        assert ts.load(each.save(tmp_path / "run.json")).order == each.order
         assert set(map(id, each.graph.leaves.values())) == set(map(id, model.parameters()))
-        assert th.diff(each, each).first_in_order is None
+        assert ts.diff(each, each).first_in_order is None
 
 
 class OnCtx(torch.autograd.Function):
@@ -240,44 +240,44 @@ alive: list[ref[Tensor]] = []
 @pytest.mark.parametrize("policy", ["heap", "bfs"])
 def test_a_run_of_a_graph_that_was_freed_keeps_nothing_of_it_either(policy: Any) -> None:
     for _ in range(3):  # its order is planned in the first
-        run = th.backward(OnCtx.apply(model(torch.randn(3, 4))).sum(), policy=policy)
+        run = ts.backward(OnCtx.apply(model(torch.randn(3, 4))).sum(), policy=policy)
         assert alive.pop()() is None
         assert sorted(run.order) == list(range(len(run.graph))) and not run.graph.nodes
 
 
 def test_what_needs_the_nodes_says_that_the_loss_is_gone() -> None:
     loss, _ = made()
-    graph, other = th.graph(loss), th.graph(loss)
+    graph, other = ts.graph(loss), ts.graph(loss)
     assert len(graph.nodes) == len(graph) and graph.saved
     del loss
     assert graph.saved and not graph.nodes and len(graph.tasks) == len(other.tasks)
-    for ask in (lambda: other.saved, lambda: th.simulate(other), lambda: th.plan(other), lambda: th.groups(other)):
+    for ask in (lambda: other.saved, lambda: ts.simulate(other), lambda: ts.plan(other), lambda: ts.groups(other)):
         with pytest.raises((RuntimeError, ValueError), match="the loss"):
             ask()
     assert other.to_svg() and other.to_json()
 
 
 def test_a_graph_of_a_temporary_or_of_an_edge_holds_its_nodes() -> None:
-    assert th.simulate(th.graph(made()[0])).peak_bytes
-    graph = th.graph([made()[0]])
+    assert ts.simulate(ts.graph(made()[0])).peak_bytes
+    graph = ts.graph([made()[0]])
     assert graph.nodes and graph.saved
     loss, saved = made()
-    of_edge = th.graph(get_gradient_edge(loss))
+    of_edge = ts.graph(get_gradient_edge(loss))
     del loss
     assert of_edge.nodes and saved() is not None
 
 
 def test_a_loss_that_dies_in_a_later_call_takes_the_nodes_with_it() -> None:
     loss, saved = made()
-    losses, graph = [loss], th.graph(loss)
+    losses, graph = [loss], ts.graph(loss)
     del loss
-    for_all([losses], list.clear)  # of tapehead's: the collector may run there, too
+    for_all([losses], list.clear)  # of tapescope's: the collector may run there, too
     assert not graph.nodes and saved() is None
 
 
 def test_a_live_session_keeps_what_it_has_to_run() -> None:
     loss, _ = made()
-    session = th.debug(loss)
+    session = ts.debug(loss)
     del loss
     model.zero_grad()
     assert sorted(session.run().order) == list(range(len(session.graph)))

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.widgets.deck.deck import Deck
 
 from .comparing import is_ours
 
@@ -33,8 +33,8 @@ def train() -> None:
     torch.optim.SGD(MODEL.parameters(), 0.0).step()
 
 
-def run() -> th.Run:
-    return th.backward(make_loss(), trace="cheap", memory=True)
+def run() -> ts.Run:
+    return ts.backward(make_loss(), trace="cheap", memory=True)
 
 
 VALID: dict[str, Callable[[], dict[str, Any]]] = {
@@ -53,7 +53,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "debug": lambda: {"tensors": make_loss()},
     "deck": lambda: {"tensors": make_loss()},
     "diff": lambda: {"run_a": run(), "run_b": run()},
-    "dry_run": lambda: {"graph": th.graph(make_loss())},
+    "dry_run": lambda: {"graph": ts.graph(make_loss())},
     "find_nan": lambda: {"make_loss": make_loss},
     "find_unused": lambda: {"make_loss": make_loss, "model": MODEL},
     "fits": lambda: {
@@ -79,11 +79,11 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "policy": lambda: {"policy": "heap"},
     "profile": lambda: {"make_loss": make_loss},
     "profile_step": lambda: {"function": train},
-    "queue_lengths": lambda: {"graph": th.graph(make_loss()), "order": []},
+    "queue_lengths": lambda: {"graph": ts.graph(make_loss()), "order": []},
     "record_forward": lambda: {"make_loss": make_loss, "repetitions": 1},
     "record_steps": dict,
     "share_text": lambda: {"part": 1, "whole": 2},
-    "simulate": lambda: {"graph": th.graph(make_loss())},
+    "simulate": lambda: {"graph": ts.graph(make_loss())},
     "size_text": lambda: {"nbytes": 1},
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
     "replay": lambda: {"folder": "none", "make_model": lambda: MODEL, "loss_of": lambda model, batch: make_loss()},
@@ -182,17 +182,17 @@ SAYS = re.compile(
 def public() -> Mapping[str, Callable[..., Any]]:
     """What users call, by name. Of classes those that are not only returned."""
     called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror", "mirrored", "record_steps"}
-    every = {name: getattr(th, name) for name in th.__all__}
+    every = {name: getattr(ts, name) for name in ts.__all__}
     return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
 
 
 def use(name: str, arguments: dict[str, Any]) -> None:
     """Calls it, and has it do what it is for."""
-    found = getattr(th, name)(**arguments)
+    found = getattr(ts, name)(**arguments)
     try:
-        if isinstance(found, th.BackwardCall):
-            found = th.Stepper(found)
-        if isinstance(found, th.Stepper | th.NativeSession | Deck):
+        if isinstance(found, ts.BackwardCall):
+            found = ts.Stepper(found)
+        if isinstance(found, ts.Stepper | ts.NativeSession | Deck):
             found.run()
         elif isinstance(found, AbstractContextManager):
             with found:
@@ -201,9 +201,9 @@ def use(name: str, arguments: dict[str, Any]) -> None:
         if isinstance(found, Deck):
             found.close()
         if name == "install":
-            th.uninstall()
+            ts.uninstall()
         if name == "install_training":
-            th.uninstall_training()
+            ts.uninstall_training()
 
 
 def test_every_function_is_looked_at() -> None:
@@ -217,7 +217,7 @@ def test_an_argument_is_meant_or_refused_in_a_sentence_about_it(
     name: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for parameter in inspect.signature(getattr(th, name)).parameters:
+    for parameter in inspect.signature(getattr(ts, name)).parameters:
         arguments = VALID[name]() | {parameter: BAD[bad]}
         if (f"{name}.{parameter}", bad) in MEANT:
             use(name, arguments)
@@ -234,10 +234,10 @@ def test_an_argument_is_meant_or_refused_in_a_sentence_about_it(
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad not in ("of none", "of two")])
 def test_a_function_that_is_none_and_a_number_that_is_none_make_no_tape(bad: str) -> None:
     pytest.importorskip("autograd")
-    with pytest.raises(TypeError, match="th.hips_tape takes a function"):
-        th.hips_tape(BAD[bad], 1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ts.hips_tape takes a function"):
+        ts.hips_tape(BAD[bad], 1.0)  # type: ignore[arg-type]
     with pytest.raises((TypeError, IndexError), match="argnum"):
-        th.hips_tape(lambda x: x * x, argnum=BAD[bad])  # type: ignore[arg-type]
+        ts.hips_tape(lambda x: x * x, argnum=BAD[bad])  # type: ignore[arg-type]
 
 
 class Loss(nn.Module):
@@ -246,23 +246,23 @@ class Loss(nn.Module):
 
 
 def test_a_module_that_takes_nothing_and_gives_a_loss_is_one_as_any_function() -> None:
-    assert th.find_unused(Loss(), MODEL).count == 4
-    assert not th.find_nan(Loss())
+    assert ts.find_unused(Loss(), MODEL).count == 4
+    assert not ts.find_nan(Loss())
 
 
 class Choose(nn.Module):
-    def forward(self, ready: list[th.Task], state: object) -> th.Task:
+    def forward(self, ready: list[ts.Task], state: object) -> ts.Task:
         return ready[0]
 
 
 def test_a_module_of_the_users_may_choose() -> None:
-    assert th.backward(make_loss(), policy=Choose()).order == th.backward(make_loss(), policy=lambda r, s: r[0]).order
+    assert ts.backward(make_loss(), policy=Choose()).order == ts.backward(make_loss(), policy=lambda r, s: r[0]).order
 
 
 def test_flags_may_be_numbers_as_pytorchs_may() -> None:
     for engine in ("native", "direct"):
         loss = make_loss()
-        th.backward(loss, retain_graph=1, create_graph=0, engine=engine)  # type: ignore[arg-type]
-        th.backward(loss, engine=engine)  # type: ignore[arg-type]
-        th.backward(make_loss(), create_graph=1, engine=engine)  # type: ignore[arg-type]
+        ts.backward(loss, retain_graph=1, create_graph=0, engine=engine)  # type: ignore[arg-type]
+        ts.backward(loss, engine=engine)  # type: ignore[arg-type]
+        ts.backward(make_loss(), create_graph=1, engine=engine)  # type: ignore[arg-type]
     MODEL.zero_grad()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 LONG = "the_encoder_of_the_sequence_with_attention_and_a_feed_forward"
 
@@ -42,7 +42,7 @@ def make_loss(model: nn.Module = MODEL) -> Tensor:
 
 
 def captured() -> Tensor:
-    with th.capture(MODEL):
+    with ts.capture(MODEL):
         return make_loss()
 
 
@@ -52,19 +52,19 @@ def step() -> None:
     OPTIMIZER.step()
 
 
-def run(policy: str) -> th.Run:
-    return th.backward(captured(), policy=policy, trace="cheap", memory=True)
+def run(policy: str) -> ts.Run:
+    return ts.backward(captured(), policy=policy, trace="cheap", memory=True)
 
 
 def steps() -> object:
-    with th.record_steps(steps=2) as recorded:
+    with ts.record_steps(steps=2) as recorded:
         for _ in range(3):
             step()
     return recorded
 
 
 def branches() -> Any:
-    with th.debug(captured(), history=True) as session:
+    with ts.debug(captured(), history=True) as session:
         session.step(count=3)
         session.back(2)
         session.step(session.ready[-1])
@@ -73,43 +73,43 @@ def branches() -> Any:
 
 
 def shown_by_a_deck() -> list[object]:
-    with th.deck(captured()) as deck:
+    with ts.deck(captured()) as deck:
         deck.break_at(f"0.{LONG}")
         return [deck.compare(["heap", "delay_accumulate"]), deck.stops, deck.branches]
 
 
-def fit() -> th.Fit:
+def fit() -> ts.Fit:
     def batch(size: int = 2) -> Tensor:
         return torch.ones(size, 8)
 
-    return th.fits(make_model(), batch, torch.optim.Adam, "1MB", lambda model, batch: model(batch).sum())
+    return ts.fits(make_model(), batch, torch.optim.Adam, "1MB", lambda model, batch: model(batch).sum())
 
 
 def accumulated() -> object:
-    return th.accumulation_study("needless", repetitions=1, additions=3)
+    return ts.accumulation_study("needless", repetitions=1, additions=3)
 
 
 POLICIES = ["bfs", "delay_accumulate", "critical_path"]
-RULES = partial(th.compare, accumulate=["inplace", "list"], release=["eager", "never"])
+RULES = partial(ts.compare, accumulate=["inplace", "list"], release=["eager", "never"])
 PRINTED: dict[str, Callable[[], object]] = {
-    "compare": lambda: th.compare(make_loss, POLICIES, repetitions=1, model=MODEL),
-    "compare with rules": lambda: RULES(make_loss, POLICIES[:2], repetitions=1, step=th.profile_step(step)),
-    "plan": lambda: th.plan(captured(), [*POLICIES, "postorder"]),
+    "compare": lambda: ts.compare(make_loss, POLICIES, repetitions=1, model=MODEL),
+    "compare with rules": lambda: RULES(make_loss, POLICIES[:2], repetitions=1, step=ts.profile_step(step)),
+    "plan": lambda: ts.plan(captured(), [*POLICIES, "postorder"]),
     "accumulation_study": accumulated,
-    "find_unused": lambda: th.find_unused(make_loss, nn.ModuleDict({"used": MODEL, "left_out": UNUSED})),
+    "find_unused": lambda: ts.find_unused(make_loss, nn.ModuleDict({"used": MODEL, "left_out": UNUSED})),
     "fits": fit,
-    "groups": lambda: th.groups(captured()),
-    "makespan": lambda: th.makespan(captured(), policies=POLICIES),
-    "makespan on two": lambda: th.makespan(captured(), policies=POLICIES, device_of={f"0.{LONG}": "cuda:0"}),
-    "makespan of one": lambda: th.makespan(captured()),
-    "order_dependent": lambda: th.order_dependent(make_loss, "bfs", model=MODEL),
-    "plan_mirror": lambda: th.plan_mirror(make_loss, 0.9, seconds=0.1, model=MODEL),
-    "profile_step": lambda: th.profile_step(step),
-    "a step's peak": lambda: th.profile_step(step).peak(),
+    "groups": lambda: ts.groups(captured()),
+    "makespan": lambda: ts.makespan(captured(), policies=POLICIES),
+    "makespan on two": lambda: ts.makespan(captured(), policies=POLICIES, device_of={f"0.{LONG}": "cuda:0"}),
+    "makespan of one": lambda: ts.makespan(captured()),
+    "order_dependent": lambda: ts.order_dependent(make_loss, "bfs", model=MODEL),
+    "plan_mirror": lambda: ts.plan_mirror(make_loss, 0.9, seconds=0.1, model=MODEL),
+    "profile_step": lambda: ts.profile_step(step),
+    "a step's peak": lambda: ts.profile_step(step).peak(),
     "record_steps": steps,
-    "diff": lambda: th.diff(run("heap"), run("bfs")),
-    "unpack_order": lambda: th.unpack_order(captured()),
-    "batches": lambda: th.backward(captured(), engine="direct", batch="auto").batches,
+    "diff": lambda: ts.diff(run("heap"), run("bfs")),
+    "unpack_order": lambda: ts.unpack_order(captured()),
+    "batches": lambda: ts.backward(captured(), engine="direct", batch="auto").batches,
     "branches": branches,
     "a deck's": shown_by_a_deck,
 }
@@ -129,4 +129,4 @@ def test_no_line_of_a_table_is_wider_than_a_terminal(what: str) -> None:
 
 
 def test_what_tasks_allocate_is_one_line() -> None:
-    assert len(repr(th.dry_run(th.graph(make_loss())))) <= 80
+    assert len(repr(ts.dry_run(ts.graph(make_loss())))) <= 80

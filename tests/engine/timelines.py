@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from tapehead.engine.memory.timeline import Category, Maker, Timeline
-from tapehead.inspector.graph.graph import Graph
+from tapescope.engine.memory.timeline import Category, Maker, Timeline
+from tapescope.inspector.graph.graph import Graph
 
 
 class Told:

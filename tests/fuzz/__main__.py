@@ -1,4 +1,4 @@
-"""Random programs, run by PyTorch and by tapehead in random ways: gradients, hooks, buffers and chance are compared.
+"""Random programs, run by PyTorch and by tapescope in random ways: gradients, hooks, buffers and chance are compared.
 
     python tests/fuzz --programs 10000 --seed 0
     python tests/fuzz --only 1234          # one seed again; what fails is shrunk first

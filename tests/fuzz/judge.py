@@ -1,4 +1,4 @@
-"""What must be equal after a step run by tapehead and one run by PyTorch."""
+"""What must be equal after a step run by tapescope and one run by PyTorch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from recipe import Forward, Recipe, World
 from torch import Tensor
 from ways import Way, plain
 
-from tapehead.engine.queue.ready_queue import PolicyError
-from tapehead.inspector.torch_internals.sequence_numbers import pins_open
+from tapescope.engine.queue.ready_queue import PolicyError
+from tapescope.inspector.torch_internals.sequence_numbers import pins_open
 
 REFUSALS = (NotImplementedError, PolicyError)
 NOT_BACK = "can be taken back"

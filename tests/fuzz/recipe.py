@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 FEATURES = (
     *("tensor hooks", "node hooks", "retained gradients", "multi-gradient hooks", "module hooks", "accumulation hooks"),
@@ -55,8 +55,8 @@ class Forward:
     options: dict[str, Any]
 
     @property
-    def call(self) -> th.BackwardCall:
-        return th.BackwardCall(self.roots, self.gradients, **self.options)
+    def call(self) -> ts.BackwardCall:
+        return ts.BackwardCall(self.roots, self.gradients, **self.options)
 
 
 @dataclass(eq=False)

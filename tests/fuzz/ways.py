@@ -1,4 +1,4 @@
-"""The ways in which tapehead may run a step of a program, each of which must do what PyTorch does."""
+"""The ways in which tapescope may run a step of a program, each of which must do what PyTorch does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mirrored_programs import everything
 from recipe import Forward, World
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.engine.sessions.stepper import Stepper
+import tapescope as ts
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.engine.sessions.stepper import Stepper
 
 POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "list", "postorder", "liu", "random")
 
@@ -57,13 +57,13 @@ def plain(world: World) -> Forward:
 
 def native(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
-    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    ts.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
     return forward
 
 
 def direct(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
-    th.backward(forward.roots, forward.gradients, policy=policy, engine="direct", **forward.options)
+    ts.backward(forward.roots, forward.gradients, policy=policy, engine="direct", **forward.options)
     return forward
 
 
@@ -99,7 +99,7 @@ def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
 
 def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
-    with th.NativeSession(forward.call, policy=policy) as session:
+    with ts.NativeSession(forward.call, policy=policy) as session:
         for _ in range(chance.randint(0, 5)):
             if session.left:
                 session.step()
@@ -110,11 +110,11 @@ def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forwar
 def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
     """What is asked for predictions alone changes nothing of the backward that follows."""
     forward = world.forward()
-    graph = th.graph(forward.roots)
-    th.simulate(graph, "bfs")
-    th.plan(graph, ["heap", "bfs"])
-    th.groups(graph)
-    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    graph = ts.graph(forward.roots)
+    ts.simulate(graph, "bfs")
+    ts.plan(graph, ["heap", "bfs"])
+    ts.groups(graph)
+    ts.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
     return forward
 
 
@@ -127,11 +127,11 @@ def mirrored(world: World, policy: Any, chance: random.Random) -> Forward:
         return found[0].roots[0]
 
     plan = everything(record_forward(make_loss, 1))
-    assert not found, "th.record_forward has not put back a list of the program's"
-    with th.mirror(plan):
+    assert not found, "ts.record_forward has not put back a list of the program's"
+    with ts.mirror(plan):
         make_loss()
     (forward,) = found
-    th.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
+    ts.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
     return forward
 
 

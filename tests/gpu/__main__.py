@@ -4,7 +4,7 @@ A GPU may be there for minutes only. Each stage has a limit of its own, and `--m
 fails or is stopped does not end the rest. With `--out DIR` each stage writes its results as it ends (`STAGE.json`, its
 output in `STAGE.log`, all tables so far in `table.txt`), and `--from STAGE` goes on from there in another run.
 
-It needs torch, pytest and hypothesis, and no installed tapehead; stages that need more are left out by name.
+It needs torch, pytest and hypothesis, and no installed tapescope; stages that need more are left out by name.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def files_of(stage: Stage, marks: Callable[[str], bool]) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """In which a checkout of any name can be imported as tapehead."""
+    """In which a checkout of any name can be imported as tapescope."""
     (folder / "packages").mkdir()
-    (folder / "packages" / "tapehead").symlink_to(ROOT, target_is_directory=True)
+    (folder / "packages" / "tapescope").symlink_to(ROOT, target_is_directory=True)
     paths = [str(folder / "packages"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 

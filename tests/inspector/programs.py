@@ -6,17 +6,17 @@ from functools import cache
 
 import torch
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
 
 
 @cache
-def captured(name: str, **knobs: int) -> th.Graph:
+def captured(name: str, **knobs: int) -> ts.Graph:
     """The graph of a workload's captured forward."""
     _, make_loss = workload(name).build(**knobs)
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 class Twice(torch.autograd.Function):

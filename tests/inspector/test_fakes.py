@@ -10,13 +10,13 @@ import pytest
 
 PREDICTED = """
 import torch
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import WORKLOADS
-import tapehead as th
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
 
 for name in ("rnn", "mixture_of_experts", "unet", "mlp_norm"):
     torch.manual_seed(0)
-    graph = th.graph(WORKLOADS[name].build("small", **({"layers": 3} if name == "mlp_norm" else {}))[1]())
+    graph = ts.graph(WORKLOADS[name].build("small", **({"layers": 3} if name == "mlp_norm" else {}))[1]())
     for _ in range(2):
         print(dry_run(graph))
 """
@@ -49,8 +49,8 @@ assert torch._dynamo.disable(compute)(x) == compute(x)
 FORMULAS = """
 import torch
 import torch.nn.functional as F
-from tapehead.engine.prediction.dry_run import dry_run
-import tapehead as th
+from tapescope.engine.prediction.dry_run import dry_run
+import tapescope as ts
 
 def x(*sizes):
     return torch.ones(sizes, requires_grad=True)
@@ -70,17 +70,17 @@ for formula in (
     lambda: F.group_norm(x(2, 4, 4), 2),  # from here on DTensors are loaded, and sympy with them
     lambda: x(4, 4).amax(1),
 ):
-    print(dry_run(th.graph(formula().sum())))
+    print(dry_run(ts.graph(formula().sum())))
 """
 
 FIRST_DECK = """
 import sys
 import torch
-import tapehead as th
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.widgets.deck.deck import Deck
 
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
-with Deck(th.debug(model(torch.randn(8, 16)).square().mean(), trace="full", history=True)) as deck:
+with Deck(ts.debug(model(torch.randn(8, 16)).square().mean(), trace="full", history=True)) as deck:
     assert deck.compare(["heap", "bfs"])
 print(*(name for name in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "sympy")
         if name in sys.modules))
@@ -89,7 +89,7 @@ print(*(name for name in ("torch._dynamo", "torch.fx.experimental.symbolic_shape
 IMPORTS_ARE_AS_EVER = """
 import builtins
 import threading
-from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+from tapescope.inspector.torch_internals.plain_sizes import plain_sizes
 
 before = builtins.__import__
 with plain_sizes():
@@ -110,7 +110,7 @@ assert mine.Symbol("a") == symbolic_shapes.sympy.Symbol("a") and symbolic_shapes
 
 IMPORTS_WRAPPED_MEANWHILE = """
 import builtins
-from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+from tapescope.inspector.torch_internals.plain_sizes import plain_sizes
 
 def wrap():
     beneath = builtins.__import__
@@ -135,7 +135,7 @@ import wave
 IMPORTS_OF_WHOLE_PATHS = """
 import sys
 import torch
-from tapehead.inspector.torch_internals.plain_sizes import plain_sizes
+from tapescope.inspector.torch_internals.plain_sizes import plain_sizes
 
 names = {"__name__": "torch.something"}
 exec("def first():\\n    import torch.utils._sympy.functions\\n    return torch", names)

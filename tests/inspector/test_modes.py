@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from tapehead.inspector.torch_internals import modes
+from tapescope.inspector.torch_internals import modes
 
 
 def packs() -> int:

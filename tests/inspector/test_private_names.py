@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.inspector.torch_internals.private_names import (
+import tapescope as ts
+from tapescope.inspector.torch_internals.private_names import (
     CAPABILITIES,
     NEWEST_TESTED,
     explain,
@@ -147,17 +147,17 @@ def use(x, mine):
 
 
 LOST = {
-    "torch._C._will_engine_execute_node": ("th.graph(loss())", ()),
-    "torch.nn.modules.module._has_any_global_hook": ("captured()", ("stepped()", "th.backward(loss(), policy='bfs')")),
+    "torch._C._will_engine_execute_node": ("ts.graph(loss())", ()),
+    "torch.nn.modules.module._has_any_global_hook": ("captured()", ("stepped()", "ts.backward(loss(), policy='bfs')")),
     "torch._C._get_graph_exec_group": (
-        "th.debug(loss(), engine='native').step()",
-        ("stepped()", "th.backward(loss(), policy='bfs', engine='direct')"),
+        "ts.debug(loss(), engine='native').step()",
+        ("stepped()", "ts.backward(loss(), policy='bfs', engine='direct')"),
     ),
-    "torch._C._storage_Use_Count": ("th.profile(loss)", ("th.graph(loss())", "th.backward(loss(), policy='bfs')")),
-    "torch._C._autograd._prepare_profiler": ("th.profile(loss)", ("th.simulate(th.graph(loss()))", "stepped()")),
-    "torch._compile._disable_dynamo": ("th.simulate(th.graph(loss()))", ("th.profile(loss)",)),
-    "torch.utils.checkpoint._CachedTorchDispatchMode": ("th.profile(checkpointed)", ("th.profile(loss)", "stepped()")),
-    "torch.nn.modules.batchnorm._NormBase": ("trained()", ("th.profile(loss)", "stepped()")),
+    "torch._C._storage_Use_Count": ("ts.profile(loss)", ("ts.graph(loss())", "ts.backward(loss(), policy='bfs')")),
+    "torch._C._autograd._prepare_profiler": ("ts.profile(loss)", ("ts.simulate(ts.graph(loss()))", "stepped()")),
+    "torch._compile._disable_dynamo": ("ts.simulate(ts.graph(loss()))", ("ts.profile(loss)",)),
+    "torch.utils.checkpoint._CachedTorchDispatchMode": ("ts.profile(checkpointed)", ("ts.profile(loss)", "stepped()")),
+    "torch.nn.modules.batchnorm._NormBase": ("trained()", ("ts.profile(loss)", "stepped()")),
 }
 """By name that is taken away a call that needs it, and calls that the sentence says still work."""
 
@@ -175,16 +175,16 @@ def checkpointed():
     return torch.utils.checkpoint.checkpoint(lambda x: x.exp().sin(), weight, use_reentrant=False).sum()
 
 def captured():
-    with th.capture():
+    with ts.capture():
         loss()
 
 def stepped():
-    with th.debug(loss()) as session:
+    with ts.debug(loss()) as session:
         session.run()
 
 def trained():
     model = torch.nn.Linear(2, 2)
-    with th.training(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+    with ts.training(model, torch.optim.SGD(model.parameters(), lr=0.1)):
         pass
 
 def attempt(call):
@@ -199,7 +199,7 @@ for name, (needs, still) in json.loads(sys.argv[1]).items():
     if (child := os.fork()) == 0:
         owner, _, last = name.rpartition(".")
         delattr(eval(owner), last)
-        import tapehead as th
+        import tapescope as ts
         print(json.dumps([name, attempt(needs), [attempt(call) for call in still]]), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
@@ -232,14 +232,14 @@ def test_a_missing_name_in_a_hook_of_a_training_loop_is_explained_where_the_bloc
     name = "_are_functorch_transforms_active"
 
     def trained() -> None:
-        with th.training(model, optimizer), monkeypatch.context() as without:
+        with ts.training(model, optimizer), monkeypatch.context() as without:
             without.delattr(torch._C, name)
             model(torch.ones(2))
 
     with pytest.raises(AttributeError, match=name) as caught:
         trained()
     (note,) = caught.value.__notes__
-    assert note.startswith(f"tapehead: leaving the modes of a thread needs torch._C.{name}, which torch ")
+    assert note.startswith(f"tapescope: leaving the modes of a thread needs torch._C.{name}, which torch ")
 
 
 def test_an_attribute_that_torch_never_had_keeps_its_own_error() -> None:

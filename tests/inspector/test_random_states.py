@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tapehead.inspector.torch_internals.random_states import (
+from tapescope.inspector.torch_internals.random_states import (
     accelerators_awake,
     generator_of,
     random_states,

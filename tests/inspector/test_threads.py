@@ -11,8 +11,8 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 
-import tapehead
-from tapehead.inspector import threads
+import tapescope
+from tapescope.inspector import threads
 
 
 def test_a_count_is_repeated_when_another_thread_has_looked_meanwhile() -> None:
@@ -54,7 +54,7 @@ def test_a_count_waits_for_a_look_of_another_thread(monkeypatch: pytest.MonkeyPa
 
 
 def test_all_objects_are_looked_at_in_one_place() -> None:
-    root = Path(tapehead.__file__).parent
+    root = Path(tapescope.__file__).parent
     files = (
         file for folder in ("commands", "engine", "inspector", "widgets") for file in (root / folder).rglob("*.py")
     )

@@ -1,4 +1,4 @@
-"""What tapehead needs of torch that is private. Where one of these fails, torch has changed."""
+"""What tapescope needs of torch that is private. Where one of these fails, torch has changed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapehead.inspector.torch_internals import sequence_numbers as pinning
-from tapehead.inspector.torch_internals.allocators import _log_level, start_allocation_events, stop_allocation_events
-from tapehead.inspector.torch_internals.applied_functions import around_function_apply
-from tapehead.inspector.torch_internals.compiled import compiled_autograd_is_on
-from tapehead.inspector.torch_internals.engine import redirect_backward, torch_backward
-from tapehead.inspector.torch_internals.hooks import node_hooks, set_post_accumulate_hooks
-from tapehead.inspector.torch_internals.modes import (
+from tapescope.inspector.torch_internals import sequence_numbers as pinning
+from tapescope.inspector.torch_internals.allocators import _log_level, start_allocation_events, stop_allocation_events
+from tapescope.inspector.torch_internals.applied_functions import around_function_apply
+from tapescope.inspector.torch_internals.compiled import compiled_autograd_is_on
+from tapescope.inspector.torch_internals.engine import redirect_backward, torch_backward
+from tapescope.inspector.torch_internals.hooks import node_hooks, set_post_accumulate_hooks
+from tapescope.inspector.torch_internals.modes import (
     close_hooks,
     close_mode,
     grad_mode_switch,
@@ -39,17 +39,17 @@ from tapehead.inspector.torch_internals.modes import (
     open_mode,
     open_pack_hook,
 )
-from tapehead.inspector.torch_internals.nodes import call_node, input_metadata, is_cast
-from tapehead.inspector.torch_internals.operators import (
+from tapescope.inspector.torch_internals.nodes import call_node, input_metadata, is_cast
+from tapescope.inspector.torch_internals.operators import (
     FakeOperations,
     Operator,
     SeenOperations,
     operator_named,
     schema_writes,
 )
-from tapehead.inspector.torch_internals.ranks import flat_names, is_flattened, is_fully_sharded, sharded_parameters
-from tapehead.inspector.torch_internals.references import owned_alone, storage_owned_alone
-from tapehead.inspector.torch_internals.saved import (
+from tapescope.inspector.torch_internals.ranks import flat_names, is_flattened, is_fully_sharded, sharded_parameters
+from tapescope.inspector.torch_internals.references import owned_alone, storage_owned_alone
+from tapescope.inspector.torch_internals.saved import (
     FREED,
     free_saved,
     hidden_functions,
@@ -57,7 +57,7 @@ from tapehead.inspector.torch_internals.saved import (
     saved_facts,
     saved_variables,
 )
-from tapehead.inspector.torch_internals.sequence_numbers import (
+from tapescope.inspector.torch_internals.sequence_numbers import (
     UNNUMBERED,
     Pin,
     current_number,
@@ -67,7 +67,7 @@ from tapehead.inspector.torch_internals.sequence_numbers import (
     sequence_nr,
     sort_queue_again,
 )
-from tapehead.inspector.torch_internals.tensors import View, detached, on_storage, version_of
+from tapescope.inspector.torch_internals.tensors import View, detached, on_storage, version_of
 
 from .programs import Twice
 

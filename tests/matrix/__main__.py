@@ -4,7 +4,7 @@
     python tests/matrix compare_ layouts                 kinds by name, or whole topics
     python tests/matrix --verbs compare,find_nan --prefilled
 
-A cell is "right"; "refused", by an error that tapehead raises itself and that leaves everything as it was; "crash", by
+A cell is "right"; "refused", by an error that tapescope raises itself and that leaves everything as it was; "crash", by
 any other error; or "wrong": a gradient, a result or the user's state differs from plain PyTorch. Exits with 1 if any
 is a crash or wrong.
 """
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["TAPEHEAD_TRACEBACKS"] = "full"  # the innermost frame tells whether tapehead raised an error itself
+os.environ["TAPESCOPE_TRACEBACKS"] = "full"  # the innermost frame tells whether tapescope raised an error itself
 
 from kinds import TOPICS
 from program import KINDS

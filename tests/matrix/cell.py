@@ -13,7 +13,7 @@ import torch
 from program import Program
 from state import State, differences, flags, objects_of, values_of
 
-import tapehead as th
+import tapescope as ts
 
 _MOST = 6  # differences that are shown
 FIRST, SECOND = 7, 8  # seeds of the two steps
@@ -136,7 +136,7 @@ class Cell:
         def step() -> dict[str, Any]:
             before = flags()
             seed(FIRST)
-            with th.capture(keep_inputs=keep_inputs) if capture else nullcontext():
+            with ts.capture(keep_inputs=keep_inputs) if capture else nullcontext():
                 arguments = program.arguments()
             program.call_backward(lambda: run(program, arguments))
             expect_equal("flags", before, flags())
@@ -156,7 +156,7 @@ class Cell:
 
         def step() -> Exception | None:
             seed(FIRST)
-            with th.capture() if capture else nullcontext():
+            with ts.capture() if capture else nullcontext():
                 arguments = program.arguments()
             refused = self.unchanged(program, lambda: ask(program, arguments))
             program.call_backward(lambda: torch.autograd.backward(**arguments))

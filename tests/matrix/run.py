@@ -19,12 +19,12 @@ from cell import Cell, DoesNotApplyError, WrongError
 from program import KINDS
 from verbs import VERBS
 
-import tapehead as th
+import tapescope as ts
 
 HUNG_S = 300
 """After this time a cell counts as hung; the longest takes some 20 s on a quiet machine."""
 
-_OURS = Path(th.__file__).parent
+_OURS = Path(ts.__file__).parent
 _PACKAGES = tuple(_OURS / name for name in ("inspector", "engine", "widgets"))
 _MOST_TEXT = 2_000  # characters
 
@@ -103,7 +103,7 @@ def _is_ours(file: str) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the error was raised by a `raise` of tapehead's own, not inside torch or Python."""
+    """Return whether the error was raised by a `raise` of tapescope's own, not inside torch or Python."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -16,7 +16,7 @@ from cell import FIRST, SECOND, Cell, DoesNotApplyError, Oracle, WrongError, exp
 from program import Program
 from state import bits, flags
 
-import tapehead as th
+import tapescope as ts
 
 Verb = Callable[[Cell], object]
 VERBS: dict[str, Verb] = {}
@@ -31,7 +31,7 @@ def verb(run: Verb) -> Verb:
 
 
 def _backward(cell: Cell, is_exact: bool, **how: Any) -> None:
-    cell.runs_backward(lambda program, arguments: th.backward(**arguments, **how), is_exact=is_exact)
+    cell.runs_backward(lambda program, arguments: ts.backward(**arguments, **how), is_exact=is_exact)
 
 
 VERBS.update(
@@ -61,7 +61,7 @@ def _to_the_end(session: Any) -> None:
 @verb
 def debug(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments)) as session:
+        with closing(ts.debug(**arguments)) as session:
             session.run()
 
     cell.runs_backward(run)
@@ -70,7 +70,7 @@ def debug(cell: Cell) -> None:
 @verb
 def debug_native(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments, engine="native")) as session:
+        with closing(ts.debug(**arguments, engine="native")) as session:
             for _ in range(3):
                 if session.current is not None:
                     session.step()
@@ -82,7 +82,7 @@ def debug_native(cell: Cell) -> None:
 @verb
 def debug_back(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments, history=True, trace="full")) as session:
+        with closing(ts.debug(**arguments, history=True, trace="full")) as session:
             steps = 0
             while session.current is not None and steps < 6:
                 session.step()
@@ -97,7 +97,7 @@ def debug_back(cell: Cell) -> None:
 @verb
 def debug_back_all(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments, history=True)) as session:
+        with closing(ts.debug(**arguments, history=True)) as session:
             session.run()
             session.back(min(len(session.order), 3_000))
             session.run()
@@ -110,7 +110,7 @@ def debug_branch(cell: Cell) -> None:
     """Edit, go back, take another task first, go back, run to the end."""
 
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments, history=True)) as session:
+        with closing(ts.debug(**arguments, history=True)) as session:
             session.step()
             if session.current is not None:
                 session.scale(1.0)
@@ -130,7 +130,7 @@ def debug_check(cell: Cell) -> None:
     said: list[str] = []
 
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments, history=True)) as session:
+        with closing(ts.debug(**arguments, history=True)) as session:
             while session.current is not None and len(said) < _MOST_TASKS:
                 said.append(str(session.check()))
                 session.step()
@@ -145,7 +145,7 @@ def debug_check(cell: Cell) -> None:
 @verb
 def debug_stops(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.debug(**arguments)) as session:
+        with closing(ts.debug(**arguments)) as session:
             session.watch("nan", "norm>1e9")
             if len(session.graph.nodes) > 3:
                 session.break_at(2)
@@ -163,7 +163,7 @@ def debug_abandoned(cell: Cell) -> None:
         def step(program: Program = program, engine: Any = engine) -> None:
             before = flags()
             seed(FIRST)
-            with closing(th.debug(**program.arguments(), engine=engine)) as session:
+            with closing(ts.debug(**program.arguments(), engine=engine)) as session:
                 if session.current is not None:
                     session.step()
             expect_equal(f"flags, {engine}", before, flags())
@@ -186,7 +186,7 @@ def debug_abandoned(cell: Cell) -> None:
 @verb
 def deck(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.deck(**arguments)) as shown, tempfile.TemporaryDirectory() as folder:
+        with closing(ts.deck(**arguments)) as shown, tempfile.TemporaryDirectory() as folder:
             shown.step()
             shown.run()
             shown.save_html(Path(folder) / "deck.html")
@@ -197,7 +197,7 @@ def deck(cell: Cell) -> None:
 @verb
 def deck_predict(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        with closing(th.deck(**arguments)) as shown:
+        with closing(ts.deck(**arguments)) as shown:
             shown.predict_memory()
             shown.switch("bfs")
             shown.switch("heap")
@@ -211,22 +211,22 @@ def run_files(cell: Cell) -> None:
     """Save, load, compare and export a measured run."""
 
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        found = th.backward(**arguments, memory=True, trace="full")
+        found = ts.backward(**arguments, memory=True, trace="full")
         str(found), str(found.peak()), found.to_pandas()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             found.save(folder / "run.tape.json")
-            loaded = th.load(folder / "run.tape.json")
+            loaded = ts.load(folder / "run.tape.json")
             if (loaded.order, loaded.peak_bytes) != (found.order, found.peak_bytes):
                 raise WrongError("the loaded run has another order or peak")
             for number, each in enumerate((found, loaded)):
                 each.save_html(folder / f"{number}.html")
                 each.save_perfetto(folder / f"{number}.json")
                 each.to_pandas()
-                if th.diff(found, each).differs:
-                    raise WrongError(f"diff of a run with itself: {th.diff(found, each)}")
+                if ts.diff(found, each).differs:
+                    raise WrongError(f"diff of a run with itself: {ts.diff(found, each)}")
         for policy in ("heap", "bfs"):
-            str(th.simulate(found.graph, policy, found.footprints))
+            str(ts.simulate(found.graph, policy, found.footprints))
 
     cell.runs_backward(run, capture=True)
 
@@ -237,7 +237,7 @@ def run_files(cell: Cell) -> None:
 @verb
 def graph(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
-        found = th.graph(arguments["tensors"])
+        found = ts.graph(arguments["tensors"])
         str(found), found.to_json(), found.saved, found.leaves
         if len(found.nodes) < _DRAWN:
             found.to_svg(), found.to_graphviz()
@@ -247,16 +247,16 @@ def graph(cell: Cell) -> None:
 
 @verb
 def graph_without_capture(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(th.graph(arguments["tensors"], program.model)), capture=False)
+    cell.predicts(lambda program, arguments: str(ts.graph(arguments["tensors"], program.model)), capture=False)
 
 
 @verb
 def simulate(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
-        found = th.graph(arguments["tensors"])
-        asked = th.dry_run(found)
+        found = ts.graph(arguments["tensors"])
+        asked = ts.dry_run(found)
         for policy in ("heap", "bfs", "lpmf"):
-            str(th.simulate(found, policy, asked))
+            str(ts.simulate(found, policy, asked))
 
     cell.predicts(ask)
 
@@ -268,14 +268,14 @@ def simulated_peak(cell: Cell) -> None:
 
     def step() -> tuple[Any, Any, Any]:
         seed(FIRST)
-        with th.capture():
+        with ts.capture():
             arguments = program.arguments()
         if set(arguments) != {"tensors"}:
-            raise DoesNotApplyError  # th.simulate predicts the plain backward of a loss
-        found = th.graph(arguments["tensors"])
-        predicted = th.simulate(found, "heap", th.dry_run(found))
-        measured = th.backward(**arguments, memory=True)
-        calibrated = th.simulate(measured.graph, "heap", measured.footprints)
+            raise DoesNotApplyError  # ts.simulate predicts the plain backward of a loss
+        found = ts.graph(arguments["tensors"])
+        predicted = ts.simulate(found, "heap", ts.dry_run(found))
+        measured = ts.backward(**arguments, memory=True)
+        calibrated = ts.simulate(measured.graph, "heap", measured.footprints)
         return predicted, measured.timeline, calibrated
 
     predicted, measured, calibrated = program.call(step)
@@ -287,7 +287,7 @@ def simulated_peak(cell: Cell) -> None:
 @verb
 def plan(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
-        found = th.plan(arguments["tensors"])
+        found = ts.plan(arguments["tensors"])
         str(found), found.best, found.policy
 
     cell.predicts(ask)
@@ -296,33 +296,33 @@ def plan(cell: Cell) -> None:
 @verb
 def plan_followed(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        th.backward(**arguments, policy=th.plan(arguments["tensors"]).policy)
+        ts.backward(**arguments, policy=ts.plan(arguments["tensors"]).policy)
 
     cell.runs_backward(run, is_exact=False)
 
 
 @verb
 def makespan(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(th.makespan(arguments["tensors"], policies=["heap", "bfs"])))
+    cell.predicts(lambda program, arguments: str(ts.makespan(arguments["tensors"], policies=["heap", "bfs"])))
 
 
 @verb
 def unpack_order(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(th.unpack_order(arguments["tensors"])))
+    cell.predicts(lambda program, arguments: str(ts.unpack_order(arguments["tensors"])))
 
 
 @verb
 def check_order(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
-        if len(th.graph(arguments["tensors"]).nodes) > 1:
-            str(th.check_order(arguments["tensors"], [(0, 1)]))
+        if len(ts.graph(arguments["tensors"]).nodes) > 1:
+            str(ts.check_order(arguments["tensors"], [(0, 1)]))
 
     cell.predicts(ask)
 
 
 @verb
 def groups(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(th.groups(arguments["tensors"])))
+    cell.predicts(lambda program, arguments: str(ts.groups(arguments["tensors"])))
 
 
 # ---------------------------------------------------------------------------------- verbs that run the program
@@ -335,7 +335,7 @@ def profile(cell: Cell) -> None:
     def step() -> None:
         before = flags()
         seed(FIRST)
-        found = th.profile(program.make_loss, trace="full")
+        found = ts.profile(program.make_loss, trace="full")
         str(found), str(found.peak())
         expect_equal("flags", before, flags())
 
@@ -346,14 +346,14 @@ def profile(cell: Cell) -> None:
 @verb
 def compare(cell: Cell) -> None:
     cell.runs_program(
-        lambda program: str(th.compare(program.make_loss, policies=["bfs", "dfs", "heap"], repetitions=1))
+        lambda program: str(ts.compare(program.make_loss, policies=["bfs", "dfs", "heap"], repetitions=1))
     )
 
 
 @verb
 def find_nan(cell: Cell) -> None:
     def ask(program: Program) -> None:
-        report = th.find_nan(program.make_loss)
+        report = ts.find_nan(program.make_loss)
         if report:
             raise WrongError(f"found one where there is none: {report}")
 
@@ -370,7 +370,7 @@ def find_nan_planted(cell: Cell) -> None:
             with torch.inference_mode(False), torch.enable_grad():
                 return (loss * 0.0).sqrt() * 0 + loss  # backward: 0 * inf
 
-        report = th.find_nan(spoiled)
+        report = ts.find_nan(spoiled)
         if not report:
             raise WrongError(f"not found: {report}")
 
@@ -383,7 +383,7 @@ def find_unused(cell: Cell) -> None:
         raise DoesNotApplyError
 
     def ask(program: Program) -> None:
-        report = th.find_unused(program.make_loss, program.model)
+        report = ts.find_unused(program.make_loss, program.model)
         if len(report) and not program.has_unused:
             raise WrongError(f"says of used parameters: {report}")
 
@@ -393,7 +393,7 @@ def find_unused(cell: Cell) -> None:
 @verb
 def order_dependent(cell: Cell) -> None:
     def ask(program: Program) -> None:
-        report = th.order_dependent(program.make_loss)
+        report = ts.order_dependent(program.make_loss)
         if report:
             raise WrongError(f"says of one that is not: {report}")
 
@@ -402,7 +402,7 @@ def order_dependent(cell: Cell) -> None:
 
 @verb
 def plan_mirror(cell: Cell) -> None:
-    cell.runs_program(lambda program: str(th.plan_mirror(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
+    cell.runs_program(lambda program: str(ts.plan_mirror(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
 
 
 def _two_mirrored_steps(
@@ -428,14 +428,14 @@ def mirror(cell: Cell) -> None:
     program.roots = None
 
     def planned() -> Any:
-        return th.plan_mirror(program.make_loss, budget=0.4, seconds=0.5, repetitions=1)
+        return ts.plan_mirror(program.make_loss, budget=0.4, seconds=0.5, repetitions=1)
 
     found = program.call(planned)
     if program.log is not None:
         program.log.clear()
 
     def step() -> None:
-        with th.mirror(found):
+        with ts.mirror(found):
             arguments = program.arguments()
         program.call_backward(lambda: torch.autograd.backward(**arguments))
 
@@ -447,7 +447,7 @@ def mirrored(cell: Cell) -> None:
     program = cell.fresh()
     if program.has_own_roots:
         raise DoesNotApplyError
-    wrapped = th.mirrored(budget=0.5, seconds=0.5)
+    wrapped = ts.mirrored(budget=0.5, seconds=0.5)
 
     def step() -> None:
         loss = wrapped(program.make_loss)
@@ -458,14 +458,14 @@ def mirrored(cell: Cell) -> None:
 
 @verb
 def advise(cell: Cell) -> None:
-    cell.runs_program(lambda program: str(th.advise(program.make_loss, program.model, rounds=1)))
+    cell.runs_program(lambda program: str(ts.advise(program.make_loss, program.model, rounds=1)))
 
 
 @verb
 def accumulation_study(cell: Cell) -> None:
-    from tapehead.engine.workloads.own_program import own_program
+    from tapescope.engine.workloads.own_program import own_program
 
-    cell.runs_program(lambda program: str(th.accumulation_study(own_program(program.make_loss, "own"), repetitions=1)))
+    cell.runs_program(lambda program: str(ts.accumulation_study(own_program(program.make_loss, "own"), repetitions=1)))
 
 
 @verb
@@ -475,7 +475,7 @@ def fits(cell: Cell) -> None:
         raise DoesNotApplyError
 
     def ask(given: Any) -> None:
-        found = th.fits(
+        found = ts.fits(
             given, lambda: program.batch, lambda each: torch.optim.SGD(each, 0.1, momentum=0.9), "1GB", program.loss_of
         )
         if not found.fits:
@@ -494,7 +494,7 @@ def statistics(cell: Cell) -> None:
     for name, leaf in program.leaves.items():
         before = bits(leaf.grad)
         for level in ("off", "cheap", "full"):
-            str(th.statistics(leaf.grad, level))
+            str(ts.statistics(leaf.grad, level))
         if bits(leaf.grad) != before:
             raise WrongError(f"{name}.grad changed")
 
@@ -504,17 +504,17 @@ def statistics(cell: Cell) -> None:
 
 @verb
 def policy_auto(cell: Cell) -> None:
-    cell.trains(lambda program, optimizer: th.policy("auto"), is_exact=False)
+    cell.trains(lambda program, optimizer: ts.policy("auto"), is_exact=False)
 
 
 @verb
 def policy_heap(cell: Cell) -> None:
-    cell.trains(lambda program, optimizer: th.policy("heap"))
+    cell.trains(lambda program, optimizer: ts.policy("heap"))
 
 
 @verb
 def policy_direct(cell: Cell) -> None:
-    cell.trains(lambda program, optimizer: th.policy("heap", engine="direct"))
+    cell.trains(lambda program, optimizer: ts.policy("heap", engine="direct"))
 
 
 @verb
@@ -525,7 +525,7 @@ def training(cell: Cell) -> None:
         @contextmanager
         def around(program: Program, optimizer: Any) -> Iterator[None]:
             box = str(Path(folder) / "black_box")
-            with th.training(program.model, optimizer, writes=True, black_box=box, every=1) as watched:
+            with ts.training(program.model, optimizer, writes=True, black_box=box, every=1) as watched:
                 yield
             str(watched), watched.to_pandas(), watched.to_pandas("steps"), watched.to_pandas("findings")
             watched.save_html(Path(folder) / "loop.html")
@@ -549,7 +549,7 @@ def replay(cell: Cell) -> None:
         def train() -> None:
             optimizer = torch.optim.SGD([each for each in program.leaves.values() if each.requires_grad], 0.05)
             before = flags()
-            with th.training(program.model, optimizer, black_box=str(box)):
+            with ts.training(program.model, optimizer, black_box=str(box)):
                 for number in range(6):
                     batch = program.batch.clone()
                     if number == 3:
@@ -566,7 +566,7 @@ def replay(cell: Cell) -> None:
 
         def again() -> str:
             before = flags()
-            found = th.replay(
+            found = ts.replay(
                 steps[0],
                 lambda: cell.fresh().model,
                 lambda model, batch: loss_of(model, batch[0] if isinstance(batch, tuple) else batch),
@@ -584,7 +584,7 @@ def replay(cell: Cell) -> None:
 def record_steps(cell: Cell) -> None:
     @contextmanager
     def around(program: Program, optimizer: Any) -> Iterator[None]:
-        with th.record_steps(steps=3) as recorded:
+        with ts.record_steps(steps=3) as recorded:
             yield
         str(recorded)
 
@@ -606,7 +606,7 @@ def profile_step(cell: Cell) -> None:
             program.make_loss().backward()
             optimizer.step()
 
-        found = th.profile_step(step)
+        found = ts.profile_step(step)
         str(found), str(found.peak())
         expect_equal("flags", before, flags())
         with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ def build(folder: Path) -> Path:
 
 def metered(library: Path, *command: str, capture: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs this Python with the counter below it, in one thread."""
-    environment = {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "TAPEHEAD_TRACEBACKS": "full"}
+    environment = {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "TAPESCOPE_TRACEBACKS": "full"}
     return subprocess.run([sys.executable, *command], env=environment, capture_output=capture, text=True)
 
 

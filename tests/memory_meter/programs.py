@@ -36,8 +36,8 @@ class Program:
         make_loss: runs the forward.
         step: runs a whole training step.
         leaves: tensors whose .grad is set to None before each measured forward.
-        fits: the arguments of `th.fits` but for the memory: make_model, make_batch, make_optimizer, loss_of. None:
-            its step is not the one that `th.fits` runs.
+        fits: the arguments of `ts.fits` but for the memory: make_model, make_batch, make_optimizer, loss_of. None:
+            its step is not the one that `ts.fits` runs.
         retain_graph: as in `torch.autograd.backward`.
         model_bytes: of a model that the forward makes, which verbs leave out, as other models.
         batch: gives what is trained on; what it made is kept until its cache is cleared, as before each step.

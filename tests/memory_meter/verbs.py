@@ -12,14 +12,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.not_counted import constants_sentence
-from tapehead.engine.words.estimates import estimate_sentence
+import tapescope as ts
+from tapescope.engine.memory.not_counted import constants_sentence
+from tapescope.engine.words.estimates import estimate_sentence
 
 from .meter import Meter
 from .programs import PROGRAMS, Builder, Program
 
-RECORDED, MOST_STEPS = 4, 9  # what `th.profile_step` runs at most
+RECORDED, MOST_STEPS = 4, 9  # what `ts.profile_step` runs at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def held_by_backward(build: Builder, policy: object = None) -> int:
         if policy is None:
             loss.backward(retain_graph=program.retain_graph)
         else:
-            th.backward(loss, policy=policy, trace="off")
+            ts.backward(loss, policy=policy, trace="off")
 
     with warmed_up(build) as program:
         backward(program.make_loss())  # the first one in a process by a policy takes what it keeps
@@ -131,7 +131,7 @@ def held_by_steps(build: Builder) -> list[int]:
 def of_profile(build: Builder) -> Iterator[Figure]:
     held = held_by_backward(build)
     with warmed_up(build) as program:
-        run = th.profile(program.make_loss, retain_graph=program.retain_graph)
+        run = ts.profile(program.make_loss, retain_graph=program.retain_graph)
         yield Figure(run.peak_bytes, held, estimate_sentence(run.timeline.estimates))
         forward = run.peak(phase="forward")
     yield Figure(forward.nbytes, held_by_forward(build))
@@ -142,11 +142,11 @@ def of_measured_backward(build: Builder) -> Iterator[Figure]:
     """`memory=True` finds a forward that has run."""
     held = held_by_backward(build)
     with warmed_up(build) as program:
-        run = th.backward(program.make_loss(), memory=True, retain_graph=program.retain_graph)
+        run = ts.backward(program.make_loss(), memory=True, retain_graph=program.retain_graph)
         yield Figure(run.peak_bytes, held, flag_of_timeline(run.timeline), run.timeline.constant_bytes)
 
 
-def flag_of_timeline(timeline: th.Timeline) -> str:
+def flag_of_timeline(timeline: ts.Timeline) -> str:
     """The reasons why its peak is an estimate, and the bytes that may be on top."""
     sentences = estimate_sentence(timeline.estimates), constants_sentence(timeline.constant_bytes)
     return " ".join(filter(None, sentences))
@@ -154,17 +154,17 @@ def flag_of_timeline(timeline: th.Timeline) -> str:
 
 def of_simulate(build: Builder) -> Iterator[Figure]:
     held = held_by_backward(build)
-    for forward in th.capture(), nullcontext():
+    for forward in ts.capture(), nullcontext():
         with warmed_up(build) as program:
             with forward:
                 loss = program.make_loss()
-            found = th.simulate(th.graph(loss), retain_graph=program.retain_graph)
+            found = ts.simulate(ts.graph(loss), retain_graph=program.retain_graph)
             yield Figure(found.peak_bytes, held, flag_of_timeline(found), found.constant_bytes)
 
 
 def of_plan(build: Builder) -> Iterator[Figure]:
-    with warmed_up(build) as program, th.capture():
-        plan = th.plan(program.make_loss())
+    with warmed_up(build) as program, ts.capture():
+        plan = ts.plan(program.make_loss())
     held, flag = held_by_backward(build, plan.policy), " ".join(plan.notes)
     yield Figure(plan.best.peak_bytes, held, flag)
     if plan.bound_bytes > held:
@@ -174,7 +174,7 @@ def of_plan(build: Builder) -> Iterator[Figure]:
 def of_compare(build: Builder) -> Iterator[Figure]:
     held = {name: held_by_backward(build, name) for name in ("heap", "bfs")}
     with warmed_up(build) as program:
-        for row in th.compare(program.make_loss, [*held], repetitions=1).rows:
+        for row in ts.compare(program.make_loss, [*held], repetitions=1).rows:
             yield Figure(row.peak_bytes, held[row.policy])
             if row.predicted is not None:
                 yield Figure(row.predicted.peak_bytes, held[row.policy], estimate_sentence(row.predicted.estimates))
@@ -190,7 +190,7 @@ def of_record_steps(build: Builder) -> Iterator[Figure]:
             torch.manual_seed(1)
             for _ in range(before):
                 program.train()
-            with th.record_steps(RECORDED) as steps:
+            with ts.record_steps(RECORDED) as steps:
                 for _ in range(RECORDED + 1):
                     program.train()
             for step in steps:
@@ -201,11 +201,11 @@ def of_profile_step(build: Builder) -> Iterator[Figure]:
     held = held_by_steps(build)
     with started(build) as (program, _):
         torch.manual_seed(1)
-        step = th.profile_step(program.train)
+        step = ts.profile_step(program.train)
         yield Figure(step.peak_bytes, held[step.number], flag_of(step, program))
 
 
-def flag_of(step: th.TrainingStep, program: Program) -> str:
+def flag_of(step: ts.TrainingStep, program: Program) -> str:
     """The line on what is older than the recording, which each step has; it excuses programs that have such."""
     if not program.has_older:
         return ""
@@ -219,7 +219,7 @@ def of_fits(build: Builder) -> Iterator[Figure]:
     if arguments is None:
         return
     make_model, make_batch, make_optimizer, loss_of = arguments
-    fit = th.fits(make_model, make_batch, make_optimizer, "1GiB", loss_of)
+    fit = ts.fits(make_model, make_batch, make_optimizer, "1GiB", loss_of)
     yield Figure(fit.peak_bytes, held_by_steps(build)[1], estimate_sentence(fit.estimates))
 
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error("no stranger has such a name; there are: " + ", ".join(names()))
     os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TAPEHEAD_TRACEBACKS"] = "full"  # where an error is raised tells whose it is
+    os.environ["TAPESCOPE_TRACEBACKS"] = "full"  # where an error is raised tells whose it is
     started, rows = time.monotonic(), []
     for row in put_all_through(chosen, options.jobs):
         rows.append(row)

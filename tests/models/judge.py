@@ -16,7 +16,7 @@ from torch import Tensor
 from world.programs import Program
 from world.snapshot import bits, differences, snapshot
 
-import tapehead as th
+import tapescope as ts
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11, torch.bfloat16: 5e-2}
 """By how much of its largest element a gradient may differ in another order, whose sums round otherwise."""
@@ -33,7 +33,7 @@ class WrongError(Exception):
     """What a verb did wrong, in words."""
 
 
-REFUSALS = (NotImplementedError, th.PolicyError)
+REFUSALS = (NotImplementedError, ts.PolicyError)
 
 
 def refusal(error: Exception) -> str | None:
@@ -130,10 +130,10 @@ def nothing_left() -> Iterator[None]:
         raise WrongError(f"left behind: {', '.join(left)}")
 
 
-def held(what: str, found: th.Timeline, measured: int) -> Cell:
+def held(what: str, found: ts.Timeline, measured: int) -> Cell:
     """A predicted peak against a measured one."""
     off = found.peak_bytes / measured - 1
-    text = f"{what} {th.size_text(measured)} {100 * off:+.2f} %".strip()
+    text = f"{what} {ts.size_text(measured)} {100 * off:+.2f} %".strip()
     if found.estimates:
         return Cell("estimate", text)
     return Cell("right" if abs(off) <= OFF else "wrong", text)

@@ -12,7 +12,7 @@ from results import Cell
 from stranger import Stranger
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 _SEARCH_S = 0.1
 _BUDGET = 0.5
@@ -23,7 +23,7 @@ def installed(loop: Loop) -> Cell:
     expected = _trained(loop)
     worst = 0.0
     for policy in ("heap", "bfs"):
-        with nothing_left(), th.policy(policy):
+        with nothing_left(), ts.policy(policy):
             found = _trained(loop)
         worst = max(worst, tolerated(policy, found, expected, loop.dtype))
     return Cell("right", "equal" if not worst else f"{worst:.0e}")
@@ -32,7 +32,7 @@ def installed(loop: Loop) -> Cell:
 def recorded(loop: Loop) -> Cell:
     """The first two steps of the training, with its own optimizer, closure and clipping: whole, and one followed."""
     expected = _trained(loop)
-    with nothing_left(), th.record_steps(steps=2) as steps:
+    with nothing_left(), ts.record_steps(steps=2) as steps:
         found = _trained(loop)
     tolerated("heap", found, expected)
     if len(steps) != 2:
@@ -44,45 +44,45 @@ def recorded(loop: Loop) -> Cell:
     run = steps[1].run
     if len(run.order) != len(run.graph) or list(run.timeline.nbytes) != list(steps[1].timeline.nbytes):
         raise WrongError("the followed backward is not that of its step")
-    return Cell("right", th.size_text(steps[1].peak_bytes))
+    return Cell("right", ts.size_text(steps[1].peak_bytes))
 
 
 def profiled(loop: Loop) -> Cell:
     """Each step is measured first; the second one is predicted from the first."""
-    runs: list[th.Run] = []
+    runs: list[ts.Run] = []
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
         with _put_back(model):
-            runs.append(th.profile(make_loss))
+            runs.append(ts.profile(make_loss))
         return make_loss()
 
     _compared(loop, way)
     last = runs[-1]
-    found = th.simulate(last.graph, "heap", last.footprints)
+    found = ts.simulate(last.graph, "heap", last.footprints)
     return held("", found, last.peak_bytes)
 
 
 def mirrored(loop: Loop) -> Cell:
     """Planned at the first step, followed at each."""
-    plans: list[th.PlannedMirror] = []
+    plans: list[ts.PlannedMirror] = []
     peaks: list[int] = []
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
         if not plans:
             with nothing_changes(Stranger(model, make_loss)):
-                plans.append(th.plan_mirror(make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1))
+                plans.append(ts.plan_mirror(make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1))
         if len(peaks) < 2:
             with _put_back(model):
-                peaks.append(th.profile(lambda: _under(plans[0], make_loss)).peak_bytes)
+                peaks.append(ts.profile(lambda: _under(plans[0], make_loss)).peak_bytes)
         return _under(plans[0], make_loss)
 
     _compared(loop, way)
     cell = held("", plans[0].timeline, peaks[0])
-    return Cell(cell.outcome, f"{th.size_text(plans[0].plain_peak_bytes)} to {cell.text}")
+    return Cell(cell.outcome, f"{ts.size_text(plans[0].plain_peak_bytes)} to {cell.text}")
 
 
-def _under(plan: th.MirrorPlan, make_loss: Callable[[], Tensor]) -> Tensor:
-    with th.mirror(plan):
+def _under(plan: ts.MirrorPlan, make_loss: Callable[[], Tensor]) -> Tensor:
+    with ts.mirror(plan):
         return make_loss()
 
 
@@ -91,7 +91,7 @@ def find_nan(loop: Loop) -> Cell:
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
         with nothing_changes(Stranger(model, make_loss)):
-            report = th.find_nan(make_loss)
+            report = ts.find_nan(make_loss)
         if report:
             raise WrongError(f"found: {report.sentences[0]}")
         return make_loss()
@@ -106,7 +106,7 @@ def find_unused(loop: Loop) -> Cell:
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
         with nothing_changes(Stranger(model, make_loss)):
-            report = th.find_unused(make_loss, model)
+            report = ts.find_unused(make_loss, model)
         claimed.append({each.name for each in report})
         with _put_back(model):
             make_loss().backward()
@@ -151,7 +151,7 @@ def _put_back(model: nn.Module) -> Iterator[None]:
 
 
 VERBS: Mapping[str, Callable[[Loop], Cell]] = {
-    "th.policy": installed,
+    "ts.policy": installed,
     "whole steps": recorded,
     "calibrated": profiled,
     "mirrored": mirrored,

@@ -1,4 +1,4 @@
-"""What goes through tapehead here: a model that nobody of this project wrote, and its loss."""
+"""What goes through tapescope here: a model that nobody of this project wrote, and its loss."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from results import Cell
 from stranger import Stranger
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 POLICIES = ("heap", "bfs", "dfs", "lpmf")
 """PyTorch's own, whose gradients are equal to the bit, two others, and one that goes by memory."""
@@ -26,9 +26,9 @@ def graph(stranger: Stranger) -> Cell:
     expected, _ = gradients_of(stranger, stranger.step)
     stranger.put_back()
     with nothing_left():
-        with th.capture():
+        with ts.capture():
             loss = stranger.make_loss()
-        found = th.graph(loss, stranger.model)
+        found = ts.graph(loss, stranger.model)
         leaves = set(map(id, found.leaves.values()))
         named = {name for name, each in stranger.model.named_parameters() if id(each) in leaves}
         if missing := {name for name, each in expected.items() if each is not None} - named:
@@ -46,7 +46,7 @@ def gradients(stranger: Stranger, engine: Any) -> Cell:
     for policy in POLICIES:
         with nothing_left():
             found, also = gradients_of(
-                stranger, lambda: th.backward(stranger.make_loss(), policy=policy, engine=engine)
+                stranger, lambda: ts.backward(stranger.make_loss(), policy=policy, engine=engine)
             )
         worst = max(worst, tolerated(policy, found, expected))
         if also != left:
@@ -55,11 +55,11 @@ def gradients(stranger: Stranger, engine: Any) -> Cell:
 
 
 def installed(stranger: Stranger) -> Cell:
-    """`loss.backward()` inside of `th.policy`."""
+    """`loss.backward()` inside of `ts.policy`."""
     expected, _ = gradients_of(stranger, stranger.step)
     worst = 0.0
     for policy in ("heap", "bfs"):
-        with nothing_left(), th.policy(policy):
+        with nothing_left(), ts.policy(policy):
             found, _ = gradients_of(stranger, stranger.step)
         worst = max(worst, tolerated(policy, found, expected))
     return Cell("right", "equal" if not worst else f"{worst:.0e}")
@@ -68,12 +68,12 @@ def installed(stranger: Stranger) -> Cell:
 def dry_run(stranger: Stranger) -> Cell:
     """The peak of PyTorch's own order, predicted without a backward, held against the measured one."""
     stranger.put_back()
-    run = th.profile(stranger.make_loss)
+    run = ts.profile(stranger.make_loss)
     stranger.put_back()
-    with th.capture():
+    with ts.capture():
         loss = stranger.make_loss()
     with nothing_changes(stranger):
-        found = th.simulate(th.graph(loss))
+        found = ts.simulate(ts.graph(loss))
     loss.backward()
     assert run.timeline is not None
     beside = kept_beside(run.timeline) - kept_beside(found)
@@ -82,23 +82,23 @@ def dry_run(stranger: Stranger) -> Cell:
     return held("", found, run.peak_bytes - beside)
 
 
-def kept_beside(timeline: th.Timeline) -> int:
+def kept_beside(timeline: ts.Timeline) -> int:
     """Bytes that the forward left and no node: what a model keeps for its next forward is not the graph's."""
-    forward = (each for each in timeline if each.category is th.Category.FORWARD and each.died is None)
+    forward = (each for each in timeline if each.category is ts.Category.FORWARD and each.died is None)
     return sum(each.nbytes for each in forward if each.born < 0)
 
 
 def calibrated(stranger: Stranger) -> Cell:
-    """After one measured run the peaks in other orders, and what `th.profile` leaves in .grad."""
+    """After one measured run the peaks in other orders, and what `ts.profile` leaves in .grad."""
     expected, _ = gradients_of(stranger, stranger.step)
-    runs: dict[str, th.Run] = {}
+    runs: dict[str, ts.Run] = {}
     for policy in POLICIES:
         with nothing_left():
-            found, _ = gradients_of(stranger, lambda: runs.update({policy: th.profile(stranger.make_loss, policy)}))
+            found, _ = gradients_of(stranger, lambda: runs.update({policy: ts.profile(stranger.make_loss, policy)}))
         tolerated(policy, found, expected)
     first = runs["heap"]
     cells = [
-        held(policy, th.simulate(first.graph, run.order, first.footprints), run.peak_bytes)
+        held(policy, ts.simulate(first.graph, run.order, first.footprints), run.peak_bytes)
         for policy, run in runs.items()
     ]
     return max(cells, key=lambda cell: _RANKS.index(cell.outcome))
@@ -112,10 +112,10 @@ def mirrored(stranger: Stranger) -> Cell:
     expected, left = gradients_of(stranger, stranger.step)
     stranger.after_a_step()
     with nothing_changes(stranger):
-        plan = th.plan_mirror(stranger.make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1)
+        plan = ts.plan_mirror(stranger.make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1)
 
     def make_loss() -> Tensor:
-        with th.mirror(plan):
+        with ts.mirror(plan):
             return stranger.make_loss()
 
     for _ in range(2):  # the first forward keeps all, to verify the plan
@@ -126,15 +126,15 @@ def mirrored(stranger: Stranger) -> Cell:
         if also != left:
             raise WrongError(f"it leaves others: {[name for name in left if also[name] != left[name]][:3]}")
     stranger.put_back()
-    cell = held("", plan.timeline, th.profile(make_loss).peak_bytes)
-    return Cell(cell.outcome, f"{th.size_text(plan.plain_peak_bytes)} to {cell.text}")
+    cell = held("", plan.timeline, ts.profile(make_loss).peak_bytes)
+    return Cell(cell.outcome, f"{ts.size_text(plan.plain_peak_bytes)} to {cell.text}")
 
 
 def find_nan(stranger: Stranger, engine: Any) -> Cell:
     """Nothing is found in the model as it is; what is planted is found in its module, of forward and of backward."""
     stranger.after_a_step()
     with nothing_changes(stranger):
-        report = th.find_nan(stranger.make_loss, engine=engine)
+        report = ts.find_nan(stranger.make_loss, engine=engine)
     if report:
         raise WrongError(f"found in a clean model: {report.sentences[0]}")
     path = _somewhere(stranger)
@@ -142,7 +142,7 @@ def find_nan(stranger: Stranger, engine: Any) -> Cell:
         stranger.after_a_step()
         with nothing_changes(stranger), _planted(stranger.model.get_submodule(path), plant):
             try:
-                report = th.find_nan(stranger.make_loss, engine=engine)
+                report = ts.find_nan(stranger.make_loss, engine=engine)
             except ValueError as error:  # the model's own, to which it is said what came before
                 if not any(path in note for note in getattr(error, "__notes__", ())):
                     raise
@@ -214,7 +214,7 @@ def find_unused(stranger: Stranger) -> Cell:
     expected, _ = gradients_of(stranger, stranger.step)
     stranger.after_a_step()
     with nothing_changes(stranger):
-        report = th.find_unused(stranger.make_loss, stranger.model)
+        report = ts.find_unused(stranger.make_loss, stranger.model)
     for what, right, claimed in (
         ("no gradient", {name for name, each in expected.items() if each is None}, _claimed(report, False)),
         (
@@ -230,7 +230,7 @@ def find_unused(stranger: Stranger) -> Cell:
     return Cell("right", f"{len(report)} of {report.count}")
 
 
-def _claimed(report: th.UnusedReport, zeros: bool) -> set[str]:
+def _claimed(report: ts.UnusedReport, zeros: bool) -> set[str]:
     return {each.name for each in report if (each.why == "zero gradient") == zeros}
 
 
@@ -238,7 +238,7 @@ VERBS: Mapping[str, Callable[[Stranger], Cell]] = {
     "graph": graph,
     "native": partial(gradients, engine="native"),
     "direct": partial(gradients, engine="direct"),
-    "th.policy": installed,
+    "ts.policy": installed,
     "dry run": dry_run,
     "calibrated": calibrated,
     "mirrored": mirrored,

@@ -57,7 +57,7 @@ def _library() -> Path:
     sources = b"".join(source.read_bytes() for source in _SOURCES)
     version = f"{torch.__version__} {sys.version}".encode()
     digest = hashlib.sha256(sources + version).hexdigest()[:16]
-    return Path(get_default_build_root()) / f"tapehead_second_device_{digest}" / _LIBRARY
+    return Path(get_default_build_root()) / f"tapescope_second_device_{digest}" / _LIBRARY
 
 
 def _path() -> str:

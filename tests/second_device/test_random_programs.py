@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 from .streams import HappensBefore, Line, written_down
 
@@ -91,7 +91,7 @@ def test_devices_stepped_at_random_give_pytorchs_gradients(accelerators: Devices
     expected = expected_of(program)
     draw = random.Random(seed)
     for policy in POLICIES:
-        with th.debug(program.loss(), engine="native", queues="per device", policy=policy) as session:
+        with ts.debug(program.loss(), engine="native", queues="per device", policy=policy) as session:
             runs_from = draw.randrange(2 * len(session.graph))
             while session.current is not None and len(session.order) < runs_from:
                 device = draw.choice([each.task.device for each in session.ready])
@@ -115,7 +115,7 @@ def test_on_random_streams_nothing_races_and_nothing_is_let_go_early(
     program = Program(seed, accelerators, streams=2)
     expected = expected_of(program)
     for policy in POLICIES:
-        lines = _asked(program, captured, lambda loss, policy=policy: th.backward(loss, policy=policy, engine="direct"))
+        lines = _asked(program, captured, lambda loss, policy=policy: ts.backward(loss, policy=policy, engine="direct"))
         torch.testing.assert_close(list(program.gradients()), expected)
         happens_before = HappensBefore(lines)
         assert not happens_before.races and not happens_before.early
@@ -132,7 +132,7 @@ def test_what_races_in_pytorchs_own_backward_are_sums_in_place_alone(accelerator
 def _asked(program: Program, captured: bool, backward: Callable[[Tensor], object]) -> list[Line]:
     with written_down() as lines:
         if captured:
-            with th.capture():
+            with ts.capture():
                 loss = program.loss()
         else:
             loss = program.loss()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 from .streams import HappensBefore, Line, stream_of, written_down
 
@@ -66,7 +66,7 @@ def both(model: nn.Module, x: Tensor, backward: Callable[[Tensor], object]) -> l
 
 
 def stepped(loss: Tensor, queues: str = "one") -> None:
-    with th.debug(loss, engine="native", queues=queues) as session:
+    with ts.debug(loss, engine="native", queues=queues) as session:
         while session.current is not None:
             session.step()
 
@@ -89,7 +89,7 @@ def test_races_are_seen_where_nobody_waits(model: OnStreams, x: Tensor) -> None:
 
 
 def test_a_nodes_stream_is_the_one_that_was_current_as_it_was_made(model: OnStreams, x: Tensor) -> None:
-    graph = th.graph(model(x))
+    graph = ts.graph(model(x))
     ids = {stream_of(node) for node in graph.nodes}
     main = torch.accelerator.current_stream(model.device)
     assert ids == {(0, stream.stream_id) for stream in (main, model.side, model.other)}
@@ -98,13 +98,13 @@ def test_a_nodes_stream_is_the_one_that_was_current_as_it_was_made(model: OnStre
 @pytest.mark.parametrize(
     "backward",
     [
-        pytest.param(lambda loss: th.backward(loss, policy="bfs"), id="th.backward"),
-        pytest.param(lambda loss: th.backward(loss, queues="per device"), id="per device"),
+        pytest.param(lambda loss: ts.backward(loss, policy="bfs"), id="ts.backward"),
+        pytest.param(lambda loss: ts.backward(loss, queues="per device"), id="per device"),
         pytest.param(stepped, id="stepped"),
         pytest.param(lambda loss: stepped(loss, "per device"), id="stepped per device"),
     ],
 )
-def test_pytorchs_engine_under_tapehead_neither_races_nor_lets_go_early(
+def test_pytorchs_engine_under_tapescope_neither_races_nor_lets_go_early(
     model: OnStreams, x: Tensor, backward: Callable[[Tensor], object]
 ) -> None:
     happens_before = HappensBefore(both(model, x, backward))
@@ -112,12 +112,12 @@ def test_pytorchs_engine_under_tapehead_neither_races_nor_lets_go_early(
 
 
 def captured(model: OnStreams, x: Tensor) -> Tensor:
-    with th.capture(model):
+    with ts.capture(model):
         return model(x)
 
 
 def stepped_directly(loss: Tensor, **options: object) -> None:
-    with th.debug(loss, **options) as session:
+    with ts.debug(loss, **options) as session:
         while session.current is not None:
             session.step()
             assert all(
@@ -126,11 +126,11 @@ def stepped_directly(loss: Tensor, **options: object) -> None:
 
 
 DIRECT = [
-    pytest.param(lambda loss: th.backward(loss, engine="direct"), id="heap"),
-    pytest.param(lambda loss: th.backward(loss, policy="bfs", engine="direct", trace="full"), id="bfs"),
+    pytest.param(lambda loss: ts.backward(loss, engine="direct"), id="heap"),
+    pytest.param(lambda loss: ts.backward(loss, policy="bfs", engine="direct", trace="full"), id="bfs"),
     pytest.param(stepped_directly, id="stepped"),
     pytest.param(lambda loss: stepped_directly(loss, history=True), id="history"),
-    pytest.param(lambda loss: th.backward(loss, engine="direct", accumulate="list"), id="lists"),
+    pytest.param(lambda loss: ts.backward(loss, engine="direct", accumulate="list"), id="lists"),
 ]
 
 
@@ -183,7 +183,7 @@ class Shared(nn.Module):
 def races_of(model: Shared, backward: Callable[[Tensor], object], captured: bool = False) -> list[str]:
     model.zero_grad()
     with written_down() as lines:
-        with th.capture() if captured else nullcontext():
+        with ts.capture() if captured else nullcontext():
             loss = model()
         backward(loss)
         sum(parameter.grad.sum() for parameter in model.parameters())
@@ -202,8 +202,8 @@ def test_pytorchs_engine_adds_in_place_to_a_gradient_that_another_stream_may_sti
     model = Shared(accelerators[0])
     theirs = [f"aten::add_ on {(0, model.other.stream_id)} does not wait for {(0, model.side.stream_id)}"]
     assert races_of(model, Tensor.backward) == theirs
-    assert races_of(model, lambda loss: th.backward(loss, policy="heap")) == theirs
-    assert races_of(model, lambda loss: th.backward(loss, policy="bfs")) == []  # by then both gradients are there
+    assert races_of(model, lambda loss: ts.backward(loss, policy="heap")) == theirs
+    assert races_of(model, lambda loss: ts.backward(loss, policy="bfs")) == []  # by then both gradients are there
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -214,21 +214,21 @@ def test_the_direct_engine_waits_for_who_may_still_read_a_gradient_before_it_add
     model = Shared(accelerators[0])
     model().backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    assert not races_of(model, lambda loss: th.backward(loss, policy=policy, engine="direct"), captured)
+    assert not races_of(model, lambda loss: ts.backward(loss, policy=policy, engine="direct"), captured)
     assert all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
 
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
 def test_after_a_capture_each_task_runs_on_the_stream_of_its_forward(model: OnStreams, x: Tensor, policy: str) -> None:
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(x)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     expected = {task.id: stream_of(graph.nodes[task.id]) for task in graph.tasks}
     found = {}
     for task, node in enumerate(graph.nodes):
         node.register_prehook(lambda gradients, task=task: found.setdefault(task, now(model.device)) and None)
     with written_down() as lines:
-        th.backward(loss, policy=policy, engine="direct")
+        ts.backward(loss, policy=policy, engine="direct")
     assert found == expected
     assert not any(line.what == "wait for device" for line in lines)
 

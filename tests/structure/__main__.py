@@ -140,7 +140,7 @@ def doubles(modules: Mapping[str, Path]) -> list[str]:
 
 def main() -> int:
     if sys.argv[1:2] == ["--picture"]:
-        from structure.picture import draw  # by tapehead itself
+        from structure.picture import draw  # by tapescope itself
 
         Path(sys.argv[2]).write_text(draw(imports_of(sources())), encoding="utf-8")
         return 0

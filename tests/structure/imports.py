@@ -17,14 +17,14 @@ def _layers() -> Iterator[str]:
     rooms = {each["containers"][0]: each["layers"] for each in contracts if "containers" in each}
     packages = next(each["layers"] for each in contracts if "containers" not in each)
     for package in reversed(packages):
-        name = package.removeprefix("tapehead.")
+        name = package.removeprefix("tapescope.")
         yield from (f"{name}.{room}" for room in reversed(rooms[package])) if package in rooms else (name,)
 
 
 LAYERS = tuple(_layers())
 
 Imports = Mapping[str, frozenset[str]]
-"""By module, with dots and without "tapehead.", the modules that it imports."""
+"""By module, with dots and without "tapescope.", the modules that it imports."""
 
 
 def module_name(path: Path) -> str:
@@ -36,7 +36,7 @@ def module_name(path: Path) -> str:
 def sources() -> dict[str, Path]:
     """By module its file, the public face and the command line's door among them."""
     paths = [*ROOT.glob("__*__.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
-    return {module_name(path) or "tapehead": path for path in sorted(paths)}
+    return {module_name(path) or "tapescope": path for path in sorted(paths)}
 
 
 def imports_of(sources: Mapping[str, Path]) -> Imports:

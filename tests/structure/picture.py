@@ -1,13 +1,13 @@
-"""The rooms of the code and the arrows between them as one SVG, laid out by tapehead's own layout."""
+"""The rooms of the code and the arrows between them as one SVG, laid out by tapescope's own layout."""
 
 from __future__ import annotations
 
 from html import escape
 from math import inf
 
-from tapehead.inspector.drawing.arrangement import Extent, Link
-from tapehead.inspector.drawing.layered import arrange
-from tapehead.inspector.drawing.text_width import text_width
+from tapescope.inspector.drawing.arrangement import Extent, Link
+from tapescope.inspector.drawing.layered import arrange
+from tapescope.inspector.drawing.text_width import text_width
 
 from .imports import LAYERS, PACKAGES, ROOT, Imports, room_of
 
@@ -77,7 +77,7 @@ def _rules(dark: bool) -> str:
 
 
 _HEAD = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{width}} {{height}}" width="{{width}}" role="img">
-<title>The rooms of tapehead's code and which imports which</title>
+<title>The rooms of tapescope's code and which imports which</title>
 <style>
 text {{{{ font: {_SIZE}px system-ui, sans-serif; text-anchor: middle; }}}}
 path {{{{ fill: none; stroke-width: 1.2; }}}}

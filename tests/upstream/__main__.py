@@ -1,6 +1,6 @@
 """`make upstream TEST_AUTOGRAD=FILE`: PyTorch's own test/test_autograd.py, with `.backward()` redirected.
 
-Runs it as it is, and with every `.backward()` led to `th.backward` under a policy. Prints which tests pass as
+Runs it as it is, and with every `.backward()` led to `ts.backward` under a policy. Prints which tests pass as
 they are and fail redirected, and why where that is known; exits with 1 where it is not. The file belongs to a checkout
 of PyTorch at the installed version (`git clone -b v2.13.0 --depth 1`).
 """
@@ -53,8 +53,8 @@ def run_tests(file: Path, redirect: str, pytest_arguments: Sequence[str], limit_
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
-                    "TAPEHEAD_REDIRECT": redirect,
-                    "TAPEHEAD_RESULTS": str(results),
+                    "TAPESCOPE_REDIRECT": redirect,
+                    "TAPESCOPE_RESULTS": str(results),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
-"""A pytest plugin: every `.backward()` of the tests goes to tapehead; what became of each test is one line of a file.
+"""A pytest plugin: every `.backward()` of the tests goes to tapescope; what became of each test is one line of a file.
 
-`-p redirected`, and in the environment TAPEHEAD_RESULTS=FILE and TAPEHEAD_REDIRECT="bfs native", "bfs native full"
+`-p redirected`, and in the environment TAPESCOPE_RESULTS=FILE and TAPESCOPE_REDIRECT="bfs native", "bfs native full"
 (with a trace) or "plain". A line is written when a test starts, too, so that one which ends the process is known.
 """
 
@@ -15,12 +15,12 @@ from types import FrameType
 
 import pytest
 
-import tapehead as th
+import tapescope as ts
 
 SECONDS_PER_TEST = 120
 
-_redirect = os.environ["TAPEHEAD_REDIRECT"].split()
-_results = Path(os.environ["TAPEHEAD_RESULTS"])
+_redirect = os.environ["TAPESCOPE_REDIRECT"].split()
+_results = Path(os.environ["TAPESCOPE_RESULTS"])
 
 
 def _write(test: str, outcome: str, text: str = "", backwards: int = 0) -> None:
@@ -49,7 +49,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if _redirect == ["plain"]:
         return (yield)
     policy, engine, *level = _redirect
-    with th.policy(policy, engine=engine, trace=level[0] if level else None) as installation:
+    with ts.policy(policy, engine=engine, trace=level[0] if level else None) as installation:
         try:
             return (yield)
         finally:

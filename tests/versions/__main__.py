@@ -1,4 +1,4 @@
-"""`make versions`: runs tapehead's tests on each supported version of PyTorch, and prints one table.
+"""`make versions`: runs tapescope's tests on each supported version of PyTorch, and prints one table.
 
 Each version has its own environment, `.venv/versions/2.15`, which is made if it is missing; delete the folder to make
 it again. Results are kept in `out/versions.json`, by version; `--write-docs` writes all of them into
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "out" / "versions.json"
 PAGE = ROOT / "docs" / "reference" / "versions.md"
 VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
-_STAMP = "tapehead.stamp"
+_STAMP = "tapescope.stamp"
 _LIMIT_S = 3600.0  # of one part
 _OPERATORS = 130  # of which at least 120 have a gradient with each version
 
@@ -110,7 +110,7 @@ def run_version(version: str) -> Result:
         return result
     result.torch = installed_torch(python.parents[1]) or version
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tapehead").symlink_to(ROOT, target_is_directory=True)  # a checkout may be called anything
+        (Path(folder) / "tapescope").symlink_to(ROOT, target_is_directory=True)  # a checkout may be called anything
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
         for name, command, report in commands(python, Path(folder)):
             part = run_part(name, command, report, environment)
@@ -249,7 +249,7 @@ def page(results: dict[str, Result]) -> str:
     when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never"
     return f"""# Supported versions
 
-tapehead supports PyTorch {VERSIONS[0]} to {VERSIONS[-1]} on Python 3.11 or newer. `make versions` runs these
+tapescope supports PyTorch {VERSIONS[0]} to {VERSIONS[-1]} on Python 3.11 or newer. `make versions` runs these
 tests on the newest patch release of each, on the CPU, and `python tests/versions --write-docs` writes this page. The
 results are of {when}.
 
@@ -260,9 +260,9 @@ results are of {when}.
   `loss.backward()` bit for bit, second derivatives included.
 - **second device**: the tests that need an accelerator, on a device of their own on the host's memory.
 
-On a newer PyTorch tapehead runs untested, and `tapehead --version` says so. tapehead uses private names of PyTorch. If
-a release has dropped one, the capability that needs it raises an error that gives the name, the version of PyTorch and
-what still works.
+On a newer PyTorch tapescope runs untested, and `tapescope --version` says so. tapescope uses private names of PyTorch.
+If a release has dropped one, the capability that needs it raises an error that gives the name, the version of PyTorch
+and what still works.
 """
 
 

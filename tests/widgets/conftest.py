@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tapehead.engine.tasks.hook_watch import HookWatch
+from tapescope.engine.tasks.hook_watch import HookWatch
 
 from .page_side import Page, listening
 
@@ -21,4 +21,4 @@ def page() -> Iterator[Page]:
     page.deck = None
     gc.collect()  # errors hold frames, and these hooks
     assert there_were or not HookWatch([]).possible(), "hooks outlive the deck"
-    assert not [each for each in threading.enumerate() if each.name.startswith("tapehead")]
+    assert not [each for each in threading.enumerate() if each.name.startswith("tapescope")]

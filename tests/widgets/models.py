@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.programs.debug import debug
-from tapehead.engine.tasks.backward_call import BackwardCall
-from tapehead.engine.trace.run import Engine
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.engine.programs.debug import debug
+from tapescope.engine.tasks.backward_call import BackwardCall
+from tapescope.engine.trace.run import Engine
+from tapescope.widgets.deck.deck import Deck
 
 ENGINES: tuple[Engine, ...] = ("direct", "native")
 
@@ -30,7 +30,7 @@ class Branches(nn.Module):
 
 def forward(model: nn.Module) -> Tensor:
     torch.manual_seed(1)
-    with th.capture(model):
+    with ts.capture(model):
         out = model(torch.randn(3, 4))
         return out.square().mean() + out.abs().sum()
 
@@ -46,7 +46,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 def deck_on(loss: Tensor, *, engine: Engine = "direct", policy: object = "heap", **more: object) -> Deck:
-    """A deck as `th.debug` makes it in a notebook."""
+    """A deck as `ts.debug` makes it in a notebook."""
     given = {name: more.pop(name) for name in ("retain_graph", "create_graph", "inputs") if name in more}
     call = BackwardCall(loss, **given)  # type: ignore[arg-type]
     history = more.pop("history", engine == "direct")

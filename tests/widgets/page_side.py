@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 from unittest import mock
 
-from tapehead.widgets.deck.deck import Deck
+from tapescope.widgets.deck.deck import Deck
 
 
 def unpacked(data: bytes) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from .programs import DISTRIBUTED, HANDLES, PROGRAMS, Program, built, functions_that_act, optimizer_in_a_hook
 from .snapshot import Snapshot, differences, snapshot, state_of
@@ -42,7 +42,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 def assert_no_trace_of_a_prediction(program: Program, verb: Callable[[Tensor], object]) -> None:
     loss = program.make_loss()
-    nodes = th.graph(loss).nodes
+    nodes = ts.graph(loss).nodes
     before = snapshot(program, nodes)
     verb(loss)
     assert differences(before, snapshot(program, nodes)) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
+import tapescope as ts
 
 from .programs import HANDLES, PROGRAMS, Program, built
 from .snapshot import differences, snapshot, state_of
@@ -29,7 +29,7 @@ def trained(build: Callable[[], Program], recorded: bool) -> dict[str, Any]:
     optimizer = torch.optim.SGD(dense, 1e-3, momentum=0.5)
     process = {"modes", "gradients", "hooks of saved tensors", "autocast", "replaced", "hooks of all modules"}
     before = snapshot(program)
-    with th.record_steps(steps=2) if recorded else nullcontext():
+    with ts.record_steps(steps=2) if recorded else nullcontext():
         for _ in range(4):
             optimizer.zero_grad()
             program.make_loss().backward()

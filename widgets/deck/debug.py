@@ -1,4 +1,4 @@
-"""`th.debug`: a backward that runs one task at a time, as a deck where there is a notebook to show it in."""
+"""`ts.debug`: a backward that runs one task at a time, as a deck where there is a notebook to show it in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Given = ParamSpec("Given")
 
-_ALWAYS = ContextVar("tapehead_always_a_deck", default=False)
+_ALWAYS = ContextVar("tapescope_always_a_deck", default=False)
 
 
 def debug(
@@ -55,7 +55,7 @@ def debug(
     queues: Queues | None = None,
     mirroring: MirrorPlan | None = None,
 ) -> Stepper | NativeSession | Deck:
-    """Starts a backward that runs one task at a time. Arguments as for `th.backward`; `trace` may be None.
+    """Starts a backward that runs one task at a time. Arguments as for `ts.backward`; `trace` may be None.
 
     In a notebook (Jupyter, marimo) it is a `Deck`, which shows itself at the end of the cell. It closes when its last
     output is closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an
@@ -65,13 +65,13 @@ def debug(
     `NativeSession`. A session keeps the graph and what the backward has not freed of its saved tensors until it is
     closed, even if the loss is deleted; the run that it returns does not.
 
-    session = th.debug(loss, policy="bfs")
+    session = ts.debug(loss, policy="bfs")
     session.ready           # the ready queue in the order in which it will pop, with keys
     session.step()          # runs the next task; session.step(task) runs any other ready one
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
     Args:
-        tensors: or a tape (`th.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
+        tensors: or a tape (`ts.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
         trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
             ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
         history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
@@ -80,13 +80,13 @@ def debug(
         accumulate: how gradients that meet are summed: "inplace", as PyTorch does; "out_of_place", each time into a new
             tensor; "list": all are kept, and summed when the task runs.
         release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the
-            backward ends. See `th.Accumulation`.
-        batch: "auto" runs products of several tasks as one, in one step, where `th.groups` finds that they can, see
+            backward ends. See `ts.Accumulation`.
+        batch: "auto" runs products of several tasks as one, in one step, where `ts.groups` finds that they can, see
             `Stepper`. A history wants single tasks, and so there is none where it is "auto".
         queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
             policy sorts each by itself, see `Stepper` and `NativeSession`. None: what PyTorch's engine does, a queue
             for each device; with engine="native", for the sake of a total order, one.
-        mirroring: the plan by which the forward was mirrored (`with th.mirror(plan):`). A deck then shows its curve and
+        mirroring: the plan by which the forward was mirrored (`with ts.mirror(plan):`). A deck then shows its curve and
             the one without it, and what each replay should take beside what it took.
 
     Raises:
@@ -143,7 +143,7 @@ def _usual_level(call: BackwardCall, shown: bool) -> Level:
 def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:
     @wraps(start, assigned=())
     def deck(*args: Given.args, **kwargs: Given.kwargs) -> Deck:
-        """Starts a backward as `th.debug` does, and always gives a `Deck`, wherever this runs.
+        """Starts a backward as `ts.debug` does, and always gives a `Deck`, wherever this runs.
 
         It is an anywidget: what a front end shows that knows those (JupyterLab, Notebook, VS Code, Colab, marimo). In a
         script there is nothing to show it in; its verbs and `save_html` work.
@@ -153,7 +153,7 @@ def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:
         """
         if find_spec("anywidget") is None:
             raise ModuleNotFoundError(
-                "a deck is an anywidget, which is not installed: pip install 'tapehead[notebook]'", name="anywidget"
+                "a deck is an anywidget, which is not installed: pip install 'tapescope[notebook]'", name="anywidget"
             )
         token = _ALWAYS.set(True)
         try:

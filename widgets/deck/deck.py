@@ -16,7 +16,7 @@ from .stopping import Stopping
 class Deck(Looking, Stepping, Stopping, Editing):
     """A backward that you can look at: a session with the verbs of `Stepper`, shown as a widget.
 
-    `th.debug(loss)` makes one in a notebook. Buttons and Python calls drive the same session, and both see the result.
+    `ts.debug(loss)` makes one in a notebook. Buttons and Python calls drive the same session, and both see the result.
     Tasks run in a thread of the deck's own, one command after the other; a call waits for its own. An interrupt (the
     notebook's stop button) lets the task under way end and leaves the deck open.
 
@@ -32,7 +32,7 @@ class Deck(Looking, Stepping, Stopping, Editing):
 
     Observers are called in the deck's thread: there the deck can be looked at, stopped and closed, but runs nothing.
 
-    Known limitations. Memory is predicted, not measured: `th.profile` measures. With the native engine no task can be
+    Known limitations. Memory is predicted, not measured: `ts.profile` measures. With the native engine no task can be
     taken back, and the current task's gradients alone be seen and edited. A backward whose hooks use thread-local state
     of the user's sees the deck's thread. A user's policy is asked for whole orders ahead, to show them; one that draws
     lots shows what it drew.

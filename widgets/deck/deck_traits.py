@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "result": "deck.run() gives a Run of what has run, and deck.save_trace(path) writes it",
     "save": "deck.save_trace(path) writes what has run, deck.save_html(path) the deck as a page",
-    "interact": "it is driven by its buttons and verbs; in a script th.debug(loss).interact() is a prompt",
-    "keep_history": "th.deck(loss, history=True) begins with one, and deck.history says what it costs",
+    "interact": "it is driven by its buttons and verbs; in a script ts.debug(loss).interact() is a prompt",
+    "keep_history": "ts.deck(loss, history=True) begins with one, and deck.history says what it costs",
     "left": "deck.status says whether it has finished, deck.position how many tasks have run of deck.planned",
     "over": "deck.status says whether it has finished, failed or is closed",
     "needed": "deck.planned has the tasks that run at all",
@@ -40,7 +40,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("picks", "queues", "together"), "deck.ready is the ready queue, deck.policy what picks"),
     **dict.fromkeys(
         ("footprints", "timeline", "timelines", "peak", "peak_bytes", "footprints_by_device", "with_memory"),
-        "its memory is predicted, deck.compare([deck.policy]) has that; th.profile(make_loss) measures, and its Run "
+        "its memory is predicted, deck.compare([deck.policy]) has that; ts.profile(make_loss) measures, and its Run "
         "has {name}",
     ),
     **dict.fromkeys(

@@ -11,7 +11,7 @@ from IPython.display import display
 from ipywidgets import Widget
 from ipywidgets.widgets import widget as ipywidgets_widget
 
-_NONE_OPEN = "th.debug(loss), %tapehead loss and %%tapehead loss open"
+_NONE_OPEN = "ts.debug(loss), %tapescope loss and %%tapescope loss open"
 _MOST_LOOKED_AT = 1_000  # entries of a user's list: longer ones hold data, not decks
 
 

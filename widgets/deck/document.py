@@ -33,7 +33,7 @@ from ...inspector.graph.words import dtype_name
 from .lifetimes import lifetime_rows
 from .mirror_content import FIRST_LET_GO, MirrorContent
 
-FORMAT = "tapehead.deck"
+FORMAT = "tapescope.deck"
 VERSION = 2
 
 NONE = -1

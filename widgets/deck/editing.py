@@ -59,7 +59,7 @@ class Editing(DeckTraits):
     def check(self, task: AnyTask | None = None) -> Check:
         """Compares a task's backward with finite differences of its forward operation; see `Check`.
 
-        The forward's inputs must be there: `th.capture(keep_inputs=True)` keeps them.
+        The forward's inputs must be there: `ts.capture(keep_inputs=True)` keeps them.
         """
         return self._asking.ask(lambda: self._live.edits.check(task))
 

@@ -14,7 +14,7 @@ _MOST = 200  # outlines: more are no help to anybody
 
 
 def group_content(graph: Graph) -> Json:
-    """What `th.groups` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why nothing.
+    """What `ts.groups` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why nothing.
 
     Raises:
         ValueError: the graph has no nodes.

@@ -110,7 +110,7 @@ class Looking(DeckTraits):
         return save_picture(self, path)
 
     def save_trace(self, path: str | Path) -> Path:
-        """Writes what has run as a trace file, for `th.load` and `tapehead view`; see `Run.save`."""
+        """Writes what has run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
         return self._asking.look(self._live.session.result).save(path)
 
     def save_perfetto(self, path: str | Path) -> Path:

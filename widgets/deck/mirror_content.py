@@ -26,7 +26,7 @@ FIRST_LET_GO = 2**30
 
 _ONLY = (
     "The plan tells the memory of the order of {order}, without retain_graph, accumulate and release. "
-    "th.plan_mirror(make_loss, policy=...) plans for another order."
+    "ts.plan_mirror(make_loss, policy=...) plans for another order."
 )
 
 

@@ -85,7 +85,7 @@ def is_page_of(path: Path, source: str) -> bool:
 
 
 def _source_line(source: str) -> str:
-    return f'<meta name="tapehead-source" content="{escape(source)}">\n'
+    return f'<meta name="tapescope-source" content="{escape(source)}">\n'
 
 
 def page_html(document: bytes, title: str, source: str = "") -> str:
@@ -97,12 +97,12 @@ def page_html(document: bytes, title: str, source: str = "") -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="tapehead">
-{_source_line(source) if source else ""}<title>{escape(title)} · tapehead</title>
+<meta name="generator" content="tapescope">
+{_source_line(source) if source else ""}<title>{escape(title)} · tapescope</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<div class="tapehead-deck" id="deck"></div>
+<div class="tapescope-deck" id="deck"></div>
 <p class="said" id="said">{_NEEDS_SCRIPT}</p>
 <script>{_CHECK}</script>
 <script type="application/octet-stream" id="code">{_base64(code)}</script>

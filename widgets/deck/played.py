@@ -25,7 +25,7 @@ _PAGE = CODE.read_text(encoding="utf-8")
 # again, a cell would fill the page's memory. So that module is small, and shares one of the deck's code. Nor does
 # JupyterLab forget the models of closed widgets: what is large goes out of them, twice: they keep what was before.
 _LOADER = """
-const modules = (globalThis.tapeheadModules ??= new Map());
+const modules = (globalThis.tapescopeModules ??= new Map());
 function shared(model) {
   const version = "VERSION";
   if (!modules.has(version)) {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ShownAsTable):
-    """The memory that a graph would take under several policies. `th.compare` measures the same on fresh forwards.
+    """The memory that a graph would take under several policies. `ts.compare` measures the same on fresh forwards.
 
     Attributes:
         timelines: by policy its memory, simulated.

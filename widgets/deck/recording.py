@@ -15,7 +15,7 @@ from .still import Moment
 _ELSEWHERE = {
     **dict.fromkeys(
         ["step", "run", "run_to", "step_over", "step_out", "back", "goto", "switch", "replace", "watch", "break_at"],
-        "nothing is executed here, its page plays; th.debug(loss) steps a backward that is yet to run",
+        "nothing is executed here, its page plays; ts.debug(loss) steps a backward that is yet to run",
     ),
     **dict.fromkeys(
         ["save_html", "save_perfetto", "save", "order", "peak", "timeline", "trace", "policy", "to_pandas"],

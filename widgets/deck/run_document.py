@@ -1,4 +1,4 @@
-"""A backward that has run as the page's data, and as a page: `run.save_html()`, `tapehead view`."""
+"""A backward that has run as the page's data, and as a page: `run.save_html()`, `tapescope view`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Other = tuple[str, list[int], Timeline | None]
 """A policy's name, the order that it makes, and the memory of that where it is known."""
 
 _NOT_MEASURED = (
-    "The memory of this run was not measured: th.profile(make_loss) and th.backward(..., memory=True) measure it."
+    "The memory of this run was not measured: ts.profile(make_loss) and ts.backward(..., memory=True) measure it."
 )
 _STEPPED = 1.05  # by how much the clocks of a trace and of a run may differ
 _NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."

@@ -14,7 +14,7 @@ from .run_document import Other, run_document
 
 _NOT_PREDICTED = (
     "A step's memory is that of the order which ran: what its backward's tasks take in another one was not measured. "
-    "th.compare(make_loss, step=step) has each policy's peak beside the step's."
+    "ts.compare(make_loss, step=step) has each policy's peak beside the step's."
 )
 
 

@@ -117,9 +117,9 @@ class Stepping(DeckTraits):
         self._asking.ask(lambda: self._live.switch(policy))
 
     def predict_memory(self) -> None:
-        """Asks each task what it would allocate, as `th.simulate` does, for the memory of all policies.
+        """Asks each task what it would allocate, as `ts.simulate` does, for the memory of all policies.
 
-        Done unasked, before `th.debug` returns, on graphs of up to 5,000 tasks.
+        Done unasked, before `ts.debug` returns, on graphs of up to 5,000 tasks.
 
         Raises:
             ValueError: that can't be: a task has run already, or the backward gets a graph of its own.

@@ -47,27 +47,27 @@ _LARGE = 5_000  # tasks
 _STANDS_S = 1.0  # without news, after which a deck is drawn as it stands: to draw each step would hold it up
 
 _MARK = (
-    '<g class="th-mark"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
-    '<path d="M2.6 13.5h4.6l1.2-1.6h3.2l1.2 1.6h4.6"/><path class="th-head-of-mark" d="M8.6 15.5h2.8v2H8.6z"/></g>'
+    '<g class="ts-mark"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
+    '<path d="M2.6 13.5h4.6l1.2-1.6h3.2l1.2 1.6h4.6"/><path class="ts-head-of-mark" d="M8.6 15.5h2.8v2H8.6z"/></g>'
 )
-_FOOTNOTE = "A still picture of tapehead’s deck. Run the cell to play it, step through it and ask it."
+_FOOTNOTE = "A still picture of tapescope’s deck. Run the cell to play it, step through it and ask it."
 _STYLE = f"""
-.th-still text{{font-family:{FONT}}}
-.th-still .th-mark{{fill:none;stroke:var(--accent);stroke-width:1.6;stroke-linejoin:round}}
-.th-still .th-head-of-mark{{fill:var(--accent);stroke:none}}
-.th-still .th-headline{{font-size:14px;font-weight:600}}
-.th-still .th-larger{{font-size:12px}}
-.th-still .th-bold{{font-weight:600}}
-.th-still .th-second{{fill:var(--ink2)}}
-.th-still .th-rule,.th-still .th-grid{{fill:none;stroke:var(--line)}}
-.th-still .th-frame{{fill:none;stroke:var(--line)}}
-.th-still .th-level{{fill:none;stroke:var(--ink);stroke-width:1.2}}
-.th-still .th-other{{fill:none;stroke:var(--ink2);stroke-width:1.2}}
-.th-still .th-leader{{fill:none;stroke:var(--line2)}}
-.th-still .th-chosen{{fill:var(--ink)}}
-.th-still .th-ring{{fill:var(--panel);stroke:var(--ink);stroke-width:1.6}}
-.th-still{{{variables(LIGHT)}}}
-@media (prefers-color-scheme:dark){{.th-still{{{variables(DARK)}}}}}
+.ts-still text{{font-family:{FONT}}}
+.ts-still .ts-mark{{fill:none;stroke:var(--accent);stroke-width:1.6;stroke-linejoin:round}}
+.ts-still .ts-head-of-mark{{fill:var(--accent);stroke:none}}
+.ts-still .ts-headline{{font-size:14px;font-weight:600}}
+.ts-still .ts-larger{{font-size:12px}}
+.ts-still .ts-bold{{font-weight:600}}
+.ts-still .ts-second{{fill:var(--ink2)}}
+.ts-still .ts-rule,.ts-still .ts-grid{{fill:none;stroke:var(--line)}}
+.ts-still .ts-frame{{fill:none;stroke:var(--line)}}
+.ts-still .ts-level{{fill:none;stroke:var(--ink);stroke-width:1.2}}
+.ts-still .ts-other{{fill:none;stroke:var(--ink2);stroke-width:1.2}}
+.ts-still .ts-leader{{fill:none;stroke:var(--line2)}}
+.ts-still .ts-chosen{{fill:var(--ink)}}
+.ts-still .ts-ring{{fill:var(--panel);stroke:var(--ink);stroke-width:1.6}}
+.ts-still{{{variables(LIGHT)}}}
+@media (prefers-color-scheme:dark){{.ts-still{{{variables(DARK)}}}}}
 """.strip()
 
 
@@ -112,7 +112,7 @@ class Still:
     """
 
     def __init__(self, deck_id: str, title: str, graph: Graph) -> None:
-        self.id = f"tapehead-still-{deck_id}"
+        self.id = f"tapescope-still-{deck_id}"
         self._title = title
         self._graph = graph
         self._is_shown = False
@@ -146,7 +146,7 @@ class Still:
             return
         self._rest()
         self._timer = Timer(_STANDS_S, self._draw_now)
-        self._timer.name, self._timer.daemon = "tapehead still", True
+        self._timer.name, self._timer.daemon = "tapescope still", True
         self._timer.start()
 
     def end(self) -> None:
@@ -188,7 +188,7 @@ class Still:
         parts, y = [self._header(moment)], _HEADER
         for elements, height in (self._graph_part(moment), _memory_part(moment)):
             if height:
-                parts.append(f'<path class="th-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>')
+                parts.append(f'<path class="ts-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>')
                 parts.append(f'<g transform="translate({_number(_MARGIN)} {_number(y + _MARGIN)})">')
                 parts += [*elements, "</g>"]
                 y += height + 2 * _MARGIN
@@ -198,15 +198,15 @@ class Still:
         frame = f'width="{_number(_WIDTH - 1)}" height="{_number(height - 1)}" x=".5" y=".5" rx="8"'
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" id="{escaped(self.id)}" class="th-auto th-still" role="img" '
+                f'<svg xmlns="http://www.w3.org/2000/svg" id="{escaped(self.id)}" class="ts-auto ts-still" role="img" '
                 f'viewBox="0 0 {size}" width="{_number(_WIDTH)}" height="{_number(height)}">',
                 f"<title>{escaped(about)}</title>",
                 f"<style>{style_sheet('auto')}\n{_STYLE}</style>",
-                f'<rect class="th-page" {frame}/>',
+                f'<rect class="ts-page" {frame}/>',
                 *parts,
-                f'<path class="th-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>',
-                f'<text class="th-soft" x="{_number(_MARGIN)}" y="{_number(y + 21)}">{_FOOTNOTE}</text>',
-                f'<rect class="th-frame" {frame}/>',
+                f'<path class="ts-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>',
+                f'<text class="ts-soft" x="{_number(_MARGIN)}" y="{_number(y + 21)}">{_FOOTNOTE}</text>',
+                f'<rect class="ts-frame" {frame}/>',
                 "</svg>",
             ]
         )
@@ -219,9 +219,9 @@ class Still:
         after = 34 + text_width(title, 14, bold=True) + 12
         return (
             f'<g transform="translate({_number(_MARGIN)} 16)">{_MARK}'
-            f'<text class="th-headline" x="32" y="15">{escaped(title)}</text>'
-            f'<text class="th-second th-larger" x="{_number(after)}" y="15">{escaped(counted)}</text>'
-            f'<text class="th-second th-larger" x="{_number(_INSIDE)}" y="15" text-anchor="end">{escaped(peaks)}</text>'
+            f'<text class="ts-headline" x="32" y="15">{escaped(title)}</text>'
+            f'<text class="ts-second ts-larger" x="{_number(after)}" y="15">{escaped(counted)}</text>'
+            f'<text class="ts-second ts-larger" x="{_number(_INSIDE)}" y="15" text-anchor="end">{escaped(peaks)}</text>'
             "</g>"
         )
 
@@ -234,7 +234,7 @@ class Still:
         """Elements and height."""
         if self._placed is None:
             said = f"The graph of {len(self._graph):,} tasks is too large for a still picture: the live deck shows it."
-            return [f'<text class="th-second th-larger" y="4">{said}</text>'], 8.0
+            return [f'<text class="ts-second ts-larger" y="4">{said}</text>'], 8.0
         drawing = draw_layout(self._graph, self._placed, states=moment.states(self._graph))
         scale = min(1.0, _INSIDE / drawing.width)
         left = (_INSIDE - scale * drawing.width) / 2
@@ -259,8 +259,8 @@ def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
     shown = next(iter(moment.timelines.values()))
     subtitle = f"{_basis(shown)} · the stack is {_name(moment.policy).upper()}"
     heading = (
-        '<text y="6"><tspan class="th-bold">Memory</tspan>'
-        f'<tspan class="th-soft" dx="8">{escaped(subtitle)}</tspan></text>'
+        '<text y="6"><tspan class="ts-bold">Memory</tspan>'
+        f'<tspan class="ts-soft" dx="8">{escaped(subtitle)}</tspan></text>'
     )
     chart = still_memory.memory_elements(moment.timelines, peak_words(shown), _INSIDE, moment.begins)
     return [heading, '<g transform="translate(0 22)">', *chart, "</g>"], still_memory.HEIGHT + 22

@@ -58,10 +58,10 @@ def memory_elements(
     yield from _phases(plot)
     for policy, timeline in list(timelines.items())[1:]:
         path = _steps(plot.levels(timeline.task_peaks, timeline))
-        yield f'<path class="th-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
+        yield f'<path class="ts-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
     line = plot.forward_levels(shown.levels) + plot.levels(shown.task_peaks, shown)
     line += plot.later_levels(shown.levels[shown.starts[-1] :])
-    yield f'<path class="th-level" d="{_steps(line)}"/>'
+    yield f'<path class="ts-level" d="{_steps(line)}"/>'
     yield from _task_numbers(plot)
     yield from _peak(plot, shown, sentence)
     yield from _legend(shown)
@@ -149,11 +149,11 @@ def _scale(plot: _Plot) -> Iterator[str]:
         step *= 2
     for level in range(0, plot.most + 1, step):
         y = _number(plot.y(level))
-        yield f'<path class="th-grid" d="M{_number(_LEFT)} {y}H{_number(plot.right)}"/>'
+        yield f'<path class="ts-grid" d="M{_number(_LEFT)} {y}H{_number(plot.right)}"/>'
         if level:
             at = _number(plot.y(level) + 4)
             words = size_text(level).replace(".0 ", " ")
-            yield f'<text class="th-soft" x="{_number(_LEFT - 6)}" y="{at}" text-anchor="end">{words}</text>'
+            yield f'<text class="ts-soft" x="{_number(_LEFT - 6)}" y="{at}" text-anchor="end">{words}</text>'
 
 
 def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
@@ -201,8 +201,8 @@ def _phases(plot: _Plot) -> Iterator[str]:
     )
     for events, name, edge, middle in phases:
         if events:
-            yield f'<path class="th-grid" d="M{_number(edge)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
-            yield f'<text class="th-soft th-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">{name}</text>'
+            yield f'<path class="ts-grid" d="M{_number(edge)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
+            yield f'<text class="ts-soft ts-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">{name}</text>'
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:
@@ -233,9 +233,9 @@ def _task_numbers(plot: _Plot) -> Iterator[str]:
         if plot.later_events and plot.x(task - 0.5) + text_width(nth(task)) / 2 > plot.stop - _BEFORE_OPTIMIZER:
             continue
         at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
-        yield f'<text class="th-soft th-mid" {at}>{nth(task)}</text>'
+        yield f'<text class="ts-soft ts-mid" {at}>{nth(task)}</text>'
     end = f'x="{_number(_LEFT - 16)}" y="{_number(_BOTTOM + 16)}" text-anchor="end"'
-    yield f'<text class="th-soft" {end}>task</text>'
+    yield f'<text class="ts-soft" {end}>task</text>'
 
 
 def _round_numbers() -> Iterator[int]:
@@ -258,10 +258,10 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     needed = text_width(start, bold=True) + text_width(rest)
     first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)  # beside the plot is room, too
     at = min(max(x - needed / 2, first), last - needed)
-    yield f'<circle class="th-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
+    yield f'<circle class="ts-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
     yield (
         f'<text x="{_number(at)}" y="{_number(_SENTENCE)}">'
-        f'<tspan class="th-bold">{start}</tspan><tspan class="th-second">{escaped(rest)}</tspan></text>'
+        f'<tspan class="ts-bold">{start}</tspan><tspan class="ts-second">{escaped(rest)}</tspan></text>'
     )
 
 
@@ -281,7 +281,7 @@ def _legend(timeline: Timeline) -> Iterator[str]:
         colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
         end = f'x="{_number(_LEGEND_WIDTH)}" text-anchor="end"'
         yield f'<rect y="{_number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
-        yield f'<text class="th-second" x="15" y="{_number(y)}">{category.plural}</text>'
+        yield f'<text class="ts-second" x="15" y="{_number(y)}">{category.plural}</text>'
         yield f'<text {end} y="{_number(y)}">{size_text(nbytes) if nbytes else 0}</text>'
 
 
@@ -292,15 +292,15 @@ def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
     rows = _spread([plot.y(timeline.peak_bytes) for _, timeline in named])
     for (policy, timeline), row in zip(named, rows, strict=True):
         x, y = plot.right, plot.y(timeline.peak_bytes)
-        yield f'<path class="th-leader" d="M{_number(x)} {_number(y)}h4L{_number(x + 8)} {_number(row)}"/>'
+        yield f'<path class="ts-leader" d="M{_number(x)} {_number(y)}h4L{_number(x + 8)} {_number(row)}"/>'
         if policy == first:
-            yield f'<rect class="th-chosen" x="{_number(x + 11)}" y="{_number(row - 4)}" width="14" height="8"/>'
+            yield f'<rect class="ts-chosen" x="{_number(x + 11)}" y="{_number(row - 4)}" width="14" height="8"/>'
         else:
             dash = _dash(policy)
-            yield f'<path class="th-other" stroke-dasharray="{dash}" d="M{_number(x + 11)} {_number(row)}h14"/>'
+            yield f'<path class="ts-other" stroke-dasharray="{dash}" d="M{_number(x + 11)} {_number(row)}h14"/>'
         amount = size_text(timeline.peak_bytes)
         name = shorten(policy.upper(), _RIGHT - 34 - text_width(amount, bold=True), bold=True)
-        weight = ' class="th-bold"' if policy == first else ' class="th-second"'
+        weight = ' class="ts-bold"' if policy == first else ' class="ts-second"'
         yield f'<text{weight} x="{_number(x + 30)}" y="{_number(row + 4)}">{escaped(name)} {amount}</text>'
 
 

@@ -1,4 +1,4 @@
-"""What `%tapehead VERB ...` does with the deck shown last."""
+"""What `%tapescope VERB ...` does with the deck shown last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..terminal.prompt_text import step_words
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A line of `%tapehead`: the verb, and the text behind it."""
+    """A line of `%tapescope`: the verb, and the text behind it."""
 
     shell: InteractiveShell
     verb: str
@@ -42,14 +42,14 @@ class Told:
         if not self.text:
             return 1
         if not self.text.isdecimal() or not int(self.text):
-            raise UsageError(f"%tapehead {self.verb} takes a number of tasks, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} takes a number of tasks, not {self.text!r}")
         return int(self.text)
 
     @property
     def number(self) -> int:
         """Of a breakpoint, a watchpoint or a branch."""
         if not self.text.isdecimal():
-            raise UsageError(f"%tapehead {self.verb} takes a number, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} takes a number, not {self.text!r}")
         return int(self.text)
 
     @property
@@ -57,17 +57,17 @@ class Told:
         try:
             return float(self.text)
         except ValueError:
-            raise UsageError(f"%tapehead {self.verb} takes a number, not {self.text!r}") from None
+            raise UsageError(f"%tapescope {self.verb} takes a number, not {self.text!r}") from None
 
     def task(self, deck: Deck) -> Task:
         """A task by its place in this run, as 53rd or 53."""
         if not is_typed_task(self.text):
-            raise UsageError(f"%tapehead {self.verb} takes a task, as 53rd, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} takes a task, as 53rd, not {self.text!r}")
         return typed_task(self.text, deck.graph, run_of(deck))
 
     def nothing(self) -> None:
         if self.text:
-            raise UsageError(f"%tapehead {self.verb} takes nothing else, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} takes nothing else, not {self.text!r}")
 
 
 def _deck() -> Deck:
@@ -153,7 +153,7 @@ def _break(told: Told) -> StopsView:
 def _test(shell: InteractiveShell, expression: str) -> Test:
     """A function of a task and its gradients. The user's own variables are global to it, so that loops see all."""
     try:
-        compile(expression.strip(), "<tapehead>", "eval")
+        compile(expression.strip(), "<tapescope>", "eval")
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
         raise ValueError(f"{expression.strip()!r} is no expression: {message}") from None
@@ -237,7 +237,7 @@ def _predict(told: Told) -> None:
 def _advise(told: Told) -> Advice:
     """What it is about needs no deck: a function that makes the loss, as an expression."""
     if not told.text:
-        raise UsageError("%tapehead advise takes a function that makes the loss: %tapehead advise make_loss")
+        raise UsageError("%tapescope advise takes a function that makes the loss: %tapescope advise make_loss")
     try:
         make_loss = eval(told.text, told.shell.user_global_ns, told.shell.user_ns)
     except Exception as error:
@@ -248,7 +248,7 @@ def _advise(told: Told) -> Advice:
 
 def _export(told: Told) -> Path:
     if len(told.text.split()) != 1:
-        raise UsageError("%tapehead export takes one file name, ending in .svg, .png, .html or .json")
+        raise UsageError("%tapescope export takes one file name, ending in .svg, .png, .html or .json")
     deck, path = _deck(), Path(told.text).expanduser()
     save: dict[str, Callable[[Path], Path]] = {
         ".html": deck.save_html,
@@ -259,7 +259,7 @@ def _export(told: Told) -> Path:
     if path.name.endswith(ENDINGS):
         save[path.suffix] = deck.save_perfetto
     if path.suffix not in save:
-        raise UsageError(f"{path.name}: %tapehead export writes .svg, .png, .html and .json files")
+        raise UsageError(f"{path.name}: %tapescope export writes .svg, .png, .html and .json files")
     try:
         return save[path.suffix](path)
     except OSError as error:

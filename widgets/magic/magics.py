@@ -1,4 +1,4 @@
-"""The magics: `%load_ext tapehead`, then `%tapehead` and `%%tapehead`."""
+"""The magics: `%load_ext tapescope`, then `%tapescope` and `%%tapescope`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NOT_THE_USERS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `%%tapehead` and `%tapehead LOSS` were given."""
+    """What `%%tapescope` and `%tapescope LOSS` were given."""
 
     loss: str
     policy: str = "heap"
@@ -80,7 +80,7 @@ def parse(line: str) -> Options:
             continue
         if name not in OPTIONS:
             raise UsageError(
-                f"%tapehead has no option --{name}; it has {joined([f'--{each}' for each in OPTIONS], len(OPTIONS))}, "
+                f"%tapescope has no option --{name}; it has {joined([f'--{each}' for each in OPTIONS], len(OPTIONS))}, "
                 "which take a value, and --keep-inputs"
             )
         if not given:
@@ -94,58 +94,58 @@ def parse(line: str) -> Options:
 
 @magics_class
 class DeckMagics(Magics):
-    """`%tapehead` and `%%tapehead`."""
+    """`%tapescope` and `%%tapescope`."""
 
     shell: InteractiveShell
 
     @line_cell_magic
-    def tapehead(self, line: str, cell: str | None = None) -> Any:
+    def tapescope(self, line: str, cell: str | None = None) -> Any:
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
-        %%tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
+        %%tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
                    [--names MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
-        %tapehead [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
-                            open the deck on a loss that is there already; deck = %tapehead loss keeps it
+        %tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
+                            open the deck on a loss that is there already; deck = %tapescope loss keeps it
 
         Run:
-        %tapehead step [N] [on DEVICE]
+        %tapescope step [N] [on DEVICE]
                             run one task, or N; on a device: of its tasks alone
-        %tapehead run       run to the next breakpoint, to what a watchpoint finds, or to the end; also: continue
-        %tapehead over      run until all of the module call has run to which the next task belongs
-        %tapehead out       the same for the module call around it
-        %tapehead stop      make what runs end before its next task
+        %tapescope run       run to the next breakpoint, to what a watchpoint finds, or to the end; also: continue
+        %tapescope over      run until all of the module call has run to which the next task belongs
+        %tapescope out       the same for the module call around it
+        %tapescope stop      make what runs end before its next task
 
         Stop:
-        %tapehead break WHERE [if EXPRESSION]
+        %tapescope break WHERE [if EXPRESSION]
                             stop before tasks: #12, Addmm, encoder.layer.*, head.weight, model.py:120. The expression
                             has the names task and gradients; "hit N" in its place: only at the n-th of the tasks
-        %tapehead watch CONDITION ... [at MODULE]
+        %tapescope watch CONDITION ... [at MODULE]
                             stop where a gradient is: nan, inf, zero, norm>1e3, norm<1e-8, ratio>100, ratio<0.01,
                             upcast, shape, missing; "nan and upcast" for both at once
-        %tapehead stops     the breakpoints and watchpoints
-        %tapehead enable N, disable N, delete N
+        %tapescope stops     the breakpoints and watchpoints
+        %tapescope enable N, disable N, delete N
                             change number N of them
 
         Go back, and change what happens (E "direct"):
-        %tapehead back [N]  take back the last task that ran, or N
-        %tapehead goto TASK go to where this task is next, back or on
-        %tapehead branch [N]
+        %tapescope back [N]  take back the last task that ran, or N
+        %tapescope goto TASK go to where this task is next, back or on
+        %tapescope branch [N]
                             the ways in which it went so far; or go to the end of one of them
-        %tapehead zero, scale X, clip X
+        %tapescope zero, scale X, clip X
                             change the gradients that wait for the next task; clip: to a norm of at most X
-        %tapehead restore   undo that
+        %tapescope restore   undo that
 
         Ask:
-        %tapehead check [TASK]
-                            is the task's backward that of its forward? Needs %%tapehead --keep-inputs
-        %tapehead compare P P ...
+        %tapescope check [TASK]
+                            is the task's backward that of its forward? Needs %%tapescope --keep-inputs
+        %tapescope compare P P ...
                             the memory that the graph would take under these policies
-        %tapehead predict   ask each task of a large graph what it will allocate; on others it is done unasked
-        %tapehead advise MAKE_LOSS
+        %tapescope predict   ask each task of a large graph what it will allocate; on others it is done unasked
+        %tapescope advise MAKE_LOSS
                             what could be changed in a program, tried on it: MAKE_LOSS is a function that runs its
                             forward and returns the loss. It needs no deck
-        %tapehead export FILE
+        %tapescope export FILE
                             the deck as a page (.html), what has run as a trace (.json; .perfetto.json for
                             Perfetto and chrome://tracing), or the graph with what has run, runs next and is
                             ready (.svg, .png)
@@ -162,7 +162,7 @@ class DeckMagics(Magics):
 
         Examples:
 
-        %%tapehead --policy bfs loss
+        %%tapescope --policy bfs loss
         loss = model(x).sum()
         """
         if cell is not None:
@@ -176,7 +176,7 @@ class DeckMagics(Magics):
             except BaseException as error:  # of a task: a hook, a custom Function
                 raise _with_users_lines(self.shell, error) from None
         if not verb:
-            raise UsageError("%tapehead needs the name of a loss, or a verb: %tapehead? shows them all")
+            raise UsageError("%tapescope needs the name of a loss, or a verb: %tapescope? shows them all")
         self._expect_loss(verb, line)
         return self._open(line, None)
 
@@ -185,25 +185,25 @@ class DeckMagics(Magics):
         if not word.isidentifier() or (word in self.shell.user_ns and (_is_expression(line) or " --" in line)):
             return
         if word == "help":
-            raise UsageError("%tapehead? shows all verbs and options")
+            raise UsageError("%tapescope? shows all verbs and options")
         losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
         neither = "no verb" if word in self.shell.user_ns else "neither a verb nor a variable"
         near = did_you_mean(word, [*VERBS, *losses])
-        python = f"; th.{word} is called in Python" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
+        python = f"; ts.{word} is called in Python" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
         raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(VERBS)}{python}")
 
     def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
             raise UsageError(
-                "a deck needs a notebook, with anywidget (pip install 'tapehead[notebook]'); "
-                "session = th.debug(loss) steps through the backward anywhere"
+                "a deck needs a notebook, with anywidget (pip install 'tapescope[notebook]'); "
+                "session = ts.debug(loss) steps through the backward anywhere"
             )
         options, from_before = parse(line), None
         if behind := _OPTION.search(options.loss):
             given = f"{options.loss[behind.start() :].strip()} {options.loss[: behind.start()].strip()}"
-            raise UsageError(f"options stand before the loss: {'%' if cell is None else '%%'}tapehead {given}")
+            raise UsageError(f"options stand before the loss: {'%' if cell is None else '%%'}tapescope {given}")
         if not options.loss:
-            raise UsageError("which tensor? Give the loss: %%tapehead loss")
+            raise UsageError("which tensor? Give the loss: %%tapescope loss")
         if options.engine not in ENGINES:
             raise UsageError(f"there is no engine {options.engine!r}; known are {', '.join(ENGINES)}")
         if options.batch not in (None, "auto"):
@@ -218,7 +218,7 @@ class DeckMagics(Magics):
         except (ValueError, NotImplementedError) as error:
             raise UsageError(str(error)) from None
         if cell is None and options.keep_inputs:
-            raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapehead --keep-inputs loss")
+            raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapescope --keep-inputs loss")
         if cell is not None:
             looked_up = "; --names is looked up before the cell runs: make the model in a cell above"
             module = None if options.names is None else self._value(options.names, "--names", looked_up)
@@ -250,7 +250,7 @@ class DeckMagics(Magics):
                 release=rule.release,
             )
         except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
-            notes = (note.removeprefix("tapehead: ") for note in getattr(error, "__notes__", ()))
+            notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
             raise UsageError("; ".join([str(error), *notes])) from None
 
     def _value(self, expression: str, what: str, if_unknown: str) -> Any:
@@ -269,14 +269,14 @@ def run_captured(
     """Runs a cell's code under capture. If it raises, shows the graph that had been built, and raises it again.
 
     Args:
-        line: what stands behind `%%tapehead`. Like that line, a comment with it comes first: lines are numbered, and
+        line: what stands behind `%%tapescope`. Like that line, a comment with it comes first: lines are numbered, and
             shown in tracebacks, as the user sees them.
 
     Raises:
         UsageError: the cell waits for something at its top level, which only the kernel itself can do.
     """
     if not cell.lstrip().startswith("%%"):  # another magic of the whole cell
-        cell = f"# %%tapehead {line}\n{cell}"
+        cell = f"# %%tapescope {line}\n{cell}"
     _refuse_await(shell, cell)
     show = shell._showtraceback
 
@@ -319,8 +319,8 @@ def _refuse_await(shell: InteractiveShell, cell: str) -> None:
     with suppress(RuntimeError):  # no loop runs: IPython outside a notebook
         asyncio.get_running_loop()
         raise UsageError(
-            "%%tapehead can't wait at the top level of its cell (await, async for, async with); wait in another cell, "
-            "or capture with `with th.capture(model):` and open the deck with th.debug(loss)"
+            "%%tapescope can't wait at the top level of its cell (await, async for, async with); wait in another cell, "
+            "or capture with `with ts.capture(model):` and open the deck with ts.debug(loss)"
         )
 
 
@@ -346,7 +346,7 @@ def _show_part(tape: Tape) -> None:
 
 
 def complete(shell: InteractiveShell, event: Any) -> list[str]:
-    """What may come next on a line of `%tapehead`."""
+    """What may come next on a line of `%tapescope`."""
     words = event.line.split()
     last = "" if event.line.endswith(" ") else words.pop()
     option = last.partition("=")[0] if "=" in last else words[-1] if words else ""
@@ -396,11 +396,11 @@ def _is_freed(loss: Tensor) -> bool:
 
 
 def load(shell: InteractiveShell) -> None:
-    """`%load_ext tapehead`. What the first deck needs of torch is loaded once the kernel has nothing to do.
+    """`%load_ext tapescope`. What the first deck needs of torch is loaded once the kernel has nothing to do.
 
     A thread could not do it meanwhile: beside an import of the user's, one of the two would find modules half loaded.
     """
     with suppress(RuntimeError):  # no kernel, whose loop would run
         asyncio.get_running_loop().call_later(_SOON_S, warm_up_fakes)
     shell.register_magics(DeckMagics)
-    shell.set_hook("complete_command", complete, re_key=r"%{1,2}tapehead")
+    shell.set_hook("complete_command", complete, re_key=r"%{1,2}tapescope")

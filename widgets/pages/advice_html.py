@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ...engine.ensembles.advice import Advice
 
 _STYLE = """
-.th-advice h4{font-size:1em;margin:16px 0 4px}
-.th-advice ul{margin:0;padding-left:18px}
-.th-advice li{margin:0 0 4px;max-width:110ch}
-.th-advice details{margin:6px 0 0}
-.th-advice summary{cursor:pointer}
-.th-advice pre{margin:6px 0 0;padding:10px 12px;overflow-x:auto;font-size:12px;line-height:1.45;
+.ts-advice h4{font-size:1em;margin:16px 0 4px}
+.ts-advice ul{margin:0;padding-left:18px}
+.ts-advice li{margin:0 0 4px;max-width:110ch}
+.ts-advice details{margin:6px 0 0}
+.ts-advice summary{cursor:pointer}
+.ts-advice pre{margin:6px 0 0;padding:10px 12px;overflow-x:auto;font-size:12px;line-height:1.45;
 border:1px solid rgba(128,134,145,.28);border-radius:4px}
 """
 
@@ -33,4 +33,4 @@ def advice_html(advice: Advice) -> str:
             opened = " open" if item is advice.best else ""
             code = f"<pre><code>{escape(item.code)}</code></pre>"
             parts.append(f"<details{opened}><summary>the code</summary>{code}</details>")
-    return f'<div class="th-advice"><style>{_STYLE}</style>{"".join(parts)}</div>'
+    return f'<div class="ts-advice"><style>{_STYLE}</style>{"".join(parts)}</div>'

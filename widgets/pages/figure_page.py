@@ -30,7 +30,7 @@ h2{{font-size:12px;font-weight:600;margin:0 0 6px}}
 h2 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
 :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
 .figure{{margin:0 -12px;min-width:0}}
-.th-report{{color:var(--ink)}}
+.ts-report{{color:var(--ink)}}
 dl{{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}}
 dd{{margin:0;color:var(--ink2)}}
 dt b{{font-weight:400}}
@@ -89,7 +89,7 @@ def figure_page(
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · tapehead</title>
+<title>{escape(title)} · tapescope</title>
 <style>{_STYLE}{style}</style>
 </head>
 <body>

@@ -1,4 +1,4 @@
-"""A figure of ours as SVG, for where plotly does not run: the kinds of traces that tapehead's figures have, no others.
+"""A figure of ours as SVG, for where plotly does not run: the kinds of traces that tapescope's figures have, no others.
 
 Not plotly's picture to the pixel: its bars, lines, marks and words where it has them. Nothing is started for it: what
 exports plotly's own pictures is a browser.

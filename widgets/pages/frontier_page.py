@@ -28,55 +28,55 @@ _FATES = {"dropped": "d", "dropped on the way": "w", "kept": "k", "newly kept": 
 _ABSENT = "-"
 
 _STYLE = f"""
-.th-frontier{{color-scheme:light;{variables(LIGHT)};background:var(--panel);color:var(--ink);
+.ts-frontier{{color-scheme:light;{variables(LIGHT)};background:var(--panel);color:var(--ink);
   font:400 12px/17px {FONT};font-variant-numeric:tabular-nums;border:1px solid var(--line);border-radius:8px;
   max-width:1360px;margin:0 auto;overflow:hidden;text-align:left;container-type:inline-size}}
-@media (prefers-color-scheme:dark){{.th-frontier:not([data-theme=light]){{color-scheme:dark;{variables(DARK)}}}}}
-.th-frontier[data-theme=dark]{{color-scheme:dark;{variables(DARK)}}}
-.th-frontier *{{box-sizing:border-box}}
-.th-frontier[data-ready] .still,.th-frontier:not([data-ready]) .moving{{display:none}}
-.th-frontier .still,.th-frontier section{{padding:12px 16px}}
-.th-frontier section+section{{border-top:1px solid var(--line)}}
-.th-frontier h3{{font-size:12px;line-height:17px;font-weight:600;margin:0 0 6px;color:var(--ink)}}
-.th-frontier h3 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
-.th-frontier .figures{{display:flex;flex-wrap:wrap;gap:4px 36px;margin:0 0 8px}}
-.th-frontier .figures div{{min-width:108px}}
-.th-frontier .figures b{{display:block;font-size:22px;line-height:28px;font-weight:600;letter-spacing:-.01em}}
-.th-frontier .figures span{{color:var(--ink3)}}
-.th-frontier .budget{{display:grid;grid-template-columns:max-content 1fr max-content;gap:0 12px;align-items:center;
+@media (prefers-color-scheme:dark){{.ts-frontier:not([data-theme=light]){{color-scheme:dark;{variables(DARK)}}}}}
+.ts-frontier[data-theme=dark]{{color-scheme:dark;{variables(DARK)}}}
+.ts-frontier *{{box-sizing:border-box}}
+.ts-frontier[data-ready] .still,.ts-frontier:not([data-ready]) .moving{{display:none}}
+.ts-frontier .still,.ts-frontier section{{padding:12px 16px}}
+.ts-frontier section+section{{border-top:1px solid var(--line)}}
+.ts-frontier h3{{font-size:12px;line-height:17px;font-weight:600;margin:0 0 6px;color:var(--ink)}}
+.ts-frontier h3 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
+.ts-frontier .figures{{display:flex;flex-wrap:wrap;gap:4px 36px;margin:0 0 8px}}
+.ts-frontier .figures div{{min-width:108px}}
+.ts-frontier .figures b{{display:block;font-size:22px;line-height:28px;font-weight:600;letter-spacing:-.01em}}
+.ts-frontier .figures span{{color:var(--ink3)}}
+.ts-frontier .budget{{display:grid;grid-template-columns:max-content 1fr max-content;gap:0 12px;align-items:center;
   color:var(--ink3)}}
-.th-frontier input[type=range]{{width:100%;margin:0;height:28px;accent-color:var(--accent);cursor:pointer}}
-.th-frontier :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
-.th-frontier .charts{{display:grid;grid-template-columns:minmax(0,1fr) minmax(230px,300px);gap:8px 24px}}
-@container (max-width:760px){{.th-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
+.ts-frontier input[type=range]{{width:100%;margin:0;height:28px;accent-color:var(--accent);cursor:pointer}}
+.ts-frontier :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
+.ts-frontier .charts{{display:grid;grid-template-columns:minmax(0,1fr) minmax(230px,300px);gap:8px 24px}}
+@container (max-width:760px){{.ts-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
 @container (max-width:480px){{
-  .th-frontier .budget{{grid-template-columns:1fr max-content}}
-  .th-frontier .budget input{{grid-area:1/1/2/3}}
+  .ts-frontier .budget{{grid-template-columns:1fr max-content}}
+  .ts-frontier .budget input{{grid-area:1/1/2/3}}
 }}
-.th-frontier svg{{display:block;width:100%;overflow:visible}}
-.th-frontier svg text{{font:400 11px {FONT};fill:var(--ink3);font-variant-numeric:tabular-nums}}
-.th-frontier svg .strong{{fill:var(--ink);font-weight:600}}
-.th-frontier .key{{display:flex;flex-wrap:wrap;gap:2px 16px;color:var(--ink2);margin:0 0 4px}}
-.th-frontier .key i{{display:inline-block;width:14px;height:0;border-top:2px solid;vertical-align:middle;
+.ts-frontier svg{{display:block;width:100%;overflow:visible}}
+.ts-frontier svg text{{font:400 11px {FONT};fill:var(--ink3);font-variant-numeric:tabular-nums}}
+.ts-frontier svg .strong{{fill:var(--ink);font-weight:600}}
+.ts-frontier .key{{display:flex;flex-wrap:wrap;gap:2px 16px;color:var(--ink2);margin:0 0 4px}}
+.ts-frontier .key i{{display:inline-block;width:14px;height:0;border-top:2px solid;vertical-align:middle;
   margin:0 6px 2px 0}}
-.th-frontier .key i.box{{height:8px;border:0;border-radius:2px;width:8px}}
-.th-frontier .told{{min-height:17px;color:var(--ink2);margin:2px 0 0;overflow:hidden;
+.ts-frontier .key i.box{{height:8px;border:0;border-radius:2px;width:8px}}
+.ts-frontier .told{{min-height:17px;color:var(--ink2);margin:2px 0 0;overflow:hidden;
   text-overflow:ellipsis;white-space:nowrap}}
-.th-frontier .said p{{margin:0 0 2px;max-width:110ch;color:var(--ink2)}}
-.th-frontier .said p:first-child{{color:var(--ink)}}
-.th-frontier .whole{{display:flex;height:10px;border-radius:3px;overflow:hidden;background:var(--sunk);
+.ts-frontier .said p{{margin:0 0 2px;max-width:110ch;color:var(--ink2)}}
+.ts-frontier .said p:first-child{{color:var(--ink)}}
+.ts-frontier .whole{{display:flex;height:10px;border-radius:3px;overflow:hidden;background:var(--sunk);
   margin:0 0 6px;gap:1px}}
-.th-frontier .scroll{{overflow-x:auto}}
-.th-frontier table{{border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:12px}}
-.th-frontier.th-frontier :is(td,th){{padding:4px 16px 4px 0;text-align:left;vertical-align:baseline;background:none;
+.ts-frontier .scroll{{overflow-x:auto}}
+.ts-frontier table{{border-collapse:collapse;width:100%;margin:0;table-layout:auto;font-size:12px}}
+.ts-frontier.ts-frontier :is(td,th){{padding:4px 16px 4px 0;text-align:left;vertical-align:baseline;background:none;
   border:0;white-space:nowrap;max-width:none}}
-.th-frontier th{{font-weight:400;color:var(--ink3)}}
-.th-frontier tbody tr:nth-child(n){{border-top:1px solid var(--line);background:none}}
-.th-frontier.th-frontier .number{{text-align:right}}
-.th-frontier td:last-child{{padding-right:0;white-space:normal;color:var(--ink2)}}
-.th-frontier tr.soft td{{color:var(--ink3)}}
-.th-frontier .fate{{white-space:nowrap}}
-.th-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
+.ts-frontier th{{font-weight:400;color:var(--ink3)}}
+.ts-frontier tbody tr:nth-child(n){{border-top:1px solid var(--line);background:none}}
+.ts-frontier.ts-frontier .number{{text-align:right}}
+.ts-frontier td:last-child{{padding-right:0;white-space:normal;color:var(--ink2)}}
+.ts-frontier tr.soft td{{color:var(--ink3)}}
+.ts-frontier .fate{{white-space:nowrap}}
+.ts-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
 """
 
 _PAGE = f"""
@@ -103,7 +103,7 @@ def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | N
     headings = frontier.cells[0]
     still = cells_html(frontier.cells, [*frontier.explored.sentences, *frontier.sentences], headings)
     return (
-        f'<div class="th-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
+        f'<div class="ts-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
         f'<script type="application/json">{content}</script></div><script>{CODE.read_text(encoding="utf-8")}</script>'
     )
 

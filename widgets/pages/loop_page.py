@@ -28,11 +28,11 @@ _SIGNS = {
 _LIGHT = f"color-scheme:light;{variables(LIGHT)};{_SIGNS['light']}"
 _DARK = f"color-scheme:dark;{variables(DARK)};{_SIGNS['dark']}"
 _STYLE = f"""
-.th-loop{{{_LIGHT};max-width:1720px;margin:0 auto}}
-@media (prefers-color-scheme:dark){{.th-loop:not([data-theme=light]){{{_DARK}}}}}
-.th-loop[data-theme=dark]{{{_DARK}}}
-.th-loop .still{{padding:12px 16px;color:var(--ink);background:var(--panel);font:400 12px/17px {FONT}}}
-.th-loop[data-ready] .still,.th-loop:not([data-ready]) .moving{{display:none}}
+.ts-loop{{{_LIGHT};max-width:1720px;margin:0 auto}}
+@media (prefers-color-scheme:dark){{.ts-loop:not([data-theme=light]){{{_DARK}}}}}
+.ts-loop[data-theme=dark]{{{_DARK}}}
+.ts-loop .still{{padding:12px 16px;color:var(--ink);background:var(--panel);font:400 12px/17px {FONT}}}
+.ts-loop[data-ready] .still,.ts-loop:not([data-ready]) .moving{{display:none}}
 """
 _PAGE = f"""
 :root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}

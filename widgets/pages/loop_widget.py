@@ -29,14 +29,14 @@ const seen = (element) => (element?.getClientRects().length ? element : null);
 export default { render({ model, el }) {
   el.innerHTML = model.get("content");
   const root = el.firstElementChild;
-  root.addEventListener("tapehead-open", (event) => model.send({ open: event.detail }));
+  root.addEventListener("tapescope-open", (event) => model.send({ open: event.detail }));
   const script = document.createElement("script");
   script.textContent = model.get("code");
-  const room = () => el.closest(".tapehead-loop");
+  const room = () => el.closest(".tapescope-loop");
   const put = () => {
     if (!el.isConnected) return requestAnimationFrame(put); // it looks for the loop's root
     el.append(script);
-    room()?.addEventListener("tapehead-leave", () => model.send({ leave: true }));
+    room()?.addEventListener("tapescope-leave", () => model.send({ leave: true }));
   };
   put();
   // What had the keys may be taken away only after that, and they with it.
@@ -50,7 +50,7 @@ export default { render({ model, el }) {
   });
   const hear = ({ shown }) => {
     if (shown === "page") focus(() => root.querySelector(".moving").shadowRoot?.querySelector(".picture"));
-    else focus(() => room()?.querySelector(".tapehead-deck")?.shadowRoot?.querySelector(".deck"));
+    else focus(() => room()?.querySelector(".tapescope-deck")?.shadowRoot?.querySelector(".deck"));
   };
   model.on("msg:custom", hear);
   return () => model.off("msg:custom", hear);
@@ -94,7 +94,7 @@ class LoopPage(ipywidgets.VBox):
         above = ipywidgets.Layout(order="-1")  # the page stays the first child, so that what is chosen in it stays
         self._said.layout = self._back.layout = above
         super().__init__([self._page])
-        self.add_class("tapehead-loop")
+        self.add_class("tapescope-loop")
 
     def _hear(self, _: object, message: Any, buffers: object) -> None:
         if not isinstance(message, dict):

@@ -27,9 +27,9 @@ _TOP, _BOTTOM = 62, 34
 _FAR = 3.0  # a ratio from which on the axis is logarithmic, so that small ones are still seen
 _CHARACTERS = 18  # of a workload's name beside its bars
 _TABLE = """
-.th-report tbody tr.more:nth-child(n){border-top:0}
-.th-report tr.more td{padding-top:0;padding-bottom:2px}
-.th-report tr.more:last-child td{padding-bottom:8px}
+.ts-report tbody tr.more:nth-child(n){border-top:0}
+.ts-report tr.more td{padding-top:0;padding-bottom:2px}
+.ts-report tr.more:last-child td{padding-bottom:8px}
 """
 _STYLE = """
 .said p{margin:0 0 4px;color:var(--ink2);max-width:120ch}
@@ -71,7 +71,7 @@ def study_html(study: OrderStudy) -> str:
     )
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.sentences)
     table = f'<table><thead><tr><th></th>{heads}<th style="width:40%"></th></tr></thead>{bodies}</table>'
-    return f'<div class="th-report"><style>{STYLE}{_TABLE}</style>{said}{table if study.rows else ""}</div>'
+    return f'<div class="ts-report"><style>{STYLE}{_TABLE}</style>{said}{table if study.rows else ""}</div>'
 
 
 def _lines(row: StudiedWorkload, block: Block, columns: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ def page_around(body: str, title: str, style: str) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · tapehead</title>
+<title>{escape(title)} · tapescope</title>
 <style>{style}</style>
 </head>
 <body>

@@ -31,10 +31,10 @@ def can_draw_png() -> bool:
 
 
 def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
-    """A picture drawn by tapehead, as PNG.
+    """A picture drawn by tapescope, as PNG.
 
     Args:
-        svg: drawn by tapehead: its variables are colours, set in its own style sheet.
+        svg: drawn by tapescope: its variables are colours, set in its own style sheet.
         theme: which of its themes, if it has two.
         scale: pixels for each of its own.
 
@@ -45,7 +45,7 @@ def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
         from resvg_py import svg_to_bytes
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "PNG is drawn by resvg: pip install 'tapehead[notebook]', or pip install resvg-py"
+            "PNG is drawn by resvg: pip install 'tapescope[notebook]', or pip install resvg-py"
         ) from error
     return svg_to_bytes(
         svg_string=_of_theme(svg, theme),

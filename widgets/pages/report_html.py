@@ -20,18 +20,18 @@ _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
 _MOST_GROUPS = 5  # of each category
 STYLE = """
-.th-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
-.th-report p{margin:0 0 4px;max-width:110ch}
-.th-report table{border-collapse:collapse;table-layout:auto;width:100%;margin:10px 0 0}
-.th-report :is(td,th){padding:5px 16px 5px 0;background:none}
-.th-report th{font-weight:400;opacity:.72;white-space:nowrap}
-.th-report tbody tr:nth-child(n){border-top:1px solid rgba(128,134,145,.28);background:none}
-.th-report .num{white-space:nowrap}
-.th-report .wide{min-width:240px}
-.th-report .where{overflow-wrap:anywhere;min-width:170px}
-.th-report .soft{opacity:.72}
-.th-report .bar{display:block;height:4px;border-radius:2px;background:currentColor;opacity:.55;margin:5px 0 0 auto}
-.th-report .hint{border-left:2px solid var(--accent,#c23b10);padding-left:10px;margin:12px 0 0}
+.ts-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
+.ts-report p{margin:0 0 4px;max-width:110ch}
+.ts-report table{border-collapse:collapse;table-layout:auto;width:100%;margin:10px 0 0}
+.ts-report :is(td,th){padding:5px 16px 5px 0;background:none}
+.ts-report th{font-weight:400;opacity:.72;white-space:nowrap}
+.ts-report tbody tr:nth-child(n){border-top:1px solid rgba(128,134,145,.28);background:none}
+.ts-report .num{white-space:nowrap}
+.ts-report .wide{min-width:240px}
+.ts-report .where{overflow-wrap:anywhere;min-width:170px}
+.ts-report .soft{opacity:.72}
+.ts-report .bar{display:block;height:4px;border-radius:2px;background:currentColor;opacity:.55;margin:5px 0 0 auto}
+.ts-report .hint{border-left:2px solid var(--accent,#c23b10);padding-left:10px;margin:12px 0 0}
 """
 
 
@@ -57,7 +57,7 @@ def peak_html(report: PeakReport) -> str:
         f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>'
         for hint in report.hints
     ]
-    return f'<div class="th-report"><style>{STYLE}</style>{"".join(parts)}</div>'
+    return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 class PeakRow(Protocol):
@@ -68,7 +68,7 @@ class PeakRow(Protocol):
 
 
 class PeakTable(Protocol):
-    """What shows itself as a table with bars for peaks: `th.compare`'s, `th.plan`'s, a deck's."""
+    """What shows itself as a table with bars for peaks: `ts.compare`'s, `ts.plan`'s, a deck's."""
 
     @property
     def rows(self) -> Sequence[PeakRow]: ...
@@ -118,7 +118,7 @@ def cells_html(
         body.append(f"<tr>{''.join(found)}</tr>")
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>" if rows else ""
-    return f'<div class="th-report"><style>{STYLE}</style>{said}{table}</div>'
+    return f'<div class="ts-report"><style>{STYLE}</style>{said}{table}</div>'
 
 
 def _text(heading: str, text: str, right: bool, bar: float | None) -> str:

@@ -13,8 +13,8 @@ from .theme import AUTO, LIGHT, follow_page, in_light
 
 _CLEAR = AUTO["panel"]
 # The style sheet is an output of its own: none of the space between outputs is for it.
-_STYLE = f"""<style class="tapehead-figures">
-.jp-OutputArea-child:has(style.tapehead-figures){{display:none}}
+_STYLE = f"""<style class="tapescope-figures">
+.jp-OutputArea-child:has(style.tapescope-figures){{display:none}}
 {follow_page()}
 </style>"""
 
@@ -22,7 +22,7 @@ _STYLE = f"""<style class="tapehead-figures">
 class ShownFigure(go.Figure):
     """A `go.Figure` that leaves a picture of itself beside its data, for GitHub, an untrusted notebook, or a PDF.
 
-    The picture is drawn when the figure is shown, of what it has then; where something was added of which tapehead has
+    The picture is drawn when the figure is shown, of what it has then; where something was added of which tapescope has
     no drawing, there is none.
     """
 

@@ -1,4 +1,4 @@
-"""The colours and type of all that tapehead draws about memory."""
+"""The colours and type of all that tapescope draws about memory."""
 
 from __future__ import annotations
 

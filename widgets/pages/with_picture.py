@@ -1,4 +1,4 @@
-"""`th.with_picture`: a user's own figure, shown in a notebook as tapehead's are. Needs plotly when it is called."""
+"""`ts.with_picture`: a user's own figure, shown in a notebook as tapescope's are. Needs plotly when it is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def with_picture(figure: go.Figure) -> go.Figure:
-    """A figure of your own that leaves a picture beside its data where a notebook shows it, as tapehead's do.
+    """A figure of your own that leaves a picture beside its data where a notebook shows it, as tapescope's do.
 
     GitHub, an untrusted notebook and a PDF show it: lines, areas, marks, bars that lie, histograms whose bins are
     given. With anything else in it the figure is shown as ever, and leaves none. No browser is started.

@@ -42,7 +42,7 @@ class Debuggee:
         """From now on the commands are about this session."""
         self.session, self.error, self._spoken_of = session, None, None
         for line in self.stops.enter(session):
-            print(f"tapehead: {line}", file=sys.stderr)
+            print(f"tapescope: {line}", file=sys.stderr)
 
     def greet(self) -> None:
         """Says what is debugged, and where it stands."""
@@ -103,8 +103,8 @@ class Debuggee:
     def direct(self, what: str) -> Stepper:
         if not goes_back(self.session):
             raise NotImplementedError(
-                f"{what} needs the direct engine: PyTorch's own can't take a step back. th.debug(loss), tapehead debug "
-                "--engine direct"
+                f"{what} needs the direct engine: PyTorch's own can't take a step back. ts.debug(loss), "
+                "tapescope debug --engine direct"
             )
         return self.session
 

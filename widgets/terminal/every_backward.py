@@ -1,4 +1,4 @@
-"""`tapehead debug SCRIPT.py`: a prompt at each `.backward()` that a script calls."""
+"""`tapescope debug SCRIPT.py`: a prompt at each `.backward()` that a script calls."""
 
 from __future__ import annotations
 
@@ -179,9 +179,9 @@ class EveryBackward:
         rank: which rank of a process group has the prompt; the others' backwards run by themselves, in the same order.
         commands: for the first prompt.
         keep_inputs: what forward operations are given is kept, which `check` needs.
-        batch: what the direct engine runs as one, as for `th.debug`.
+        batch: what the direct engine runs as one, as for `ts.debug`.
         accumulation: of each session; another rule than PyTorch's needs the direct engine.
-        queues: of each session of the direct engine, as for `th.debug`.
+        queues: of each session of the direct engine, as for `ts.debug`.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class EveryBackward:
         self._exits.__exit__(None, None, None)  # the capture need not keep what the error's frames hold
         if not self.prompt.detached and not self.prompt.has_quit and (error is None or ended_well(error)):
             for line in self._never():
-                print(f"tapehead: {line}", file=sys.stderr)
+                print(f"tapescope: {line}", file=sys.stderr)
 
     @property
     def in_vain(self) -> bool:

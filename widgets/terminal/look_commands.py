@@ -31,7 +31,7 @@ class LookCommands(Commands):
         task = self.at.looked_at(arg)
         if task.source is None:
             about = told(self.at.session).describe(task)
-            raise ValueError(f"the line that made {about} is not known: th.capture() around the forward sees it")
+            raise ValueError(f"the line that made {about} is not known: ts.capture() around the forward sees it")
         show(tables.source_view(task.source))
 
     def do_info(self, arg: str) -> None:
@@ -100,6 +100,6 @@ class LookCommands(Commands):
     def do_check(self, arg: str) -> None:
         """check [TASK]: compare the task's backward with finite differences of its forward operation
 
-        Needs the operation's inputs: th.capture(keep_inputs=True), tapehead debug --keep-inputs.
+        Needs the operation's inputs: ts.capture(keep_inputs=True), tapescope debug --keep-inputs.
         """
         say(*str(self.at.session.check(self.at.looked_at(arg))).splitlines())

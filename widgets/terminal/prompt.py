@@ -1,4 +1,4 @@
-"""A prompt in the terminal, like pdb's, over a backward: `session.interact()`, `tapehead debug SCRIPT.py`."""
+"""A prompt in the terminal, like pdb's, over a backward: `session.interact()`, `tapescope debug SCRIPT.py`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Prompt(Cmd):
         groups: their names as help lists them.
     """
 
-    prompt = "(tapehead) "
+    prompt = "(tapescope) "
 
     def __init__(self, at: Debuggee, first: Sequence[str] = ()) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ _OTHERS = (str(Path(torch.__file__).parent), *OWN_CODE)
 
 
 def users_frame() -> FrameType | None:
-    """The innermost frame that is neither tapehead's nor torch's."""
+    """The innermost frame that is neither tapescope's nor torch's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*_OTHERS, "<frozen")):
         frame = frame.f_back

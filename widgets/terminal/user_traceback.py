@@ -17,7 +17,7 @@ LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib",
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, less the frames of Python's library, of installed packages and of tapehead."""
+    """The traceback as Python prints it, without frames of Python's library, of installed packages and of tapescope."""
     report = traceback.TracebackException.from_exception(error)
     reports: list[traceback.TracebackException | None] = [report]
     while reports:
@@ -29,7 +29,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def without_own_frames(error: BaseException, start: Callable[..., object]) -> None:
-    """Takes tapehead's frames from an error's traceback, and from those behind it: as if the user had run the script.
+    """Takes tapescope's frames from an error's traceback, and from those behind it: as if the user had run the script.
 
     Args:
         start: the function that called the user's code; what led to it goes, too.
@@ -68,7 +68,7 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
 
 
 def _leave_out_detour(kept: list[TracebackType], frame: TracebackType) -> None:
-    """torch asked tapehead, a function mode or who stands in for the engine, which called the same function again."""
+    """torch asked tapescope, a function mode or who stands in for the engine, which called the same function again."""
     for place in reversed(range(len(kept))):
         if not kept[place].tb_frame.f_code.co_filename.startswith(TORCH):
             return

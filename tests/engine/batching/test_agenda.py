@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapehead.engine.batching.agenda import ReadyBatch, batches, levels
+from tapescope.engine.batching.agenda import ReadyBatch, batches, levels
 
 Nexts = list[list[int]]
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.batching.batched_products import Operands, Tally, launches_of, stacked, summed
-from tapehead.inspector.graph.products import products_of
+import tapescope as ts
+from tapescope.engine.batching.batched_products import Operands, Tally, launches_of, stacked, summed
+from tapescope.inspector.graph.products import products_of
 
 
 def operands(results: list[Tensor], name: str) -> tuple[list[Operands], list[list[Tensor | None]]]:
     """Of the nodes of this name what they multiply, and what they give."""
-    graph = th.graph(results)
+    graph = ts.graph(results)
     members, given = [], []
     for task, product in products_of(graph).items():
         node = graph.nodes[task]

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.measuring.step_levels import allocated_levels
-from tapehead.engine.memory.timeline import IN_TREE
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.graph import told_apart
-from tapehead.inspector.graph.words import nth
-from tapehead.inspector.torch_internals.engine import retains_any
+import tapescope as ts
+from tapescope.engine.measuring.step_levels import allocated_levels
+from tapescope.engine.memory.timeline import IN_TREE
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.graph import told_apart
+from tapescope.inspector.graph.words import nth
+from tapescope.inspector.torch_internals.engine import retains_any
 
 from ..backward_programs import random_policy
 from ..comparing import assert_equal, gradients_of
@@ -51,25 +51,25 @@ def shared_linear(uses: int = 6, bias: bool = True) -> tuple[list[Tensor], Calla
     return list(layer.parameters()), lambda: torch.stack([layer(x).tanh() for x in inputs]).square().sum()
 
 
-def check(leaves: Sequence[Tensor], make_loss: Callable[[], Tensor], **options: object) -> th.Run:
+def check(leaves: Sequence[Tensor], make_loss: Callable[[], Tensor], **options: object) -> ts.Run:
     """Runs it in batches, and says that the gradients are PyTorch's."""
-    runs: list[th.Run] = []
+    runs: list[ts.Run] = []
     expected = gradients_of(leaves, lambda: make_loss().backward())
     found = gradients_of(
         leaves,
-        lambda: runs.append(th.backward(make_loss(), engine="direct", batch="auto", **options)),  # type: ignore[arg-type]
+        lambda: runs.append(ts.backward(make_loss(), engine="direct", batch="auto", **options)),  # type: ignore[arg-type]
     )
     assert_equal(found, expected, bitwise=False)
     assert sorted(runs[0].order) == list(range(len(runs[0].graph)))
     return runs[0]
 
 
-def batched(run: th.Run | Stepper) -> th.Batches:
+def batched(run: ts.Run | Stepper) -> ts.Batches:
     assert run.batches is not None
     return run.batches
 
 
-def only_reason(of: th.Run | Stepper) -> str:
+def only_reason(of: ts.Run | Stepper) -> str:
     (why,) = {fallback.why for fallback in batched(of).fallbacks}
     return why
 
@@ -88,7 +88,7 @@ def test_every_workload_gets_pytorchs_gradients(name, policy):
 
 def test_a_layer_of_an_ensemble_runs_in_one_step():
     _leaves, make_loss = small_ensemble()
-    with th.debug(make_loss(), batch="auto") as session:
+    with ts.debug(make_loss(), batch="auto") as session:
         assert session.together == [session.current]
         while len(session.together) == 1:
             session.step()
@@ -149,9 +149,9 @@ def test_the_launches_and_copies_that_groups_foresees_are_those_that_are_counted
     loss = FORESEEN[name]()
     foreseen = {
         (each.kind, each.tasks): (each.launches_before, each.launches_after, each.stacked_bytes)
-        for each in th.groups(loss).backward
+        for each in ts.groups(loss).backward
     }
-    run = th.backward(loss, engine="direct", batch="auto")
+    run = ts.backward(loss, engine="direct", batch="auto")
     counted = {
         (each.kind, tuple(sorted(each.tasks))): (each.launches_before, each.launches, each.copied_bytes)
         for each in batched(run)
@@ -176,7 +176,7 @@ def test_what_comes_later_is_held_back_for_the_group_whatever_the_policy():
 @pytest.mark.parametrize("policy", ["heap", "bfs", lambda ready, state: ready[len(state.order) % len(ready)]])
 def test_the_plan_holds_back_as_the_run_does(policy):
     _leaves, make_loss = small_ensemble()
-    with th.debug(make_loss(), batch="auto", policy=policy) as session:
+    with ts.debug(make_loss(), batch="auto", policy=policy) as session:
         plan = session.planned
         for _ in range(4):
             session.step()
@@ -206,7 +206,7 @@ def test_gradients_that_are_there_are_added_to():
         make_loss().backward()
         once = [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
         before = [leaf.grad for leaf in leaves]
-        th.backward(make_loss(), engine="direct", batch="auto")
+        ts.backward(make_loss(), engine="direct", batch="auto")
         for leaf, grad, first in zip(leaves, before, once, strict=True):
             assert leaf.grad is grad
             torch.testing.assert_close(leaf.grad, 2 * first)
@@ -217,10 +217,10 @@ def test_a_kept_graph_runs_again_and_a_freed_one_raises_pytorchs_error():
         loss = make_loss()
         expected = gradients_of(leaves, lambda: make_loss().backward())
         for keep in (True, False):
-            found = gradients_of(leaves, lambda: th.backward(loss, retain_graph=keep, engine="direct", batch="auto"))
+            found = gradients_of(leaves, lambda: ts.backward(loss, retain_graph=keep, engine="direct", batch="auto"))
             assert_equal(found, expected, bitwise=False)
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            th.backward(loss, engine="direct", batch="auto")
+            ts.backward(loss, engine="direct", batch="auto")
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             loss.backward()
 
@@ -228,7 +228,7 @@ def test_a_kept_graph_runs_again_and_a_freed_one_raises_pytorchs_error():
 def test_a_factor_that_was_modified_raises_pytorchs_error():
     leaves, make_loss = small_ensemble()
     loss = make_loss()
-    session = th.debug(loss, batch="auto")
+    session = ts.debug(loss, batch="auto")
     with torch.no_grad():
         leaves[2].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
@@ -240,7 +240,7 @@ def test_a_factor_that_was_modified_raises_pytorchs_error():
 def test_a_factor_that_a_tree_waits_with_may_not_be_modified():
     layer = nn.Linear(3, 3)
     inputs = [torch.randn(2, 3) for _ in range(5)]
-    with th.debug(torch.stack([layer(x) for x in inputs]).sum(), batch="auto") as session:
+    with ts.debug(torch.stack([layer(x) for x in inputs]).sum(), batch="auto") as session:
         while session.step().short_name != "Addmm":
             pass
         for x in inputs:
@@ -253,7 +253,7 @@ def test_a_gradient_that_a_tree_waits_with_may_not_be_modified():
     weight = torch.randn(3, 3, requires_grad=True)
     biases = [torch.randn(2, 3, requires_grad=True) for _ in range(5)]
     loss = torch.stack([torch.addmm(bias, torch.randn(2, 3), weight) for bias in biases]).square().sum()
-    with th.debug(loss, batch="auto", policy="dfs") as session:
+    with ts.debug(loss, batch="auto", policy="dfs") as session:
         while session.current is None or session.current.short_name != "Addmm":
             session.step()
         (gradient,) = session.gradients
@@ -272,7 +272,7 @@ def test_a_hook_that_comes_while_a_tree_waits_sees_the_single_tasks_from_there_o
     seen: list[bool] = []
 
     def backward() -> None:
-        with th.debug(make_loss(), batch="auto", policy="dfs") as session:
+        with ts.debug(make_loss(), batch="auto", policy="dfs") as session:
             ran = 0
             while ran < 2:
                 ran += session.step().short_name == "Mm"
@@ -321,11 +321,11 @@ def test_random_ensembles_and_trees_get_pytorchs_gradients(seed):
             found.append(x.abs().square().sum() if dtype.is_complex else x.square().sum())
         return torch.stack(found).sum()
 
-    rules = th.GroupRules(min_fusion_size=2, how_many_is_many=2)
+    rules = ts.GroupRules(min_fusion_size=2, how_many_is_many=2)
     leaves = [shared, *weights, *biases, *inputs]
     expected = gradients_of(leaves, lambda: make_loss().backward())
     found = gradients_of(
-        leaves, lambda: th.backward(make_loss(), policy=random_policy(seed), engine="direct", batch=rules)
+        leaves, lambda: ts.backward(make_loss(), policy=random_policy(seed), engine="direct", batch=rules)
     )
     assert_equal(found, expected, bitwise=False)
 
@@ -403,7 +403,7 @@ def test_hooked_tasks_run_by_themselves_and_the_hook_sees_what_it_always_does(ki
     def hooked() -> Tensor:
         loss = make_loss()
         seen.append([])
-        product = next(n for n in th.graph(loss).nodes if n.name() == "AddmmBackward0")
+        product = next(n for n in ts.graph(loss).nodes if n.name() == "AddmmBackward0")
 
         def watcher(gradient: Tensor) -> Tensor | None:
             seen[-1].append(gradient.clone())
@@ -439,7 +439,7 @@ def test_hooked_tasks_run_by_themselves_and_the_hook_sees_what_it_always_does(ki
 def test_retained_gradients_are_filled_once():
     _leaves, make_loss = small_ensemble()
     grads = []
-    for run in (lambda loss: loss.backward(), lambda loss: th.backward(loss, engine="direct", batch="auto")):
+    for run in (lambda loss: loss.backward(), lambda loss: ts.backward(loss, engine="direct", batch="auto")):
         kept: list[Tensor] = []
         handle = nn.modules.module.register_module_forward_hook(
             lambda module, given, output: kept.append(output) if isinstance(module, nn.Linear) else None
@@ -489,7 +489,7 @@ def test_between_a_tree_and_its_sum_a_retained_gradient_is_seen():
     assert retains_any([each.grad_fn for each in turned if each.grad_fn is not None])
     assert turned[2].grad is None
     inputs = torch.randn(5, 2, 3)
-    th.backward(
+    ts.backward(
         torch.stack([x @ each for x, each in zip(inputs, turned, strict=True)]).sum(), engine="direct", batch="auto"
     )
     torch.testing.assert_close(turned[2].grad, inputs[2].sum(0)[:, None].expand(3, 3))
@@ -500,7 +500,7 @@ def test_a_breakpoint_on_a_member_splits_its_group():
     expected = gradients_of(leaves, lambda: make_loss().backward())
 
     def backward() -> None:
-        with th.debug(make_loss(), batch="auto") as session:
+        with ts.debug(make_loss(), batch="auto") as session:
             members = [task.id for task in session.graph.tasks if task.short_name == "Addmm"]
             session.break_at(members[2])
             session.run()
@@ -517,7 +517,7 @@ def test_a_breakpoint_on_a_member_splits_its_group():
 def test_a_run_to_a_member_splits_its_group_and_one_to_the_first_does_not():
     _leaves, make_loss = small_ensemble()
     for place, splits in ((0, False), (3, True)):
-        with th.debug(make_loss(), batch="auto", policy="bfs") as session:
+        with ts.debug(make_loss(), batch="auto", policy="bfs") as session:
             while len(session.together) == 1:
                 session.step()
             task = session.together[place]
@@ -532,7 +532,7 @@ def test_a_run_to_a_member_splits_its_group_and_one_to_the_first_does_not():
 def test_two_products_of_one_line_are_told_apart_where_one_is_run_too_early():
     weights = [torch.ones(4, 4, requires_grad=True) for _ in range(4)]
     loss = torch.stack([torch.ones(2, 4) @ weight for weight in weights]).sum()
-    with th.debug(loss, batch="auto") as session:
+    with ts.debug(loss, batch="auto") as session:
         while sum(entry.task.short_name == "Mm" for entry in session.ready) < 2:
             session.step()
         first, *_ = session.ready
@@ -548,7 +548,7 @@ def test_a_member_that_is_run_by_hand_too_early_splits_its_group():
     expected = gradients_of(leaves, lambda: make_loss().backward())
 
     def backward() -> None:
-        with th.debug(make_loss(), batch="auto") as session:
+        with ts.debug(make_loss(), batch="auto") as session:
             while not (batched(session) and any(entry.task.short_name == "Addmm" for entry in session.ready)):
                 session.step()
             early = next(entry.task for entry in session.ready if entry.task.short_name == "Addmm")
@@ -568,7 +568,7 @@ def test_what_looks_at_single_tasks_gets_them_and_no_part_of_a_sum_is_lost(what,
     expected = gradients_of(leaves, lambda: make_loss().backward())
 
     def backward() -> None:
-        with th.debug(make_loss(), batch="auto", policy="dfs") as session:
+        with ts.debug(make_loss(), batch="auto", policy="dfs") as session:
             if when == "in the middle":
                 ran = 0
                 while ran < 3:
@@ -595,19 +595,19 @@ def test_memory_is_measured_as_the_allocator_says(name):
     def compute(step: Callable[[], None]) -> None:
         loss = make_loss()
         step()
-        th.backward(loss, engine="direct", batch="auto")
+        ts.backward(loss, engine="direct", batch="auto")
         step()
 
     model.zero_grad()
     _, levels = allocated_levels(compute)
     model.zero_grad()
-    run = th.profile(make_loss, engine="direct", batch="auto")
+    run = ts.profile(make_loss, engine="direct", batch="auto")
     assert run.timeline is not None
     assert batched(run)
     assert run.peak_bytes == levels.peak_bytes
     assert run.footprints is None
     model.zero_grad()
-    alone = th.profile(make_loss, engine="direct").timeline
+    alone = ts.profile(make_loss, engine="direct").timeline
     assert alone is not None
     assert run.timeline.start_bytes == alone.start_bytes
     assert run.timeline.end_bytes == alone.end_bytes
@@ -616,7 +616,7 @@ def test_memory_is_measured_as_the_allocator_says(name):
 
 def test_factors_that_a_sum_waits_with_are_said_to_be_left_for_it():
     _model, make_loss = workload("rnn").build(batch=3, width=16, steps=12)
-    run = th.profile(make_loss, engine="direct", batch="auto")
+    run = ts.profile(make_loss, engine="direct", batch="auto")
     assert run.timeline is not None
     (tree,) = [batch for batch in batched(run) if batch.kind == "tree"]
     left = [each for each in run.timeline if any(keeper.slot == IN_TREE for keeper in each.kept_by)]
@@ -634,7 +634,7 @@ def test_an_edited_gradient_goes_into_the_group():
     for batch in (None, "auto"):
 
         def backward(batch: str | None = batch) -> None:
-            with th.debug(make_loss(), batch=batch, policy="bfs") as session:  # type: ignore[call-overload]
+            with ts.debug(make_loss(), batch=batch, policy="bfs") as session:  # type: ignore[call-overload]
                 while session.current is None or session.current.short_name != "Addmm":
                     session.step()
                 session.scale(3)
@@ -646,7 +646,7 @@ def test_an_edited_gradient_goes_into_the_group():
 
 def test_another_policy_in_the_middle_keeps_the_groups():
     _leaves, make_loss = small_ensemble()
-    with th.debug(make_loss(), batch="auto", policy="bfs") as session:
+    with ts.debug(make_loss(), batch="auto", policy="bfs") as session:
         while not batched(session):
             session.step()
         session.policy = "dfs"
@@ -658,21 +658,21 @@ def test_what_can_never_run_as_one_says_so():
     leaves, make_loss = small_ensemble()
     loss = make_loss()
     with warnings.catch_warnings(action="ignore"):  # torch's, of the cycle
-        run = th.backward(loss, create_graph=True, engine="direct", batch="auto")
+        run = ts.backward(loss, create_graph=True, engine="direct", batch="auto")
     assert only_reason_start(run) == "create_graph=True makes a graph of what"
     for leaf in leaves:
         leaf.grad = None
-    run = th.backward(make_loss(), inputs=leaves[:2], engine="direct", batch="auto")
+    run = ts.backward(make_loss(), inputs=leaves[:2], engine="direct", batch="auto")
     assert "inputs= makes a part of" in batched(run).fallbacks[0].why
-    run = th.backward(make_loss(), engine="direct", accumulate="list", batch="auto")
+    run = ts.backward(make_loss(), engine="direct", accumulate="list", batch="auto")
     assert "gradients are summed otherwise than PyTorch does (list)" in batched(run).fallbacks[0].why
     with torch.autograd.set_detect_anomaly(True):
-        run = th.backward(make_loss(), engine="direct", batch="auto")
+        run = ts.backward(make_loss(), engine="direct", batch="auto")
     assert "anomaly mode looks at" in batched(run).fallbacks[0].why
     assert not any(len(batched(each)) for each in (run,))
 
 
-def only_reason_start(run: th.Run) -> str:
+def only_reason_start(run: ts.Run) -> str:
     (start,) = {" ".join(fallback.why.split()[:6]) for fallback in batched(run).fallbacks}
     return start
 
@@ -680,14 +680,14 @@ def only_reason_start(run: th.Run) -> str:
 def test_native_and_nonsense_are_refused_with_a_sentence():
     leaves, make_loss = small_ensemble()
     with pytest.raises(NotImplementedError, match='use engine="direct"'):
-        th.profile(make_loss, batch="auto")
-    for call in (th.backward, th.debug):
+        ts.profile(make_loss, batch="auto")
+    for call in (ts.backward, ts.debug):
         with pytest.raises(NotImplementedError, match='use engine="direct"'):
             call(make_loss(), engine="native", batch="auto")
         with pytest.raises(ValueError, match="there is no batch='all'"):
             call(make_loss(), engine="direct", batch="all")
     assert all(leaf.grad is None for leaf in leaves)
-    assert th.backward(make_loss(), engine="direct").batches is None
+    assert ts.backward(make_loss(), engine="direct").batches is None
 
 
 def test_an_error_in_a_hook_ends_the_session_and_says_where():
@@ -697,8 +697,8 @@ def test_an_error_in_a_hook_ends_the_session_and_says_where():
     def fail(gradient: Tensor) -> None:
         raise ValueError("no")
 
-    node = next(each for each in th.graph(loss).nodes if each.name() == "AddmmBackward0")
-    session = th.debug(loss, batch="auto")
+    node = next(each for each in ts.graph(loss).nodes if each.name() == "AddmmBackward0")
+    session = ts.debug(loss, batch="auto")
     handle = node.register_prehook(lambda gradients: fail(gradients[0]))
     with pytest.raises(ValueError, match="no") as raised:
         session.run()
@@ -719,9 +719,9 @@ def test_step_over_counts_all_that_ran_together():
     torch.manual_seed(0)
     model = nn.ModuleList(nn.Linear(3, 3) for _ in range(5))
     x = torch.randn(2, 3)
-    with th.capture(model):
+    with ts.capture(model):
         loss = torch.stack([each(x) for each in model]).sum()
-    with th.debug(loss, batch="auto") as session:
+    with ts.debug(loss, batch="auto") as session:
         while len(session.together) == 1:
             session.step()
         assert session.step_over() is not None

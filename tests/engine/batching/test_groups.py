@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.batching import groups as groups_module
-from tapehead.engine.batching.groups import Group
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.batching import groups as groups_module
+from tapescope.engine.batching.groups import Group
+from tapescope.engine.workloads.workloads import workload
 
 
-def captured(name: str, **knobs: int) -> th.Groups:
+def captured(name: str, **knobs: int) -> ts.Groups:
     model, make_loss = workload(name).build(**knobs)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
-    return th.groups(loss)
+    return ts.groups(loss)
 
 
 def weight(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def reachable(graph: th.Graph) -> list[set[int]]:
+def reachable(graph: ts.Graph) -> list[set[int]]:
     """By task all that wait for it, by brute force; ids don't follow the edges."""
     found: list[set[int]] = [set() for _ in graph.tasks]
     changed = True
@@ -42,7 +42,7 @@ def reachable(graph: th.Graph) -> list[set[int]]:
     return found
 
 
-def contracted_edges(graph: th.Graph, found: Sequence[Group]) -> dict[object, set[object]]:
+def contracted_edges(graph: ts.Graph, found: Sequence[Group]) -> dict[object, set[object]]:
     """The graph with one vertex for each group: a tree's stands between its members and the task that sums."""
     place: dict[int, object] = {task.id: task.id for task in graph.tasks}
     nexts: dict[object, set[object]] = {}
@@ -99,9 +99,9 @@ def random_loss(seed: int) -> Tensor:
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_groups_are_independent_and_all_of_them_joined_leave_no_cycle(seed: int, least: int) -> None:
-    with th.capture():
+    with ts.capture():
         loss = random_loss(seed)
-    found = th.groups(loss, th.GroupRules(min_fusion_size=least, how_many_is_many=2))
+    found = ts.groups(loss, ts.GroupRules(min_fusion_size=least, how_many_is_many=2))
     below = reachable(found.graph)
     for group in found:
         assert len(group) >= least
@@ -129,7 +129,7 @@ def test_losses_added_up_in_a_loop_are_on_different_levels_and_still_together() 
     x, total = torch.randn(4, 3), torch.zeros(())
     for _ in range(6):
         total = total + (x @ weight(3, 5)).relu().mm(weight(5, 2)).sum()
-    found = th.groups(total)
+    found = ts.groups(total)
     assert [len(group) for group in found.backward] == [6, 6]
     assert all(first < last for first, last in (group.levels for group in found.backward))
 
@@ -154,7 +154,7 @@ def test_a_tree_is_what_its_members_sum_to() -> None:
     for _ in range(steps):
         kept.append(state)
         state = cell(state).tanh()
-    found = th.groups(state.sum())
+    found = ts.groups(state.sum())
     (tree,) = [group for group in found if group.kind == "tree"]
     assert len(tree) == steps
     assert tree.levels[0] < tree.levels[1]
@@ -173,7 +173,7 @@ def test_a_tree_is_what_its_members_sum_to() -> None:
 
 def test_a_weight_transposed_once_is_summed_before_it_is_transposed_back() -> None:
     turned, x = weight(5, 3).t(), torch.randn(2, 3, requires_grad=True)
-    found = th.groups(sum(((x * n) @ turned).relu().sum() for n in range(1, 6)))
+    found = ts.groups(sum(((x * n) @ turned).relu().sum() for n in range(1, 6)))
     (tree,) = [group for group in found if group.kind == "tree"]
     assert tree.into is not None
     assert found.graph.tasks[tree.into[0]].short_name == "T"
@@ -184,7 +184,7 @@ def test_a_weight_transposed_once_is_summed_before_it_is_transposed_back() -> No
 
 def test_a_tree_takes_unequal_rows() -> None:
     linear = nn.Linear(4, 4, bias=False)
-    found = th.groups([linear(torch.randn(rows, 4)).relu().sum() for rows in (1, 2, 3, 5)])
+    found = ts.groups([linear(torch.randn(rows, 4)).relu().sum() for rows in (1, 2, 3, 5)])
     (tree,) = found.backward
     assert (tree.kind, len(tree), tree.stacked_bytes) == ("tree", 4, 2 * (1 + 2 + 3 + 5) * 4 * 4)
 
@@ -192,38 +192,38 @@ def test_a_tree_takes_unequal_rows() -> None:
 def test_a_parameter_used_as_left_and_right_factor_is_two_sums() -> None:
     square = weight(3, 3)
     terms = [torch.randn(3, 3) @ square for _ in range(4)] + [square @ torch.randn(3, 3) for _ in range(4)]
-    trees = [group for group in th.groups(torch.stack(terms).sum()).backward if group.kind == "tree"]
+    trees = [group for group in ts.groups(torch.stack(terms).sum()).backward if group.kind == "tree"]
     assert sorted((len(tree), tree.outputs) for tree in trees) == [(4, (0,)), (4, (1,))]
 
 
 def test_convolutions_of_one_shape_are_one_with_groups() -> None:
     kernels = [weight(5, 2, 3, 3) for _ in range(4)]
     image = torch.randn(1, 2, 8, 8)
-    found = th.groups(torch.stack([torch.conv2d(image, kernel, padding=1).sum() for kernel in kernels]).sum())
+    found = ts.groups(torch.stack([torch.conv2d(image, kernel, padding=1).sum() for kernel in kernels]).sum())
     (group,) = found.backward
     assert (group.kind, len(group), group.outputs) == ("grouped_conv", 4, (1,))
     other = torch.stack([torch.conv2d(image, kernel, padding=n // 2).sum() for n, kernel in enumerate(kernels)])
-    assert not th.groups(other.sum()).backward  # two with one padding, two with another
+    assert not ts.groups(other.sum()).backward  # two with one padding, two with another
 
 
 def test_those_which_share_a_factor_leave_the_others_alone() -> None:
     x = torch.randn(4, 3)
-    with th.capture():
+    with ts.capture():
         parts = [x @ weight(3, 3) for _ in range(8)] + [torch.randn(4, 3) @ weight(3, 3) for _ in range(4)]
         loss = torch.stack(parts).sum()
-    found = th.groups(loss)
+    found = ts.groups(loss)
     assert [(len(group), group.shared) for group in found.backward] == [(8, ("left",)), (4, ())]
     assert [(len(group), group.shared) for group in found.forward] == [(8, ("left",)), (4, ())]
-    found = th.groups(loss, th.GroupRules(how_many_is_many=9))
+    found = ts.groups(loss, ts.GroupRules(how_many_is_many=9))
     assert [(len(group), group.shared) for group in found.backward] == [(12, ())]
     assert [(len(group), group.shared) for group in found.forward] == [(12, ())]
 
 
 def test_a_factor_that_few_share_is_stacked_in_the_forward_alone() -> None:
     x = torch.randn(4, 3)
-    with th.capture():
+    with ts.capture():
         loss = torch.stack([x @ weight(3, 3) for _ in range(4)]).exp().sum()
-    found = th.groups(loss)
+    found = ts.groups(loss)
     assert [(len(group), group.shared) for group in found.backward] == [(4, ("left",))]
     assert [(len(group), group.shared) for group in found.forward] == [(4, ())]
 
@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_joined_is_said_with_the_reason(name: str) -> None:
     make, why = REFUSED[name]
-    found = th.groups(make())
+    found = ts.groups(make())
     assert not found.backward
     assert [refused.why for refused in found.refused] == [why]
     (refused,) = found.refused
@@ -306,36 +306,36 @@ def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
 
 def test_products_that_lie_by_themselves_are_said_to() -> None:
     loss = (torch.randn(2, 3) @ weight(3, 4) @ weight(4, 5)).sum()
-    assert th.groups(loss).sentences[0] == (
+    assert ts.groups(loss).sentences[0] == (
         "None of the 2 products can be joined in the backward: no two that are alike lie side by side."
     )
 
 
 def test_a_threshold_that_is_changed_joins_what_was_refused() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3)
-    assert len(th.groups(loss, th.GroupRules(min_fusion_size=3)).backward) == 1
-    with pytest.raises(TypeError, match=r"rules is a th\.GroupRules, .* not 4"):
-        th.groups(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
+    assert len(ts.groups(loss, ts.GroupRules(min_fusion_size=3)).backward) == 1
+    with pytest.raises(TypeError, match=r"rules is a ts\.GroupRules, .* not 4"):
+        ts.groups(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_fusion_size is 1, and must be 2 at least"):
-        th.GroupRules(min_fusion_size=1)
+        ts.GroupRules(min_fusion_size=1)
 
 
 def test_a_sum_is_one_product_where_torchscript_found_it_fast() -> None:
-    rules = th.GroupRules()
+    rules = ts.GroupRules()
     assert rules.fast_for_reduce(300, 511, 100)
     assert not rules.fast_for_reduce(300, 512, 100)
     assert rules.fast_for_reduce(255, 512, 255)
     assert rules.fast_for_reduce(257, 512, 257)
     linear = nn.Linear(8, 300, bias=False)
-    found = th.groups(stacked(lambda n: linear(torch.randn(600, 8))))
+    found = ts.groups(stacked(lambda n: linear(torch.randn(600, 8))))
     assert [group.kind for group in found.backward] == ["bmm"]  # not summed in one, they can still be stacked
     assert "sums of 8×600 @ 600×300 are no faster as one product" in found.refused[0].why
 
 
 def test_without_a_capture_the_forward_is_not_known() -> None:
-    found = th.groups(stacked(lambda n: torch.randn(2, 3) @ weight(3, 2)))
+    found = ts.groups(stacked(lambda n: torch.randn(2, 3) @ weight(3, 2)))
     assert not found.forward
-    assert "run it under th.capture()" in repr(found)
+    assert "run it under ts.capture()" in repr(found)
 
 
 def test_a_group_of_each_task_is_found_and_written_down() -> None:
@@ -353,13 +353,13 @@ def test_a_group_of_each_task_is_found_and_written_down() -> None:
 
 def test_a_graph_from_a_file_is_refused_with_a_sentence() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2))
-    graph = th.groups(loss).graph
+    graph = ts.groups(loss).graph
     with pytest.raises(ValueError, match="this graph has no nodes"):
-        th.groups(graph)
+        ts.groups(graph)
 
 
 def test_a_graph_without_products_is_told_so() -> None:
-    found = th.groups(torch.ones(3, requires_grad=True).exp().sum())
+    found = ts.groups(torch.ones(3, requires_grad=True).exp().sum())
     assert (len(found), len(found.products)) == (0, 0)
     assert "No task of this graph multiplies matrices" in found.sentences[0]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 
 def make_model() -> nn.Module:
@@ -30,13 +30,13 @@ def folder(tmp_path: Path) -> Path:
     """A step whose loss is not finite."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer, black_box=tmp_path), pytest.warns(UserWarning, match="th.training"):
+    with ts.training(model, optimizer, black_box=tmp_path), pytest.warns(UserWarning, match="ts.training"):
         (model(torch.ones(4, 3)).sum() * float("nan")).backward()
     return tmp_path / "step_0"
 
 
-def replayed(folder: Path) -> th.StepReplay:
-    return th.replay(folder, make_model, loss_of)
+def replayed(folder: Path) -> ts.StepReplay:
+    return ts.replay(folder, make_model, loss_of)
 
 
 Facts = dict[str, Any]

@@ -15,10 +15,10 @@ from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.checking import check_task as check_task_file
-from tapehead.engine.checking.check_task import Check, check_task
-from tapehead.inspector.graph.marks import tensors_of
+import tapescope as ts
+from tapescope.engine.checking import check_task as check_task_file
+from tapescope.engine.checking.check_task import Check, check_task
+from tapescope.inspector.graph.marks import tensors_of
 
 pytestmark = pytest.mark.heavy
 
@@ -26,17 +26,17 @@ kept: list[Any] = [None]  # the latest result: in torch 2.11 the node of a custo
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def captured(make: Callable[..., Any], *args: Any) -> th.Graph:
-    with th.capture(keep_inputs=True):
+def captured(make: Callable[..., Any], *args: Any) -> ts.Graph:
+    with ts.capture(keep_inputs=True):
         kept[0] = result = make(*args)
-    return th.graph([each for each in tensors_of(result) if each.requires_grad])
+    return ts.graph([each for each in tensors_of(result) if each.requires_grad])
 
 
-def applied(function: type[torch.autograd.Function], *args: Any) -> th.Graph:
+def applied(function: type[torch.autograd.Function], *args: Any) -> ts.Graph:
     return captured(lambda: function.apply(*args))
 
 
-def checks(graph: th.Graph) -> dict[str, Check]:
+def checks(graph: ts.Graph) -> dict[str, Check]:
     return {task.name: check_task(graph, task) for task in graph.tasks if not task.is_leaf}
 
 
@@ -127,11 +127,11 @@ def test_torchs_samples_of_operations_are_right(name: str) -> None:
     for operation in op_db:
         if operation.name == name:
             for sample in list(operation.sample_inputs("cpu", torch.float64, requires_grad=True))[:3]:
-                with th.capture(keep_inputs=True):
+                with ts.capture(keep_inputs=True):
                     result = operation.op(sample.input, *sample.args, **sample.kwargs)
                 outputs = [each for each in tensors_of(result) if each.requires_grad]
                 if outputs:
-                    graph = th.graph(outputs)
+                    graph = ts.graph(outputs)
                     for check in checks(graph).values():
                         assert check.ok is True, f"{sample}\n{check}"
 
@@ -311,11 +311,11 @@ def test_an_output_on_ctx_is_a_leak_and_named_and_a_tensor_of_its_own_is_not() -
 
 def test_a_saved_tensor_that_was_modified_is_named_also_of_a_c_node_and_without_kept_inputs() -> None:
     for keep in (True, False):
-        with th.capture(keep_inputs=keep):
+        with ts.capture(keep_inputs=keep):
             y = leaf(4) * 1
             loss = y.exp().sum() + custom(square, lambda g, x: 2 * g * x).apply(y).sum()
         y.detach().add_(1)
-        check = checks(th.graph(loss))["CustomBackward"]
+        check = checks(ts.graph(loss))["CustomBackward"]
         assert check.ok is False and "modified in place since the forward" in check.lines[0]
         assert ("saved x," in check.lines[0]) is keep
 
@@ -411,7 +411,7 @@ def test_what_is_on_ctx_is_said_without_the_inputs_of_the_forward() -> None:
             return 2 * ctx.mine * gradient
 
     kept[0] = loss = Custom.apply(leaf(4))
-    check = checks(th.graph(loss))["CustomBackward"]
+    check = checks(ts.graph(loss))["CustomBackward"]
     assert check.ok is None and check.verdict.startswith("not checked, but it keeps an input as ctx.mine")
 
 
@@ -452,17 +452,21 @@ def test_lost_precision_is_a_fault() -> None:
 def test_why_a_task_is_not_checked_is_said() -> None:
     x, linear = leaf(2, 3), nn.Linear(3, 3)
 
-    def reason(graph: th.Graph, name: str) -> str:
+    def reason(graph: ts.Graph, name: str) -> str:
         check = next(check_task(graph, task) for task in graph.tasks if task.name.startswith(name))
         assert check.ok is None
         return check.lines[0]
 
-    ways = ("`with th.capture(model, keep_inputs=True):`", "`%%tapehead --keep-inputs LOSS`", "`tapehead debug --keep-")
-    said = reason(th.graph(x.exp()), "Exp")
+    ways = (
+        "`with ts.capture(model, keep_inputs=True):`",
+        "`%%tapescope --keep-inputs LOSS`",
+        "`tapescope debug --keep-",
+    )
+    said = reason(ts.graph(x.exp()), "Exp")
     assert "no capture saw its forward" in said and all(way in said for way in ways)
-    with th.capture():
+    with ts.capture():
         loss = x.exp()
-    said = reason(th.graph(loss), "Exp")
+    said = reason(ts.graph(loss), "Exp")
     assert "the forward's inputs were not kept" in said and all(way in said for way in ways)
     graph = captured(linear, x)
     assert ".grad of its leaf" in reason(graph, "torch::autograd::AccumulateGrad")
@@ -471,7 +475,7 @@ def test_why_a_task_is_not_checked_is_said() -> None:
     assert "bias was modified in place since the forward" in reason(graph, "AddmmBackward0")
     assert "checkpoint" in reason(captured(lambda: checkpoint(linear, x, use_reentrant=True)), "CheckpointFunction")
     graph = captured(torch.exp, x)
-    assert "has no nodes" in reason(th.Graph(graph.tasks, graph.edges, graph.roots), "Exp")
+    assert "has no nodes" in reason(ts.Graph(graph.tasks, graph.edges, graph.roots), "Exp")
 
     calling = custom(lambda ctx, x, function: x + function(), lambda g: (g, None))
     graph = applied(calling, x, lambda: torch.ones(3))
@@ -523,9 +527,9 @@ def test_checks_at_every_stop_leave_the_session_as_it_is(engine: str) -> None:
     expected, calls = program.gradients(), len(program.called)
     program.model.zero_grad()
     program.called.clear()
-    with th.capture(program.model, keep_inputs=True):
+    with ts.capture(program.model, keep_inputs=True):
         loss = program.loss()
-    session = (th.Stepper if engine == "direct" else th.NativeSession)(loss)
+    session = (ts.Stepper if engine == "direct" else ts.NativeSession)(loss)
     random = torch.get_rng_state()
     verdicts = set()
     while session.left:
@@ -559,9 +563,9 @@ def test_the_gradients_that_wait_are_what_the_nodes_are_compared_on() -> None:
 
 
 def test_a_task_that_has_run_is_checked_but_for_what_was_freed() -> None:
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = leaf(4).exp().sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     loss.backward()
     check = checks(graph)["ExpBackward0"]
     assert check.ok is True and any("a backward has run it and freed it" in line for line in check.lines)
@@ -615,9 +619,9 @@ def test_sparse_gradients_are_checked_with_their_zeros(factor: float) -> None:
     assert checks(bag)["EmbeddingBagBackward0"].ok is True
 
 
-def checked(loss: Tensor, name: str) -> th.Check:
+def checked(loss: Tensor, name: str) -> ts.Check:
     """The check of the task with this name, right before it runs."""
-    with th.debug(loss) as session:
+    with ts.debug(loss) as session:
         session.break_at(name)
         session.run()
         found = session.check()
@@ -640,16 +644,16 @@ class ManyResults(Function):
 
 def test_results_without_a_derivative_are_no_hindrance() -> None:
     leaf = torch.randn(4, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = ManyResults.apply(leaf)[0].sum()
     assert checked(loss, "ManyResultsBackward").ok
 
 
 def test_casts_to_float8_are_checked() -> None:
     leaf = torch.randn(4, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = (leaf.to(torch.float8_e4m3fn).float() * 2).sum()
-    with th.debug(loss) as session:
+    with ts.debug(loss) as session:
         while session.current is not None and not session.current.is_leaf:
             assert session.check().ok
             session.step()
@@ -660,9 +664,9 @@ def test_meta_tensors_and_wrapper_subclasses_are_not_checked_and_named() -> None
         (torch.ones(2, device="meta", requires_grad=True), "meta"),
         (torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2))), "TwoTensor"),
     ):
-        with th.capture(keep_inputs=True):
+        with ts.capture(keep_inputs=True):
             loss = leaf.sin().sum()
-        with th.debug(loss) as session:
+        with ts.debug(loss) as session:
             found = session.check()
         assert found.ok is None and named in found.lines[0]
 
@@ -692,7 +696,7 @@ class ChangesItsContext(Function):
 @pytest.mark.parametrize("how", ["factor", "deleted", "factors", "buffer"])
 def test_a_backward_that_changes_its_ctx_is_named_and_runs_as_if_nobody_had_looked(how: str) -> None:
     leaf = torch.ones(3, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = ChangesItsContext.apply(leaf, how).sum()
     found = checked(loss, "ChangesItsContextBackward")
     assert found.ok and any(f"ctx.{'factor' if how == 'deleted' else how}" in each for each in found.warnings)
@@ -702,14 +706,14 @@ def test_a_backward_that_changes_its_ctx_is_named_and_runs_as_if_nobody_had_look
 def test_an_operation_of_many_tasks_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     rnn = torch.nn.RNN(2, 2)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = rnn(torch.randn(3, 1, 2))[0].square().sum()
     compared = []
     compare = check_task_file._Comparison.compare
     monkeypatch.setattr(
         check_task_file._Comparison, "compare", lambda self: compared.append(self._replay.operation) or compare(self)
     )
-    with th.debug(loss) as session:
+    with ts.debug(loss) as session:
         while session.current is not None:
             assert session.check().ok is not False
             session.step()

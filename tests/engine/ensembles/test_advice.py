@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.ensembles import advice as advice_module
-from tapehead.engine.ensembles.change_trial import Cost, Trial, try_change
-from tapehead.engine.ensembles.ensemble_change import Change
-from tapehead.engine.ensembles.ensembles import Ensemble
-from tapehead.engine.programs.timing import Spread
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.ensembles import advice as advice_module
+from tapescope.engine.ensembles.change_trial import Cost, Trial, try_change
+from tapescope.engine.ensembles.ensemble_change import Change
+from tapescope.engine.ensembles.ensembles import Ensemble
+from tapescope.engine.programs.timing import Spread
+from tapescope.engine.workloads.workloads import workload
 
 from ..ensemble_programs import WIDTH, Members, batch, perceptron
 
@@ -58,7 +58,7 @@ def test_the_ensemble_of_the_thread_both_ways_with_what_they_gain(timed: Any) ->
     timed(12, {"vmap": 8, "bmm": 3})
     model, make_loss = workload("ensemble").build()
     make_loss().backward()  # the .grad that this leaves makes no difference
-    found = th.advise(make_loss, model, rounds=1)
+    found = ts.advise(make_loss, model, rounds=1)
     assert [(item.title, item.said) for item in found] == [
         ("16 × members.*, torch.baddbmm of stacked weights", "gain 4 ×"),
         ("16 × members.*, torch.vmap over stacked parameters", "gain 1.5 ×"),
@@ -78,7 +78,7 @@ def test_the_ensemble_of_the_thread_both_ways_with_what_they_gain(timed: Any) ->
 @pytest.mark.parametrize(("ms", "said"), [(0.1, None), (300.0, "PyTorch #59905")])
 def test_no_gain_says_so_and_why_where_the_products_are_large(timed: Any, ms: float, said: str | None) -> None:
     timed(ms, {"vmap": 1.1 * ms, "bmm": 1.02 * ms})
-    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    found = ts.advise(loss_of(Members(perceptron)), rounds=1)
     assert [item.verdict for item in found] == ["no gain"] * 2 and found.best is None
     assert [item.said for item in found] == ["no gain: 0.98 ×", "no gain: 0.91 ×"]
     assert ("PyTorch #59905" in " ".join(found[0].facts)) == (said is not None)
@@ -88,7 +88,7 @@ def test_no_gain_says_so_and_why_where_the_products_are_large(timed: Any, ms: fl
 def test_large_products_run_checked_and_measured(timed: Any) -> None:
     timed(40, {"vmap": 41, "bmm": 42})
     model = Members(lambda: nn.Linear(128, 128), 2)
-    found = th.advise(loss_of(model, torch.randn(256, 128)), rounds=1)
+    found = ts.advise(loss_of(model, torch.randn(256, 128)), rounds=1)
     assert {item.verdict for item in found} == {"no gain"}
     assert all(item.trial is not None and item.trial.check.ok for item in found)
 
@@ -102,7 +102,7 @@ def test_times_that_spread_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(trial, before=before, after=taking(trial.after, 1.25))
 
     monkeypatch.setattr(advice_module, "try_change", trial_of)
-    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    found = ts.advise(loss_of(Members(perceptron)), rounds=1)
     assert "The times spread widely" in found[0].facts[1]
     assert found[0].verdict == "no gain" and found[0].said == "no sure gain: 1.6 ×"
 
@@ -142,7 +142,7 @@ class Times(nn.Linear):
 
 def test_what_vmap_refuses_is_told_in_its_words() -> None:
     for kind, said in ((Squared, "it must override the setup_context staticmethod"), (Looking, "control flow")):
-        (item,) = th.advise(loss_of(Members(lambda kind=kind: kind(WIDTH, WIDTH))), rounds=1)
+        (item,) = ts.advise(loss_of(Members(lambda kind=kind: kind(WIDTH, WIDTH))), rounds=1)
         assert item.verdict == item.said == "refused" and item.code is None
         assert len(item.facts) == 1 and item.facts[0].startswith("It raises RuntimeError: ") and said in item.facts[0]
 
@@ -151,12 +151,12 @@ def test_attributes_of_which_the_change_does_not_know_are_named() -> None:
     model = Members(lambda: Times(WIDTH, WIDTH))
     for number, member in enumerate(model.members):
         member.factor = float(number)
-    (item,) = th.advise(loss_of(model), rounds=1)
+    (item,) = ts.advise(loss_of(model), rounds=1)
     assert item.verdict == "refused" and item.code is None
     assert "of 0.035 % allowed; the members' factor differ, which the change does not know." in item.facts[0]
     for member in model.members:
         member.factor, member.label = 2.0, object.__repr__(member)
-    (item,) = th.advise(loss_of(model), rounds=1)
+    (item,) = ts.advise(loss_of(model), rounds=1)
     assert item.verdict != "refused" and "The members' label differ, which made no difference here." in item.facts
 
 
@@ -172,7 +172,7 @@ def test_refused_comes_last_memory_in_between_and_gains_first(timed: Any) -> Non
     def make_loss() -> Tensor:
         return plain(batch()).sum() + dropping(batch()).sum() + table[3].sum()
 
-    found = th.advise(make_loss, nn.ModuleDict({"plain": plain, "dropping": dropping}), rounds=1)
+    found = ts.advise(make_loss, nn.ModuleDict({"plain": plain, "dropping": dropping}), rounds=1)
     assert [item.verdict for item in found] == ["gain", "gain", "memory", "refused"]
     memory, refused = found[2], found[3]
     assert memory.hint is not None and memory.hint.nbytes == 4000 * 6 * 4 and memory.said == "93.8 KiB"
@@ -190,7 +190,7 @@ def test_a_model_or_none_gives_the_root(timed: Any) -> None:
     outer = nn.Sequential(inner, nn.Flatten())
     code = {}
     for name, given in (("none", None), ("outer", outer), ("inner", inner)):
-        code[name] = th.advise(loss_of(outer), given, rounds=1)[1].code or ""
+        code[name] = ts.advise(loss_of(outer), given, rounds=1)[1].code or ""
     assert "# model: your Sequential\n" in code["none"] and "members = list(model[0].members)" in code["none"]
     assert code["outer"] == code["none"]
     assert "# model: your Members\n" in code["inner"] and "members = list(model.members)" in code["inner"]
@@ -198,7 +198,7 @@ def test_a_model_or_none_gives_the_root(timed: Any) -> None:
 
 def test_nothing_to_advise() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
-    found = th.advise(loss_of(model), model, rounds=1)
+    found = ts.advise(loss_of(model), model, rounds=1)
     assert len(found) == 0 and found.best is None and found.records() == []
     assert "Nothing to advise" in str(found) and repr(found) == "<Advice: nothing>"
     assert "A forward takes" in found.sentences[0] and str(found.machine) in found.sentences[0]
@@ -258,9 +258,9 @@ def test_all_is_put_back_whatever_comes_between(at: int, raises: Any, error: typ
     before = list(state_of(model))
     if at:
         with pytest.raises(error):
-            th.advise(loss_of(model), model, rounds=1)
+            ts.advise(loss_of(model), model, rounds=1)
     else:
-        assert th.advise(loss_of(model), model, rounds=1)[0].trial is not None
+        assert ts.advise(loss_of(model), model, rounds=1)[0].trial is not None
     assert list(state_of(model)) == before
 
 
@@ -270,7 +270,7 @@ def test_scripted_and_compiled_modules_are_left_as_they_are() -> None:
     compiled = torch.compile(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)), backend="eager")
     modules = [*scripted, compiled]
     before = [{name: each.clone() for name, each in module.state_dict().items()} for module in modules]
-    th.advise(lambda: torch.stack([module(batch()) for module in modules]).square().mean(), rounds=1)
+    ts.advise(lambda: torch.stack([module(batch()) for module in modules]).square().mean(), rounds=1)
     for module, states in zip(modules, before, strict=True):
         assert all(torch.equal(each, states[name]) for name, each in module.state_dict().items())
     assert compiled(batch()).shape == (3, WIDTH)
@@ -278,7 +278,7 @@ def test_scripted_and_compiled_modules_are_left_as_they_are() -> None:
 
 def test_what_is_done_is_told() -> None:
     said: list[str] = []
-    th.advise(loss_of(Members(perceptron)), rounds=1, progress=said.append)
+    ts.advise(loss_of(Members(perceptron)), rounds=1, progress=said.append)
     assert said == ["the program", "its memory", "its time", "4 × members.*"]
 
 
@@ -301,17 +301,17 @@ def test_what_is_done_is_told() -> None:
 )
 def test_bad_input_gets_a_sentence(given: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        th.advise(*given)
+        ts.advise(*given)
 
 
 def test_rounds_below_one_are_refused_before_anything_runs() -> None:
     with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
-        th.advise(_fail, rounds=0)  # type: ignore[arg-type]
+        ts.advise(_fail, rounds=0)  # type: ignore[arg-type]
 
 
 def test_as_text_and_for_a_terminal_it_says_the_same(timed: Any) -> None:
     timed(12, {"vmap": 8, "bmm": 3})
-    found = th.advise(loss_of(Members(perceptron)), rounds=1)
+    found = ts.advise(loss_of(Members(perceptron)), rounds=1)
     assert repr(found) == (
         "<Advice: 4 × members.*, torch.baddbmm of stacked weights: gain 4 ×, "
         "4 × members.*, torch.vmap over stacked parameters: gain 1.5 ×>"
@@ -341,6 +341,6 @@ def test_modules_that_are_made_anew_in_each_forward_are_refused_with_that_reason
                 x = x + block(x)
             return x
 
-    said = str(th.advise(lambda: Chain()(torch.ones(2, 8)).square().mean()))
+    said = str(ts.advise(lambda: Chain()(torch.ones(2, 8)).square().mean()))
     assert "NoneType" not in said
     assert "refused" not in said or "outside of make_loss" in " ".join(said.split())

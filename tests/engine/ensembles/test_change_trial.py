@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.ensembles.change_trial import Cost, Deviation, Trial, try_change
-from tapehead.engine.ensembles.ensemble_change import Change, changes
-from tapehead.engine.ensembles.ensembles import Ensemble
-from tapehead.engine.programs.timing import Spread
+import tapescope as ts
+from tapescope.engine.ensembles.change_trial import Cost, Deviation, Trial, try_change
+from tapescope.engine.ensembles.ensemble_change import Change, changes
+from tapescope.engine.ensembles.ensembles import Ensemble
+from tapescope.engine.programs.timing import Spread
 
 from ..ensemble_programs import WIDTH, Members, batch, only, perceptron
 
@@ -122,7 +122,7 @@ def test_memory_is_that_of_a_forward_and_backward_as_it_is_measured_elsewhere() 
     ensemble = only(lambda: (model(x) * weights).sum(), model)
     trial = try_change(ensemble, next(changes(ensemble)), rounds=1)
     model.zero_grad()
-    run = th.profile(lambda: (model(x) * weights).sum())
+    run = ts.profile(lambda: (model(x) * weights).sum())
     assert trial.before is not None and run.timeline is not None
     # The whole program also makes the product with the weights and its gradient, and lets go of the outputs.
     assert abs(run.timeline.peak_bytes - trial.before.peak_bytes) <= weights.nbytes

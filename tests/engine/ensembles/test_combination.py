@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapehead.engine.ensembles.combination import Combination
+from tapescope.engine.ensembles.combination import Combination
 
 from ..ensemble_programs import Members, batch, only, perceptron
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.ensembles.ensemble_change import Change, changes
-from tapehead.engine.ensembles.ensembles import Ensemble
+from tapescope.engine.ensembles.ensemble_change import Change, changes
+from tapescope.engine.ensembles.ensembles import Ensemble
 
 from ..ensemble_programs import WIDTH, Members, batch, only, perceptron
 
@@ -205,5 +205,5 @@ def test_tracebacks_find_the_lines_while_it_runs_and_nothing_is_left() -> None:
         with pytest.raises(RuntimeError) as raised:
             namespace["batched"](torch.ones(2, 2))
         shown = "".join(traceback.format_exception(raised.value))
-    assert "outputs = torch.vmap(member" in shown and "<tapehead's change" in shown
-    assert not [name for name in set(linecache.cache) - before if "tapehead's change" in name]
+    assert "outputs = torch.vmap(member" in shown and "<tapescope's change" in shown
+    assert not [name for name in set(linecache.cache) - before if "tapescope's change" in name]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from tapehead.engine.ensembles.ensembles import Ensemble
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.ensembles.ensembles import Ensemble
+from tapescope.engine.workloads.workloads import workload
 
 from ..ensemble_programs import WIDTH, Members, batch, only, perceptron, searched
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
-import tapehead as th
+import tapescope as ts
 
 pytest.importorskip("pandas")
 
@@ -45,7 +45,7 @@ def step_of(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def test_a_run_has_a_row_for_each_task_as_its_records_have_them(make_loss: Callable[[], Tensor]) -> None:
-    run = th.profile(make_loss, "bfs", trace="cheap")
+    run = ts.profile(make_loss, "bfs", trace="cheap")
     frame, trace, timeline = run.to_pandas(), run.trace, run.timeline
     assert trace is not None and timeline is not None
     assert tuple(frame.task) == run.order and tuple(frame.ready) == run.queue_lengths
@@ -64,24 +64,24 @@ def test_a_run_has_a_row_for_each_task_as_its_records_have_them(make_loss: Calla
 
 
 def test_what_was_not_recorded_has_no_column(make_loss: Callable[[], Tensor]) -> None:
-    plain = list(th.backward(make_loss()).to_pandas())
+    plain = list(ts.backward(make_loss()).to_pandas())
     assert not {*RECORDED[:3], *CLOCK, *STATISTICS, *MEMORY} & {*plain} and "ready" in plain
-    recorded = th.backward(make_loss(), trace="off")
+    recorded = ts.backward(make_loss(), trace="off")
     assert recorded.trace is not None
     assert [*recorded.trace.to_pandas()] == [*recorded.to_pandas()] == [*plain[:-1], *RECORDED, *CLOCK]
-    measured = th.profile(make_loss)
+    measured = ts.profile(make_loss)
     assert [*measured.to_pandas()] == [*plain, *CLOCK, *MEMORY]
 
 
 def test_a_run_from_a_file_gives_the_same_table(make_loss: Callable[[], Tensor], tmp_path: Path) -> None:
     from pandas.testing import assert_frame_equal
 
-    run = th.profile(make_loss, trace="cheap")
-    assert_frame_equal(th.load(run.save(tmp_path / "run.json")).to_pandas(), run.to_pandas())
+    run = ts.profile(make_loss, trace="cheap")
+    assert_frame_equal(ts.load(run.save(tmp_path / "run.json")).to_pandas(), run.to_pandas())
 
 
 def test_a_session_that_was_left_early_has_what_has_run(make_loss: Callable[[], Tensor]) -> None:
-    with th.Stepper(make_loss()) as session:
+    with ts.Stepper(make_loss()) as session:
         for _ in range(3):
             session.step()
         frame = session.result().to_pandas()
@@ -89,17 +89,17 @@ def test_a_session_that_was_left_early_has_what_has_run(make_loss: Callable[[], 
 
 
 def test_memory_of_a_device_that_was_not_measured_is_refused(make_loss: Callable[[], Tensor]) -> None:
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert run.to_pandas("cpu").peak_bytes.max() == run.peak_bytes
     with pytest.raises(ValueError, match=r"device='cuda:0' is none of those whose memory is known: cpu"):
         run.to_pandas("cuda:0")
     with pytest.raises(ValueError, match="the memory of this run was not measured"):
-        th.backward(make_loss()).to_pandas("cpu")
+        ts.backward(make_loss()).to_pandas("cpu")
 
 
 def test_a_step_has_its_phases_blocks_and_tasks(model: nn.Module) -> None:
     optimizer = Adam(model.parameters())
-    with th.record_steps(3) as steps:
+    with ts.record_steps(3) as steps:
         for _ in range(3):
             step_of(model, optimizer)
     step = steps[1]
@@ -130,7 +130,7 @@ def test_a_training_has_norms_steps_and_findings(model: nn.Module) -> None:
             loss.backward()
             optimizer.step()
 
-    with th.training(model, optimizer, every=2) as training, pytest.warns(UserWarning, match="optimizer"):
+    with ts.training(model, optimizer, every=2) as training, pytest.warns(UserWarning, match="optimizer"):
         loop()
     norms, steps, findings = (training.to_pandas(each) for each in ("norms", "steps", "findings"))
     matrix = norms.pivot(index="step", columns="module", values="gradient_norm")
@@ -145,7 +145,7 @@ def test_a_training_has_norms_steps_and_findings(model: nn.Module) -> None:
 
 
 def test_a_training_without_steps_gives_empty_tables() -> None:
-    with th.training() as training:
+    with ts.training() as training:
         pass
     assert all(training.to_pandas(each).empty for each in ("norms", "steps", "findings"))
 
@@ -153,8 +153,8 @@ def test_a_training_without_steps_gives_empty_tables() -> None:
 def test_without_pandas_a_sentence_says_what_to_install(
     make_loss: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run: Any = th.backward(make_loss(), trace="off")
+    run: Any = ts.backward(make_loss(), trace="off")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for made in (run, run.trace, th.training()):
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'tapehead\[notebook\]', or pip install pandas"):
+    for made in (run, run.trace, ts.training()):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'tapescope\[notebook\]', or pip install pandas"):
             made.to_pandas()

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-import tapehead as th
-from tapehead.__main__ import main
+import tapescope as ts
+from tapescope.__main__ import main
 
 Event = dict[str, Any]
 
@@ -100,7 +100,7 @@ def tracks(events: list[Event]) -> list[str]:
 def test_tasks_are_slices_of_real_time_with_what_the_run_says_of_them(
     make_loss: Callable[[], Tensor], tmp_path: Path
 ) -> None:
-    run = th.profile(make_loss, trace="off")
+    run = ts.profile(make_loss, trace="off")
     events = events_of(run.save_perfetto(tmp_path / "run.perfetto.json"))
     tasks, trace, timeline = of_kind(events, "backward"), run.trace, run.timeline
     assert trace is not None and timeline is not None and tracks(events) == ["forward", "backward on cpu"]
@@ -119,10 +119,10 @@ def test_tasks_are_slices_of_real_time_with_what_the_run_says_of_them(
 def test_an_arrow_leads_from_each_operation_of_the_forward_to_its_tasks(
     make_loss: Callable[[], Tensor], tmp_path: Path
 ) -> None:
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    run = th.backward(loss, trace="off")
-    for made in (run, th.profile(make_loss), th.profile(make_loss, trace="off", engine="direct")):
+    run = ts.backward(loss, trace="off")
+    for made in (run, ts.profile(make_loss), ts.profile(make_loss, trace="off", engine="direct")):
         events = events_of(made.save_perfetto(tmp_path / "run.json"))
         forward, backward = of_kind(events, "forward"), of_kind(events, "backward")
         assert max(each["ts"] for each in forward) < min(each["ts"] for each in backward)
@@ -146,11 +146,11 @@ def _slice_at(slices: list[Event], arrow: Event) -> Event:
 def test_a_run_from_a_file_has_no_forward_and_one_without_a_clock_says_so(
     make_loss: Callable[[], Tensor], tmp_path: Path
 ) -> None:
-    run = th.profile(make_loss, trace="off")
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    run = ts.profile(make_loss, trace="off")
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     events = events_of(loaded.save_perfetto(tmp_path / "loaded.perfetto.json"))
     assert tracks(events) == ["backward on cpu"] and not [each for each in events if each["ph"] in "sf"]
-    path = th.backward(make_loss()).save_perfetto(tmp_path / "plain.perfetto.json.gz")
+    path = ts.backward(make_loss()).save_perfetto(tmp_path / "plain.perfetto.json.gz")
     events = events_of(path)
     assert tracks(events) == [
         "backward on cpu, no clock was recorded: each task has one microsecond, in the order in which they ran"
@@ -159,7 +159,7 @@ def test_a_run_from_a_file_has_no_forward_and_one_without_a_clock_says_so(
 
 
 def test_a_task_that_did_not_end_is_there(make_loss: Callable[[], Tensor], tmp_path: Path) -> None:
-    with th.Stepper(make_loss()) as session:
+    with ts.Stepper(make_loss()) as session:
         session.step()
         session.step()
         run = session.result()
@@ -171,7 +171,7 @@ def test_steps_have_phases_memory_and_one_backward(
     model: nn.Module, make_loss: Callable[[], Tensor], tmp_path: Path
 ) -> None:
     optimizer = Adam(model.parameters())
-    with th.record_steps(3) as steps:
+    with ts.record_steps(3) as steps:
         for _ in range(4):
             optimizer.zero_grad()
             make_loss().backward()
@@ -192,7 +192,7 @@ def test_steps_have_phases_memory_and_one_backward(
     assert len(of_kind(whole, "backward")) == len(step.run.order)
     assert "no graph of this step" in json.loads(path.read_text())["otherData"]["step 0"]
     with pytest.raises(ValueError, match="no step has been recorded"):
-        th.record_steps(3).save_perfetto(tmp_path / "none.json")
+        ts.record_steps(3).save_perfetto(tmp_path / "none.json")
 
 
 def test_a_file_is_replaced_when_all_is_written(
@@ -200,7 +200,7 @@ def test_a_file_is_replaced_when_all_is_written(
 ) -> None:
     path = tmp_path / "run.perfetto.json"
     path.write_text("before")
-    run = th.backward(make_loss())
+    run = ts.backward(make_loss())
     with monkeypatch.context() as broken:
         broken.setattr(json, "dump", lambda *given, **options: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -214,7 +214,7 @@ def test_a_file_is_replaced_when_all_is_written(
 def test_the_command_line_writes_one(
     make_loss: Callable[[], Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = th.backward(make_loss(), trace="off").save(tmp_path / "run.tape.json")
+    saved = ts.backward(make_loss(), trace="off").save(tmp_path / "run.tape.json")
     assert main(["view", str(saved), "--out", str(tmp_path / "run.perfetto.json")]) == 0
     assert "run.perfetto.json, for ui.perfetto.dev" in capsys.readouterr().out
     assert of_kind(events_of(tmp_path / "run.perfetto.json"), "backward")

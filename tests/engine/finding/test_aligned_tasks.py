@@ -1,4 +1,4 @@
-"""Which tasks of two programs `th.diff` takes for the same, and what it says of programs that differ in nothing."""
+"""Which tasks of two programs `ts.diff` takes for the same, and what it says of programs that differ in nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.finding.aligned_tasks import aligned
+import tapescope as ts
+from tapescope.engine.finding.aligned_tasks import aligned
 
 Program = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,14 +39,14 @@ def test_where_arguments_are_swapped_no_gradient_is_said_to_be_apart(
     u, v = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
     runs = []
     for program in programs:
-        with th.capture() if captured else torch.enable_grad():
+        with ts.capture() if captured else torch.enable_grad():
             loss = program(u, v)
         mine = torch.autograd.grad(loss, (u, v), retain_graph=True)
-        run = th.backward(loss, trace="cheap")
-        runs.append((mine, th.load(run.save(tmp_path / "run.json")) if saved else run))
+        run = ts.backward(loss, trace="cheap")
+        runs.append((mine, ts.load(run.save(tmp_path / "run.json")) if saved else run))
     (gradients, first), (others, second) = runs
     assert all(map(torch.equal, gradients, others)), "the program itself is to be the same to the bit"
-    difference = th.diff(first, second)
+    difference = ts.diff(first, second)
     assert difference.first_unequal is None and difference.only == ((), ())
     assert not any("apart" in sentence or "tolerance" in sentence for sentence in difference.sentences)
     assert len(difference.cells) == 1, "no parameter is said to differ"
@@ -54,8 +54,8 @@ def test_where_arguments_are_swapped_no_gradient_is_said_to_be_apart(
 
 def test_where_it_matters_which_argument_comes_first_the_gradients_are_apart() -> None:
     u, v = (torch.randn(4, requires_grad=True) for _ in range(2))
-    runs = [th.backward(loss, trace="cheap") for loss in ((u.sin() - v.sin()).sum(), (v.sin() - u.sin()).sum())]
-    difference = th.diff(*runs)
+    runs = [ts.backward(loss, trace="cheap") for loss in ((u.sin() - v.sin()).sum(), (v.sin() - u.sin()).sum())]
+    difference = ts.diff(*runs)
     for each in difference.leaves:
         leaves = [run.graph.leaves[task.id] for run, task in zip(runs, each.tasks, strict=True)]
         assert leaves[0] is leaves[1] and each.taken == pytest.approx(2, rel=1), "a leaf is compared with itself"
@@ -77,18 +77,18 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), *(Block() for _ in range(3)), nn.Linear(8, 3))
 
 
-def run_of(model: nn.Module, x: Tensor, path: Path, *, captured: bool = False, autocast: bool = False) -> th.Run:
+def run_of(model: nn.Module, x: Tensor, path: Path, *, captured: bool = False, autocast: bool = False) -> ts.Run:
     with (
-        th.capture() if captured else torch.enable_grad(),
+        ts.capture() if captured else torch.enable_grad(),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
         loss = model(x).float().square().mean()
-    return th.load(th.backward(loss, trace="cheap").save(path))
+    return ts.load(ts.backward(loss, trace="cheap").save(path))
 
 
-def parameters_of(run: th.Run, model: nn.Module, x: Tensor) -> dict[int, str]:
+def parameters_of(run: ts.Run, model: nn.Module, x: Tensor) -> dict[int, str]:
     """By task the parameter that a leaf of this run's is: its file has no names without a capture."""
-    graph = th.graph(model(x).float().square().mean(), model)
+    graph = ts.graph(model(x).float().square().mean(), model)
     assert [task.name for task in graph.tasks] == [task.name for task in run.graph.tasks]
     return {task.id: task.parameter for task in graph.tasks if task.is_leaf and task.parameter is not None}
 
@@ -102,7 +102,7 @@ def test_under_autocast_each_weight_of_a_file_without_names_is_compared_with_its
     pairs = aligned(plain.graph, cast.graph)
     assert len(pairs) == len(plain.graph)
     assert {names[task]: others[pairs[task]] for task in names} == {name: name for name in names.values()}
-    assert th.diff(plain, cast).first_in_values is None
+    assert ts.diff(plain, cast).first_in_values is None
 
 
 def changed(model: nn.Sequential) -> Iterator[tuple[str, nn.Sequential, Callable[[str], str]]]:
@@ -144,9 +144,9 @@ def test_a_module_that_was_moved_keeps_its_leaves(captured: bool) -> None:
     parts[1], parts[3] = parts[3], parts[1]
     graphs = []
     for each in (model, nn.Sequential(*parts)):
-        with th.capture() if captured else torch.enable_grad():
+        with ts.capture() if captured else torch.enable_grad():
             loss = each(x).sum()
-        graphs.append(th.graph(loss))
+        graphs.append(ts.graph(loss))
     pairs = aligned(*graphs)
     leaves = [graph.leaves for graph in graphs]
     assert all(leaves[0][task] is leaves[1][pairs[task]] for task in leaves[0])
@@ -160,9 +160,9 @@ def test_a_weight_is_never_compared_with_a_bias_and_a_name_of_another_shape_is_a
     x = torch.randn(3, 8)
     graphs = []
     for layers in ([nn.Linear(8, 8), nn.Linear(8, 4)], [nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 4)]):
-        with th.capture():
+        with ts.capture():
             loss = nn.Sequential(*layers)(x).sum()
-        graphs.append(th.graph(loss))
+        graphs.append(ts.graph(loss))
     pairs = aligned(*graphs)
     for mine, other in pairs.items():
         assert graphs[0].tasks[mine].inputs[0].shape == graphs[1].tasks[other].inputs[0].shape
@@ -173,7 +173,7 @@ def test_a_weight_is_never_compared_with_a_bias_and_a_name_of_another_shape_is_a
 def test_twice_as_many_rows_are_the_same_tasks_of_other_shapes(tmp_path: Path) -> None:
     model, x = net(), torch.randn(6, 5)
     runs = [run_of(model, rows, tmp_path / "run") for rows in (x, torch.cat([x, x]))]
-    difference = th.diff(*runs)
+    difference = ts.diff(*runs)
     assert difference.only == ((), ()) and all(leaf.taken < 1e-5 for leaf in difference.leaves)
     first = difference.first_in_values
     assert first is not None and first.apart.by == "shape"
@@ -181,11 +181,11 @@ def test_twice_as_many_rows_are_the_same_tasks_of_other_shapes(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_graph_of_many_tasks_is_aligned_with_its_twin_and_with_one_that_has_more() -> None:
-    def chain(length: int) -> th.Graph:
+    def chain(length: int) -> ts.Graph:
         x = y = torch.ones(2, requires_grad=True)
         for number in range(length):
             y = y.sin() if number % 3 else y * x
-        return th.graph(y.sum())
+        return ts.graph(y.sum())
 
     first, second = chain(20_000), chain(20_003)
     assert aligned(first, first) == {number: number for number in range(len(first))}

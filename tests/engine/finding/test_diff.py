@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.__main__ import main
-from tapehead.engine.finding.aligned_tasks import aligned
-from tapehead.engine.finding.gradient_difference import apart
-from tapehead.engine.finding.longest_common import longest_common
-from tapehead.engine.memory.timeline import Category
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.trace.statistics import statistics
-from tapehead.engine.trace.trace import RecordedGradient
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.graph import TensorMeta
-from tapehead.inspector.graph.graph_file import StoredOperation
-from tapehead.inspector.graph.words import nth
+import tapescope as ts
+from tapescope.__main__ import main
+from tapescope.engine.finding.aligned_tasks import aligned
+from tapescope.engine.finding.gradient_difference import apart
+from tapescope.engine.finding.longest_common import longest_common
+from tapescope.engine.memory.timeline import Category
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.trace.statistics import statistics
+from tapescope.engine.trace.trace import RecordedGradient
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.graph import TensorMeta
+from tapescope.inspector.graph.graph_file import StoredOperation
+from tapescope.inspector.graph.words import nth
 
 
 class Repeated(nn.Module):
@@ -71,18 +71,18 @@ def weighted(out: Tensor) -> Tensor:
     return (out * torch.linspace(-1, 1, out.shape[-1], dtype=out.dtype)).sum()
 
 
-def run_of(model: nn.Module, x: Tensor, **options: Any) -> th.Run:
-    with th.capture():
+def run_of(model: nn.Module, x: Tensor, **options: Any) -> ts.Run:
+    with ts.capture():
         loss = weighted(model(x))
-    return th.backward(loss, **{"trace": "cheap", **options})
+    return ts.backward(loss, **{"trace": "cheap", **options})
 
 
-def workload_run(name: str, dtype: torch.dtype | None = None, **options: Any) -> th.Run:
+def workload_run(name: str, dtype: torch.dtype | None = None, **options: Any) -> ts.Run:
     torch.manual_seed(0)
     _, make_loss = workload(name).build()
-    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None), th.capture():
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None), ts.capture():
         loss = make_loss()
-    return th.backward(loss, **{"trace": "cheap", **options})
+    return ts.backward(loss, **{"trace": "cheap", **options})
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def line_of(text: str) -> str:
 @pytest.mark.parametrize("name", ["gpt2", "recommender"])
 def test_two_policies_part_where_their_orders_do_and_agree_to_the_last_digit(name: str) -> None:
     runs = [workload_run(name, policy=policy) for policy in ("heap", "bfs")]
-    difference = th.diff(*runs)
+    difference = ts.diff(*runs)
     place = next(
         place for place, (mine, other) in enumerate(zip(*(run.order for run in runs), strict=True)) if mine != other
     )
@@ -118,16 +118,16 @@ def test_two_policies_part_where_their_orders_do_and_agree_to_the_last_digit(nam
 
 def test_the_place_is_that_of_compare() -> None:
     _, make_loss = workload("lstm_cell").build()
-    parted = th.compare(make_loss, ["heap", "dfs"], repetitions=1).first_divergence("heap", "dfs")
-    runs = [th.backward(make_loss(), policy=policy) for policy in ("heap", "dfs")]
-    first = th.diff(*runs).first_in_order
+    parted = ts.compare(make_loss, ["heap", "dfs"], repetitions=1).first_divergence("heap", "dfs")
+    runs = [ts.backward(make_loss(), policy=policy) for policy in ("heap", "dfs")]
+    first = ts.diff(*runs).first_in_order
     assert parted is not None and first is not None
     assert first.common == parted.place and first.tasks[0] is not None and first.tasks[0].id == parted.first.id  # type: ignore[union-attr]
 
 
 def test_runs_of_one_order_say_so() -> None:
     runs = [workload_run("recommender"), workload_run("recommender", engine="direct")]
-    difference = th.diff(*runs)
+    difference = ts.diff(*runs)
     assert difference.first_in_order is None and not difference.differs
     assert repr(difference).startswith("run_a and run_b run the tasks that both have in the same order.")
 
@@ -135,16 +135,16 @@ def test_runs_of_one_order_say_so() -> None:
 def test_an_order_that_ended_early_is_one_that_parts() -> None:
     model, x = Net(nn.Identity()), torch.randn(3, 8)
     whole = run_of(model, x)
-    with th.capture():
+    with ts.capture():
         loss = weighted(model(x))
     with Stepper(loss, trace="cheap") as session:
         for _ in range(4):
             session.step()
         part = session.trace
-    first = th.diff(whole, part).first_in_order
+    first = ts.diff(whole, part).first_in_order
     assert first is not None and (first.common, first.places) == (4, (4, None))
-    assert "run_b has ended" in th.diff(whole, part).sentences[0]
-    assert "run_a has ended" in th.diff(part, whole).sentences[0]
+    assert "run_b has ended" in ts.diff(whole, part).sentences[0]
+    assert "run_a has ended" in ts.diff(part, whole).sentences[0]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "unet", "recommender"])
@@ -155,7 +155,7 @@ def test_float32_and_autocast_have_the_same_tasks_but_for_the_casts_and_agree(na
         if name == "lstm_lm" and "could not create a primitive descriptor" in str(error):
             pytest.skip("oneDNN has no LSTM in bfloat16 for this CPU")
         raise
-    difference = th.diff(*runs)
+    difference = ts.diff(*runs)
     assert difference.only[0] == () and {task.name for task in difference.only[1]} == {"ToCopyBackward0"}
     assert len(difference.only[1]) == len(runs[1].graph) - len(runs[0].graph) > 0
     for pair in difference.tasks:
@@ -169,17 +169,17 @@ def test_float32_and_autocast_have_the_same_tasks_but_for_the_casts_and_agree(na
 
 
 def test_of_permuted_gradients_only_what_was_compared_is_said_to_agree() -> None:
-    def weights(*factors: float) -> th.Run:
+    def weights(*factors: float) -> ts.Run:
         weight = nn.Parameter(torch.ones(3))
-        return th.backward((weight * torch.tensor(factors)).sum(), trace="cheap")
+        return ts.backward((weight * torch.tensor(factors)).sum(), trace="cheap")
 
-    permuted = th.diff(weights(1, 2, 3), weights(3, 1, 2))
+    permuted = ts.diff(weights(1, 2, 3), weights(3, 1, 2))
     assert not permuted.differs
     assert (
         "The norms, means, least and largest elements of all 3 gradients are equal to the last digit. "
         "Whether the gradients themselves are, these can't tell."
     ) in permuted.sentences
-    close = th.diff(weights(1, 2, 3), weights(3, 1, 2.00001))
+    close = ts.diff(weights(1, 2, 3), weights(3, 1, 2.00001))
     assert not close.differs and "gradients agree within the tolerance" in repr(close)
     assert "The gradients themselves may be further apart, which these can't tell." in repr(close)
 
@@ -189,12 +189,12 @@ def test_the_direct_engine_and_pytorchs_agree_on_one_graph(policy: str) -> None:
     """They record what is broadcast differently: the direct engine before it is summed to the shape taken."""
     model, x = Net(nn.Identity()), torch.randn(5, 8)
     scale, shift = torch.ones(4, requires_grad=True), torch.ones(5, 1, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = weighted(model(x) * scale + shift)
-    native = th.backward(loss, trace="cheap", retain_graph=True)
-    direct = th.backward(loss, trace="cheap", engine="direct", policy=policy, retain_graph=True)
+    native = ts.backward(loss, trace="cheap", retain_graph=True)
+    direct = ts.backward(loss, trace="cheap", engine="direct", policy=policy, retain_graph=True)
     for pair in ((native, direct), (direct, native)):
-        difference = th.diff(*pair)
+        difference = ts.diff(*pair)
         assert difference.first_unequal is None and difference.only == ((), ())
         assert difference.first_in_order is None or policy != "heap"
         assert "are equal to the last digit" in repr(difference)
@@ -204,7 +204,7 @@ def test_a_sum_of_many_small_values_that_bfloat16_loses_is_where_the_difference_
     model, x = Net(Repeated()), torch.randn(16, 8)
     in_bfloat16 = copy.deepcopy(model).bfloat16()  # a run does not keep the leaves that are looked at below
     first, second = run_of(model, x), run_of(in_bfloat16, x.bfloat16())
-    difference = th.diff(first, second)
+    difference = ts.diff(first, second)
     jump = difference.jump
     assert jump is not None and jump is difference.first_in_values
     assert (jump.how, jump.apart.by) == ("takes", "norm") and jump.before < 0.01 < 0.3 < jump.share
@@ -222,7 +222,7 @@ def test_a_sum_of_many_small_values_that_bfloat16_loses_is_where_the_difference_
 def test_a_cancellation_in_float32_is_named_where_its_result_is_first_used() -> None:
     model, x = Net(Cancelling()), torch.randn(16, 8)
     first, second = run_of(model, x), run_of(copy.deepcopy(model).double(), x.double())
-    difference = th.diff(first, second)
+    difference = ts.diff(first, second)
     assert difference.dtype is torch.float32
     jump = difference.jump
     assert jump is not None and jump.how == "gives" and jump.before < 1e-6 < difference.tolerance < jump.share
@@ -272,8 +272,8 @@ def commit(tmp_path: Path) -> Callable[[str, str], Path]:
 
 
 def test_of_two_commits_saved_traces_the_line_that_changed_is_named(commit: Callable[[str, str], Path]) -> None:
-    before, after = th.load(commit("before", "hidden * 1.0")), th.load(commit("after", "hidden * 1.5"))
-    difference = th.diff(before, after)
+    before, after = ts.load(commit("before", "hidden * 1.0")), ts.load(commit("after", "hidden * 1.5"))
+    difference = ts.diff(before, after)
     assert difference.first_in_order is None and difference.only == ((), ())
     first, jump = difference.first_in_values, difference.jump
     # What the forward of later layers got is different, and so what their weights get; what flows on differs here.
@@ -286,8 +286,8 @@ def test_of_two_commits_saved_traces_the_line_that_changed_is_named(commit: Call
 
 
 def test_of_two_commits_what_one_has_more_is_listed_and_passed_over(commit: Callable[[str, str], Path]) -> None:
-    before, after = th.load(commit("before", "hidden")), th.load(commit("after", "hidden.sin().clone()"))
-    difference = th.diff(before, after)
+    before, after = ts.load(commit("before", "hidden")), ts.load(commit("after", "hidden.sin().clone()"))
+    difference = ts.diff(before, after)
     kinds = sorted(task.name for task in difference.only[1])
     assert kinds == ["CloneBackward0"] * 4 + ["SinBackward0"] * 4 and difference.only[0] == ()
     assert "Only run_b has 4 × " in repr(difference)
@@ -309,7 +309,7 @@ def test_nan_in_one_of_them_is_found_where_it_begins() -> None:
         model.encoder.weight[0] = 0
         model.encoder.bias[0] = 0
     bad = run_of(model, x)
-    difference = th.diff(good, bad, tolerance=1e6)
+    difference = ts.diff(good, bad, tolerance=1e6)
     first = difference.first_in_values
     assert first is not None and first.apart == (math.inf, "infinite", 0, 16)  # and times zero NaN
     assert bad.trace is not None
@@ -326,7 +326,7 @@ def test_nan_in_one_of_them_is_found_where_it_begins() -> None:
 
 def test_gradients_that_are_missing_or_of_another_shape_are_said_to_be() -> None:
     model, x = Net(nn.Identity()), torch.randn(16, 8)
-    shapes = th.diff(run_of(model, x), run_of(model, x[:4])).first_in_values
+    shapes = ts.diff(run_of(model, x), run_of(model, x[:4])).first_in_values
     assert shapes is not None and shapes.apart == (math.inf, "shape", "16×4", "4×4")
 
     class Half(torch.autograd.Function):
@@ -348,7 +348,7 @@ def test_gradients_that_are_missing_or_of_another_shape_are_said_to_be() -> None
     model = Net(Halves())
     whole = run_of(model, x)
     Half.give = False
-    missing = th.diff(whole, run_of(model, x)).first_in_values
+    missing = ts.diff(whole, run_of(model, x)).first_in_values
     assert missing is not None and missing.apart == (math.inf, "missing", "a gradient", "none")
     assert missing.task.tasks[0].name == "HalfBackward"
 
@@ -368,7 +368,7 @@ def test_a_sum_that_cancels_is_no_difference() -> None:
 
     model, x = Net(Attention()), torch.randn(4, 16, 8)
     first, second = run_of(model, x), run_of(copy.deepcopy(model).bfloat16(), x.bfloat16())
-    difference = th.diff(first, second)
+    difference = ts.diff(first, second)
     (key,) = [each for each in difference.leaves if each.tasks[0].parameter == "middle.key.bias"]
     found = key.takes[0]
     assert found is not None and found.share > difference.tolerance
@@ -382,30 +382,30 @@ def test_runs_without_statistics_say_how_to_have_them() -> None:
     model, x = Net(nn.Identity()), torch.randn(3, 8)
     measured = run_of(model, x)
     for other in (run_of(model, x, trace=None), run_of(model, x, trace="off")):
-        difference = th.diff(measured, other)
+        difference = ts.diff(measured, other)
         assert difference.first_in_order is None and difference.first_in_values is None and not difference.tasks
-        assert 'gradients of run_b. th.backward(loss, trace="cheap") records them.' in repr(difference)
+        assert 'gradients of run_b. ts.backward(loss, trace="cheap") records them.' in repr(difference)
 
 
 def test_traces_alone_and_runs_of_sessions_will_do() -> None:
     model, x = Net(nn.Identity()), torch.randn(3, 8)
     run = run_of(model, x)
     assert run.trace is not None
-    with th.capture():
+    with ts.capture():
         loss = weighted(model(x))
-    session = th.debug(loss, history=False)
+    session = ts.debug(loss, history=False)
     session.run()
     for other in (run.trace, session.result() if hasattr(session, "result") else run):
-        assert not th.diff(run, other).differs
+        assert not ts.diff(run, other).differs
 
 
 def test_what_is_no_run_is_refused_in_a_sentence() -> None:
     run = run_of(Net(nn.Identity()), torch.randn(3, 8))
-    with pytest.raises(TypeError, match="th.diff takes two runs or traces, not a str"):
-        th.diff(run, "run.tape.json")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ts.diff takes two runs or traces, not a str"):
+        ts.diff(run, "run.tape.json")  # type: ignore[arg-type]
     for tolerance in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="the tolerance is a relative difference, such as 0.01, not"):
-            th.diff(run, run, tolerance=tolerance)
+            ts.diff(run, run, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5])
@@ -414,7 +414,7 @@ def test_the_tolerance_decides_what_is_looked_at(share: float) -> None:
     first = run_of(model, x)
     with torch.no_grad():
         model.head.weight *= 1.1
-    difference = th.diff(first, run_of(model, x), tolerance=share)
+    difference = ts.diff(first, run_of(model, x), tolerance=share)
     assert (difference.first_in_values is None) == (share > 0.1)
     assert difference.dtype is None and f"The tolerance, {100 * share:.2g} %, was given." in difference.sentences
 
@@ -422,7 +422,7 @@ def test_the_tolerance_decides_what_is_looked_at(share: float) -> None:
 def test_models_of_other_names_or_without_a_capture_are_compared_by_the_kinds_of_their_nodes() -> None:
     model, x = Net(Repeated()), torch.randn(3, 8)
     captured = run_of(model, x)
-    bare = th.backward(weighted(model(x)), trace="cheap")
+    bare = ts.backward(weighted(model(x)), trace="cheap")
     wrapped = nn.Sequential()
     wrapped.add_module("other", copy.deepcopy(model))
     renamed = run_of(wrapped, x)
@@ -433,9 +433,9 @@ def test_models_of_other_names_or_without_a_capture_are_compared_by_the_kinds_of
 
 def test_other_kernels_nodes_of_one_operation_belong_together() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU())
-    with th.capture():
+    with ts.capture():
         loss = model(torch.randn(2, 1, 6, 6)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     stored = []
     for task in graph.tasks:
         assert task.operation is not None
@@ -498,7 +498,7 @@ def test_the_difference_is_a_data_frame_a_table_in_a_terminal_and_escaped_html()
     first = run_of(model, x)
     with torch.no_grad():
         model.head.weight *= 2
-    difference = th.diff(first, run_of(model, x), names=("<b>old</b>", "new"))
+    difference = ts.diff(first, run_of(model, x), names=("<b>old</b>", "new"))
     frame = pd.DataFrame(difference.records())
     assert len(frame) == len(first.graph) and frame["place"].is_monotonic_increasing
     assert frame.set_index("parameter").loc["encoder.weight", "takes"] == pytest.approx(0.5)
@@ -530,7 +530,7 @@ def test_the_command_line_says_where_two_files_part(
     assert main(["diff", str(before), str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
     assert main(["diff", str(before), str(after), "--tolerance", "0"]) == 2
-    assert capsys.readouterr().err.startswith("tapehead: the tolerance is a relative difference")
+    assert capsys.readouterr().err.startswith("tapescope: the tolerance is a relative difference")
 
 
 def test_the_gradients_of_parameters_that_both_have_are_alive_at_both_peaks() -> None:
@@ -545,9 +545,9 @@ def test_the_gradients_of_parameters_that_both_have_are_alive_at_both_peaks() ->
     runs = []
     for make_loss in (lambda: model(x).square().mean(), in_bfloat16):
         model.zero_grad()
-        runs.append(th.profile(make_loss, model=model))
+        runs.append(ts.profile(make_loss, model=model))
     assert [each.timeline is not None for each in runs] == [True, True]
-    memory = th.diff(*runs).memory
+    memory = ts.diff(*runs).memory
     assert memory is not None
     for groups in memory.only:
         alone = [each for group in groups for each in group.storages if group.category is Category.GRADIENT]
@@ -555,16 +555,16 @@ def test_the_gradients_of_parameters_that_both_have_are_alive_at_both_peaks() ->
 
 
 def test_a_weight_that_is_tied_in_one_run_alone_has_one_gradient_more_in_the_other() -> None:
-    def run(is_tied: bool) -> th.Run:
+    def run(is_tied: bool) -> ts.Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 64, bias=False))
         if is_tied:
             model[2].weight = model[0].weight
         kept.append(model)
-        return th.profile(lambda: model(torch.ones(2, 64)).square().mean(), model=model)
+        return ts.profile(lambda: model(torch.ones(2, 64)).square().mean(), model=model)
 
     kept: list[nn.Module] = []
-    memory = th.diff(run(True), run(False)).memory
+    memory = ts.diff(run(True), run(False)).memory
     assert memory is not None
     untied = [each for group in memory.only[1] for each in group.storages if each.nbytes == 64 * 64 * 4]
     assert len(untied) == 1  # the second weight's: the first one's is alive in both

@@ -1,4 +1,4 @@
-"""`th.find_nan`: the first bad value of a forward and its backward is named, and nothing is left behind."""
+"""`ts.find_nan`: the first bad value of a forward and its backward is named, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.finding import find_nan as find_nan_file
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals.hooks import node_hooks
+import tapescope as ts
+from tapescope.engine.finding import find_nan as find_nan_file
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.trace.run import Engine
+from tapescope.inspector.torch_internals.hooks import node_hooks
 
 from ..comparing import ENGINES
 
@@ -97,7 +97,7 @@ def transformer(weigh: Callable[[Tensor], Tensor] | None) -> tuple[Transformer, 
 @both
 def test_a_log_of_zero_deep_in_a_transformer_is_found_with_its_line(engine: Engine) -> None:
     _, make_loss = transformer(sparse_log)
-    report = th.find_nan(make_loss, engine=engine)
+    report = ts.find_nan(make_loss, engine=engine)
     assert report and report.where == "forward" and math.isnan(report.loss)
     assert (report.operation, report.module) == ("log", "layers.3.attention")
     assert report.source is not None and report.source.short == line_of(sparse_log, "torch.log")
@@ -115,7 +115,7 @@ def test_a_log_of_zero_deep_in_a_transformer_is_found_with_its_line(engine: Engi
 def test_a_nan_of_the_backward_alone_is_walked_back_to_the_log(engine: Engine) -> None:
     _, make_loss = transformer(sparse_entropy)
     assert make_loss().isfinite()
-    report = th.find_nan(make_loss, engine=engine)
+    report = ts.find_nan(make_loss, engine=engine)
     assert report.where == "backward" and math.isfinite(report.loss)
     assert (report.operation, report.module) == ("MulBackward0", "layers.3.attention")
     place = line_of(sparse_entropy, "torch.log")
@@ -136,7 +136,7 @@ def test_a_nan_of_the_backward_alone_is_walked_back_to_the_log(engine: Engine) -
 @both
 def test_where_all_is_finite_it_says_so(engine: Engine) -> None:
     _, make_loss = transformer(None)
-    report = th.find_nan(make_loss, engine=engine)
+    report = ts.find_nan(make_loss, engine=engine)
     assert not report and report.where is None and report.stop is None and report.finds == ()
     assert (
         repr(report) == f"The loss is {report.loss:.6g}, and all gradients of its {len(report.graph)} tasks are finite."
@@ -155,8 +155,8 @@ def masked(row_is_empty: bool) -> Callable[[], Tensor]:
 
 
 def test_a_mask_is_meant_but_not_that_it_leaves_a_row_empty() -> None:
-    assert not th.find_nan(masked(row_is_empty=False))
-    report = th.find_nan(masked(row_is_empty=True))
+    assert not ts.find_nan(masked(row_is_empty=False))
+    report = ts.find_nan(masked(row_is_empty=True))
     assert report.where == "forward" and report.operation == "softmax"
     assert "made NaN in 4 of 12 elements, first at [1, 0]" in report.sentences[0]
     assert any("and all of [1, :] was -inf" in sentence for sentence in report.sentences)
@@ -175,7 +175,7 @@ def test_a_mask_is_meant_but_not_that_it_leaves_a_row_empty() -> None:
 )
 def test_usual_culprits_are_named(make_loss: Callable[[Tensor], Tensor], operation: str, told: str) -> None:
     x = torch.ones(3, requires_grad=True)
-    report = th.find_nan(lambda: make_loss(x))
+    report = ts.find_nan(lambda: make_loss(x))
     assert report and report.operation == operation and told in repr(report)
 
 
@@ -183,14 +183,14 @@ def test_a_bad_parameter_and_bad_data_are_named_and_no_operation_blamed_for_them
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     with torch.no_grad():
         model[1].weight[0, 2] = math.nan
-    report = th.find_nan(lambda: model(torch.ones(4, 2)).sum())
+    report = ts.find_nan(lambda: model(torch.ones(4, 2)).sum())
     assert report.operation == "linear" and report.module == "1"
     assert "was given what was bad before any operation" in report.sentences[0]
     assert any(
         "(1.weight, 1×3 float32 cpu) had NaN in 1 of 3 elements, first at [0, 2]" in each for each in report.sentences
     )
     data = torch.tensor([[1.0, math.nan]])
-    report = th.find_nan(lambda: model[0](data).nansum() + model[0](data).sum())
+    report = ts.find_nan(lambda: model[0](data).nansum() + model[0](data).sum())
     assert any("argument 0 (1×2 float32 cpu) had nan in 1 of 2" in each.lower() for each in report.sentences)
 
 
@@ -203,7 +203,7 @@ def test_what_is_in_place_is_no_other_operation() -> None:
         y.mul_(2)
         return y.sum()
 
-    report = th.find_nan(make_loss)
+    report = ts.find_nan(make_loss)
     assert report.operation is not None and report.operation.endswith("log_")
 
 
@@ -221,7 +221,7 @@ def test_what_hooks_of_leaves_make_is_not_called_finite(kind: str, engine: Engin
         assert leaf.grad is not None
         leaf.grad.fill_(math.nan)
 
-    assert "not run" not in str(th.find_nan(make_loss, engine=engine))
+    assert "not run" not in str(ts.find_nan(make_loss, engine=engine))
     node = torch.autograd.graph.get_gradient_edge(leaf).node
     if kind == "tensor":
         handle = leaf.register_hook(lambda gradient: gradient * math.nan)
@@ -234,7 +234,7 @@ def test_what_hooks_of_leaves_make_is_not_called_finite(kind: str, engine: Engin
     make_loss().backward()
     assert leaf.grad is not None and leaf.grad.isnan().all() and other.grad is not None and other.grad.isfinite().all()
 
-    report = th.find_nan(make_loss, engine=engine)
+    report = ts.find_nan(make_loss, engine=engine)
     assert not report  # hooks do not run: they may step an optimizer
     handle.remove()
     (said,) = [line for line in report.sentences if "were not run" in line]
@@ -255,12 +255,12 @@ def test_no_gradient_hook_or_random_number_is_left_changed() -> None:
         return loss
 
     state = torch.get_rng_state()
-    assert th.find_nan(with_dropout)
+    assert ts.find_nan(with_dropout)
     assert torch.equal(torch.get_rng_state(), state)
     assert first.grad is kept and torch.equal(kept, torch.ones_like(first)) and stepped == []
     assert all(each.grad is None for each in others)
     assert not nn.modules.module._global_forward_pre_hooks and not nn.modules.module._global_forward_hooks
-    assert all(node_hooks(node) == ([], []) for node in th.graph(made.call_args.args[0]).nodes)
+    assert all(node_hooks(node) == ([], []) for node in ts.graph(made.call_args.args[0]).nodes)
 
 
 def test_a_checkpoint_that_runs_a_backward_of_its_own_accumulates_nothing() -> None:
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_runs_a_backward_of_its_own_accumulates_nothing() -> N
         found: Tensor = outer(checkpoint(inner, x * 1, use_reentrant=True)).sum()
         return found
 
-    report = th.find_nan(make_loss)
+    report = ts.find_nan(make_loss)
     assert not report
     assert inner.weight.grad is kept and torch.equal(kept, torch.ones(3, 3)) and inner.bias.grad is None
     assert outer.weight.grad is None and x.grad is None
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_runs_a_backward_of_its_own_accumulates_nothing() -> N
 
 def test_inside_of_a_checkpoint_without_reentry_the_task_is_found() -> None:
     x = torch.zeros(2, 3, requires_grad=True)
-    report = th.find_nan(lambda: checkpoint(lambda y: y.sqrt(), x * 1, use_reentrant=False).sum())
+    report = ts.find_nan(lambda: checkpoint(lambda y: y.sqrt(), x * 1, use_reentrant=False).sum())
     assert report.where == "backward" and report.operation == "SqrtBackward0"
 
 
@@ -290,7 +290,7 @@ def test_what_the_direct_engine_refuses_runs_with_pytorchs_own(monkeypatch: pyte
 
     monkeypatch.setattr(find_nan_file, "Stepper", refuse)
     x = torch.zeros(2, requires_grad=True)
-    assert th.find_nan(lambda: (x * 1).sqrt().sum()).operation == "SqrtBackward0"
+    assert ts.find_nan(lambda: (x * 1).sqrt().sum()).operation == "SqrtBackward0"
 
 
 def test_a_forward_that_raises_says_what_it_had_made_before() -> None:
@@ -303,28 +303,28 @@ def test_a_forward_that_raises_says_what_it_had_made_before() -> None:
         return y.sum()
 
     with pytest.raises(ValueError, match="loss is not finite") as raised:
-        th.find_nan(make_loss)
+        ts.find_nan(make_loss)
     assert any(
-        "tapehead: before that, " in note and "log" in note and "made -inf" in note for note in raised.value.__notes__
+        "tapescope: before that, " in note and "log" in note and "made -inf" in note for note in raised.value.__notes__
     )
 
 
 def test_a_loss_without_a_graph_and_things_that_are_none() -> None:
     x = torch.zeros(2)
-    report = th.find_nan(lambda: x.sum())
+    report = ts.find_nan(lambda: x.sum())
     assert not report and "has no graph: no backward can run" in repr(report) and "requires grad" in repr(report)
-    assert th.find_nan(lambda: x.log().sum()).operation == "log"
+    assert ts.find_nan(lambda: x.log().sum()).operation == "log"
     leaf = torch.ones((), requires_grad=True)
-    assert not th.find_nan(lambda: leaf) and leaf.grad is None
+    assert not ts.find_nan(lambda: leaf) and leaf.grad is None
     with pytest.raises(TypeError, match="make_loss is a"):
-        th.find_nan(x)  # type: ignore[arg-type]
+        ts.find_nan(x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected one element"):
-        th.find_nan(lambda: x)
+        ts.find_nan(lambda: x)
 
 
 def test_the_report_is_shown_as_text_rich_and_html_with_the_users_words_escaped() -> None:
     x = torch.zeros(2, requires_grad=True)
-    report = th.find_nan(lambda: (x * 1 if "<b>" < "<i>" else x).log().sum())  # this line is shown
+    report = ts.find_nan(lambda: (x * 1 if "<b>" < "<i>" else x).log().sum())  # this line is shown
     html = report._repr_html_()
     assert "&lt;b&gt;" in html and "<b>" not in html.replace('<b>"', "")
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -334,8 +334,8 @@ def test_the_report_is_shown_as_text_rich_and_html_with_the_users_words_escaped(
 
 def test_complex_and_integer_values_are_no_trouble() -> None:
     z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
-    assert not th.find_nan(lambda: (z * torch.arange(3)).abs().sum() + torch.ones(3, dtype=torch.long).sum())
-    report = th.find_nan(lambda: ((z * 0).log() * 0).real.sum())
+    assert not ts.find_nan(lambda: (z * torch.arange(3)).abs().sum() + torch.ones(3, dtype=torch.long).sum())
+    report = ts.find_nan(lambda: ((z * 0).log() * 0).real.sum())
     assert report and "log" in repr(report)
 
 
@@ -346,7 +346,7 @@ def test_what_waits_for_a_leaf_is_looked_at_or_not_spoken_of(engine: Engine) -> 
     def make_loss() -> Tensor:
         return (leaf * 60000.0).float().sum() + (leaf * 60000.0).float().sum()
 
-    report = th.find_nan(make_loss, engine=engine)
+    report = ts.find_nan(make_loss, engine=engine)
     assert leaf.grad is None
     if engine == "direct":
         assert report.where == "backward" and report.operation == "torch::autograd::AccumulateGrad"
@@ -364,7 +364,7 @@ def test_what_waits_for_a_leaf_is_looked_at_or_not_spoken_of(engine: Engine) -> 
 def test_a_broadcast_sum_that_overflows_on_its_way_to_a_leaf_is_found(engine: Engine) -> None:
     bias = torch.zeros(1, dtype=torch.float16, requires_grad=True)
     x = torch.zeros(4, dtype=torch.float16)
-    report = th.find_nan(lambda: ((x + bias) * 40000.0).float().sum(), engine=engine)
+    report = ts.find_nan(lambda: ((x + bias) * 40000.0).float().sum(), engine=engine)
     assert report.where == "backward" and "AddBackward0" in report.sentences[0]
 
 
@@ -379,13 +379,13 @@ def test_a_bad_gradient_that_is_discarded_is_not_blamed_for_one_that_is_not(engi
         return y.reciprocal().reciprocal().nansum()
 
     for make_loss in (lambda: reaching() + discarded(), lambda: discarded() + reaching()):
-        report = th.find_nan(make_loss, engine=engine)
+        report = ts.find_nan(make_loss, engine=engine)
         assert report.where == "backward" and report.operation == "ReciprocalBackward0", repr(report)
         assert any(
             each.startswith("Also ") and "SqrtBackward0" in each and "which got into no leaf's gradient" in each
             for each in report.sentences
         )
-    report = th.find_nan(discarded, engine=engine)
+    report = ts.find_nan(discarded, engine=engine)
     assert report.operation == "SqrtBackward0" and "It got into no leaf's gradient" in repr(report)
     discarded().backward()
     assert x.grad is not None and x.grad.isfinite().all()
@@ -398,7 +398,7 @@ def test_a_bad_gradient_is_followed_to_the_operation_of_the_forward_that_made_it
         harmless = torch.where(x > 0, x, (x * 0).log())
         return (x * (x * 0).reciprocal().detach()).nan_to_num().mul(0).sum() + harmless.sum()
 
-    report = th.find_nan(make_loss)
+    report = ts.find_nan(make_loss)
     assert report.where == "backward" and "gradient * other = 0 * inf = NaN" in repr(report)
     (came,) = [each for each in report.sentences if each.startswith("It came of the forward: there ")]
     assert "there reciprocal (" in came and "made inf in 3 of 3 elements" in came
@@ -412,13 +412,13 @@ def test_a_view_elsewhere_of_which_torch_makes_no_node_is_no_leaf() -> None:
     with pytest.raises(RuntimeError, match="modified inplace"):
         _ = view.is_leaf
     model = nn.Linear(2, 2)
-    assert not th.find_nan(lambda: model(torch.ones(1, 2)).sum())
+    assert not ts.find_nan(lambda: model(torch.ones(1, 2)).sum())
 
 
 def test_anomaly_mode_does_not_end_the_search() -> None:
     w = torch.zeros(3, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True):
-        report = th.find_nan(lambda: (w.sqrt() * 0).sum())
+        report = ts.find_nan(lambda: (w.sqrt() * 0).sum())
         assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
     assert report.task is not None
     assert "SqrtBackward0" in str(report)

@@ -21,9 +21,9 @@ from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.finding.find_unused import CUTS, _Paths
-from tapehead.inspector.capturing.dataflow import Cut, Dataflow, Step
+import tapescope as ts
+from tapescope.engine.finding.find_unused import CUTS, _Paths
+from tapescope.inspector.capturing.dataflow import Cut, Dataflow, Step
 
 
 class Heads(nn.Module):
@@ -49,9 +49,9 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     return f"{Path(__file__).name}:{number}"
 
 
-def unused_of(model: nn.Module, *shape: int) -> th.UnusedReport:
+def unused_of(model: nn.Module, *shape: int) -> ts.UnusedReport:
     x = torch.randn(*(shape or (3, 4)))
-    return th.find_unused(lambda: model(x).square().sum(), model)
+    return ts.find_unused(lambda: model(x).square().sum(), model)
 
 
 def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> set[str]:
@@ -167,7 +167,7 @@ def test_each_way_of_cutting_a_path_is_told_from_the_others(case: str) -> None:
     use, cut, operation = CASES[case]
     model = Heads(use)
     x = torch.randn(3, 4)
-    report = th.find_unused(lambda: model(x).sum(), model)
+    report = ts.find_unused(lambda: model(x).sum(), model)
     assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
     for found in report:
         assert (found.why, found.cut, found.operation) == ("path cut", cut, operation)
@@ -243,7 +243,7 @@ def test_a_module_that_is_never_called_is_named_once_for_all_that_is_in_it() -> 
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "heads": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])})
     model["aux"] = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     x = torch.randn(3, 4)
-    report = th.find_unused(lambda: model["heads"][0](model["used"](x)).sum(), model)
+    report = ts.find_unused(lambda: model["heads"][0](model["used"](x)).sum(), model)
     assert [each.why for each in report] == ["never used"] * 6
     assert report["heads.1.bias"].story == "heads.1 (Linear) was never called"
     assert report["aux.2.weight"].story == "aux (Sequential) was never called"
@@ -296,7 +296,7 @@ def test_of_an_output_that_is_only_logged_both_is_said() -> None:
 def test_one_of_several_results_that_is_dropped_is_told_from_the_one_that_is_used() -> None:
     attention = nn.MultiheadAttention(4, 2)
     query = torch.randn(3, 2, 4)
-    report = th.find_unused(lambda: attention(query, query, query)[1].square().sum(), attention)
+    report = ts.find_unused(lambda: attention(query, query, query)[1].square().sum(), attention)
     assert report.names == ("out_proj.weight", "out_proj.bias")
     assert {each.why for each in report} == {"led nowhere"}
     assert "the 1st of the 2 results of multi_head_attention_forward" in report["out_proj.bias"].story
@@ -331,7 +331,7 @@ def test_a_parameter_frozen_while_it_was_taken_says_where() -> None:
         model.requires_grad_(True)
         return loss
 
-    report = th.find_unused(make_loss, model)
+    report = ts.find_unused(make_loss, model)
     assert {each.cut for each in report} == {Cut.FROZEN}
     assert "took it while its requires_grad was False" in report["second.weight"].story
 
@@ -370,8 +370,8 @@ def test_parameters_to_which_a_function_runs_a_backward_of_its_own_get_a_gradien
     def make_loss() -> Tensor:
         return model["shared"](Reversible.apply(x, layers)).square().sum()
 
-    assert th.find_unused(make_loss, model).names == ("unused.weight", "unused.bias")
-    assert th.find_unused(lambda: Reversible.apply(x, layers).sum(), model).names == ("unused.weight", "unused.bias")
+    assert ts.find_unused(make_loss, model).names == ("unused.weight", "unused.bias")
+    assert ts.find_unused(lambda: Reversible.apply(x, layers).sum(), model).names == ("unused.weight", "unused.bias")
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -418,7 +418,7 @@ def test_a_gradient_of_zeros_is_traced_to_the_task_where_they_begin(case: str) -
     use, kind, reason = ZERO_CASES[case]
     model = Heads(use)
     x = torch.randn(3, 4)
-    report = th.find_unused(lambda: model(x).sum(), model)
+    report = ts.find_unused(lambda: model(x).sum(), model)
     assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
     for found in report:
         assert found.why == "zero gradient" and found.task is not None and report.graph is not None
@@ -452,7 +452,7 @@ class Given(nn.Module):
         return self.loss(self.weight)
 
     def story(self) -> str:
-        (found,) = th.find_unused(self, self)
+        (found,) = ts.find_unused(self, self)
         assert found.why == "zero gradient"
         return found.story
 
@@ -477,11 +477,11 @@ def test_where_some_elements_do_pass_it_is_not_said_that_none_does(case: str) ->
 def test_a_product_that_cancels_is_not_said_to_have_a_factor_of_zeros(bias: bool) -> None:
     layer = nn.Linear(1, 1, bias=bias)
     x, signs = torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
-    report = th.find_unused(lambda: (layer(x) * signs).sum(), layer)
+    report = ts.find_unused(lambda: (layer(x) * signs).sum(), layer)
     assert len(report) == 1 + bias
     for found in report:
         assert found.story.endswith("receives a non-zero gradient and returns zeros")
-    report = th.find_unused(lambda: layer(torch.zeros(2, 1)).sum(), layer)
+    report = ts.find_unused(lambda: layer(torch.zeros(2, 1)).sum(), layer)
     assert report.names == ("weight",)
     assert report["weight"].story.endswith(": the other factor is all zero")
 
@@ -511,9 +511,9 @@ def test_a_hook_that_makes_zeros_of_the_losss_gradient_is_named() -> None:
     assert Given(hooked).story() == "a hook zeroed the loss's gradient"
 
 
-def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[th.UnusedReport, int]:
+def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[ts.UnusedReport, int]:
     """The report, and how many lines of the package ran for it: a measure of time that no other process disturbs."""
-    package = str(Path(th.__file__).parent)
+    package = str(Path(ts.__file__).parent)
     ran = 0
 
     def line(frame: Any, event: str, argument: object) -> Any:
@@ -527,7 +527,7 @@ def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[th.Unu
     before = sys.gettrace()
     sys.settrace(call)
     try:
-        return th.find_unused(make_loss, model), ran
+        return ts.find_unused(make_loss, model), ran
     finally:
         sys.settrace(before)
 
@@ -577,7 +577,7 @@ def test_a_shared_parameter_is_listed_once_with_both_names() -> None:
 
 def test_a_loss_without_a_graph_says_so_and_still_where_each_path_was_cut() -> None:
     model = nn.LSTM(4, 4)
-    report = th.find_unused(lambda: model(torch.randn(3, 2, 4))[0].detach().sum(), model)
+    report = ts.find_unused(lambda: model(torch.randn(3, 2, 4))[0].detach().sum(), model)
     assert len(report) == report.count == 4 and report.graph is None
     assert {each.cut for each in report} == {Cut.DETACH}
     assert "The loss has no graph at all: a backward from it raises." in report.sentences
@@ -591,7 +591,7 @@ def test_what_a_checkpoint_computes_again_counts(reentrant: bool) -> None:
 
     model = Checkpointed(lambda out: out.detach())
     x = torch.randn(3, 4, requires_grad=True)
-    report = th.find_unused(lambda: model(x).sum(), model)
+    report = ts.find_unused(lambda: model(x).sum(), model)
     assert set(report.names) == {"second.weight", "second.bias"} == without_gradient(model, lambda: model(x).sum())
     assert {each.why for each in report} == {"not seen" if reentrant else "path cut"}
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -624,7 +624,7 @@ def test_gradients_random_numbers_and_functions_are_left_as_they_were() -> None:
     prepares = DistributedDataParallel._pre_forward
     fired = []
     hook = model[0].weight.register_post_accumulate_grad_hook(fired.append)
-    th.find_unused(lambda: model(x).sum(), model)
+    ts.find_unused(lambda: model(x).sum(), model)
     hook.remove()
     assert not fired
     assert torch.equal(torch.get_rng_state(), state)
@@ -675,7 +675,7 @@ def test_of_any_program_those_are_found_that_pytorch_gives_none_and_each_has_its
             values.append(operation(values[first % len(values)], values[second % len(values)]))
         return values[-1].sum()
 
-    report = th.find_unused(make_loss, model)
+    report = ts.find_unused(make_loss, model)
     assert set(report.names) == without_gradient(model, make_loss)
     for parameter in model.parameters():
         parameter.grad = None
@@ -694,10 +694,10 @@ def test_of_any_program_those_are_found_that_pytorch_gives_none_and_each_has_its
 
 @pytest.mark.parametrize("name", ["gpt2", "lstm_lm", "recommender"])
 def test_a_healthy_model_has_none(name: str) -> None:
-    from tapehead.engine.workloads.workloads import workload
+    from tapescope.engine.workloads.workloads import workload
 
     model, make_loss = workload(name).build()
-    report = th.find_unused(make_loss, model)
+    report = ts.find_unused(make_loss, model)
     assert not report and report.count == len(list(model.parameters()))
     assert repr(report) == f"All {report.count:,} parameters get a gradient."
 
@@ -717,13 +717,13 @@ def test_those_of_distributed_data_parallel_are_the_ones_it_complains_of(monkeyp
     torch.distributed.set_debug_level_from_env()
     model = DistributedDataParallel(Heads(lambda out: out.detach()))
     x = torch.randn(3, 4)
-    early = th.find_unused(lambda: model(x).sum(), model)
+    early = ts.find_unused(lambda: model(x).sum(), model)
     model(x).sum().backward()
     with pytest.raises(RuntimeError, match="find_unused_parameters=True") as error:
         model(x)
     said = re.search(r"did not receive grad for rank 0: ([\w., ]+)", str(error.value))
     assert said is not None
-    late = th.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
+    late = ts.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
     for report in (early, late):
         assert {name.removeprefix("module.") for name in report.names} == set(said[1].replace(" ", "").split(","))
         assert any("DistributedDataParallel needs find_unused_parameters=True" in each for each in report.sentences)
@@ -733,11 +733,11 @@ def test_those_of_distributed_data_parallel_are_the_ones_it_complains_of(monkeyp
 def test_replicate_prepares_no_reduction_either() -> None:
     model = replicate(Heads(lambda out: out.detach()))
     x = torch.randn(3, 4)
-    early = th.find_unused(lambda: model(x).sum(), model)
+    early = ts.find_unused(lambda: model(x).sum(), model)
     model(x).sum().backward()
     with pytest.raises(RuntimeError, match="find_unused_parameters=True"):
         model(x)
-    late = th.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
+    late = ts.find_unused(lambda: model(x).sum(), model)  # where such a forward raises
     assert early.names == late.names == ("second.weight", "second.bias")
 
 
@@ -750,7 +750,7 @@ def test_distributed_data_parallel_trains_on_as_if_nothing_had_been_looked_for(o
     other = Heads(lambda out: out.detach())
     x = torch.randn(3, 4)
     for _ in range(3):
-        assert len(th.find_unused(lambda: model(x).sum(), model)) == 2
+        assert len(ts.find_unused(lambda: model(x).sum(), model)) == 2
         model(x).sum().backward()
         other(x).sum().backward()
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -761,13 +761,13 @@ def test_distributed_data_parallel_trains_on_as_if_nothing_had_been_looked_for(o
 def test_what_cannot_be_meant_is_refused_in_a_sentence() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function that runs the forward"):
-        th.find_unused(model(torch.ones(1, 4)).sum(), model)  # type: ignore[arg-type]
+        ts.find_unused(model(torch.ones(1, 4)).sum(), model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model must be the module whose parameters are meant, not a list"):
-        th.find_unused(lambda: model(torch.ones(1, 4)).sum(), list(model.parameters()))  # type: ignore[arg-type]
+        ts.find_unused(lambda: model(torch.ones(1, 4)).sum(), list(model.parameters()))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected one element"):
-        th.find_unused(lambda: model(torch.ones(1, 4)), model)
+        ts.find_unused(lambda: model(torch.ones(1, 4)), model)
     with pytest.raises(KeyError, match="'weight' is not among the parameters without a gradient"):
-        th.find_unused(lambda: model(torch.ones(1, 4)).sum(), model)["weight"]
+        ts.find_unused(lambda: model(torch.ones(1, 4)).sum(), model)["weight"]
 
 
 def test_the_report_is_a_data_frame_a_table_in_a_terminal_and_escaped_html() -> None:
@@ -791,7 +791,7 @@ def test_with_a_reentrant_checkpoint_no_grad_of_an_input_or_a_parameter_changes(
     checkpointed = torch.utils.checkpoint.checkpoint
     for grad in (None, torch.ones(3, 4)):
         x.grad = grad
-        th.find_unused(lambda: checkpointed(model, x, use_reentrant=True).sum() + x.sum(), model)
+        ts.find_unused(lambda: checkpointed(model, x, use_reentrant=True).sum() + x.sum(), model)
         assert x.grad is grad and (grad is None or torch.equal(grad, torch.ones(3, 4)))
         assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -802,7 +802,7 @@ def test_a_closure_of_a_reentrant_checkpoint_leaves_the_grad_of_all_that_it_take
     used = nn.ParameterList([weight])
     for grad in (None, torch.full((4,), 2.0)):
         weight.grad = outside.grad = grad
-        report = th.find_unused(
+        report = ts.find_unused(
             lambda: checkpoint(lambda rows: rows * weight * outside, x, use_reentrant=True).sum(), used
         )
         assert not report and weight.grad is grad and outside.grad is grad
@@ -840,7 +840,7 @@ def test_a_detach_inside_of_a_functorch_transform_is_found_with_its_line(
         return out.detach() * 2  # the culprit
 
     model, x = Heads(use), torch.randn(3, 4)
-    report = th.find_unused(lambda: transformed(model, x).square().sum(), model)
+    report = ts.find_unused(lambda: transformed(model, x).square().sum(), model)
     assert set(report.names) == {"second.weight", "second.bias"}
     assert set(report.names) == without_gradient(model, lambda: transformed(model, x).square().sum())
     for found in report:
@@ -856,7 +856,7 @@ def test_what_is_written_behind_its_back_inside_of_vmap_is_followed() -> None:
         return kept
 
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
-    report = th.find_unused(lambda: torch.vmap(row_of)(x).sum(), model)
+    report = ts.find_unused(lambda: torch.vmap(row_of)(x).sum(), model)
     assert report.names == ("weight", "bias")
     for found in report:
         assert found.cut is Cut.ALIAS
@@ -872,7 +872,7 @@ def test_a_parameter_that_is_a_nested_tensor_has_no_shape_and_its_story(layout: 
     def make_loss() -> Tensor:
         return torch.nested.to_padded_tensor(model["used"] * 2 + model["cut"].detach(), 0.0).sum()
 
-    report = th.find_unused(make_loss, model)
+    report = ts.find_unused(make_loss, model)
     assert {each.name: (each.why, each.cut, each.shape) for each in report} == {
         "cut": ("path cut", Cut.DETACH, None),
         "left": ("never used", None, None),
@@ -904,10 +904,10 @@ def test_a_parametrization_is_named_by_the_parameters_that_it_has() -> None:
     model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2)))
     assert not unused_of(model)
     x = torch.randn(3, 4)
-    report = th.find_unused(lambda: (model[0](x) + model[1](x).detach()).sum(), model)
+    report = ts.find_unused(lambda: (model[0](x) + model[1](x).detach()).sum(), model)
     assert report.names == tuple(name for name, _ in model.named_parameters() if name.startswith("1."))
     assert {each.cut for each in report} == {Cut.DETACH}
-    report = th.find_unused(lambda: model[0](x).sum(), model)
+    report = ts.find_unused(lambda: model[0](x).sum(), model)
     assert {each.why for each in report} == {"never used"} and len(report) == 3
     assert {each.story for each in report if "original" not in each.name} == {
         "module 1 (ParametrizedLinear) was never called"
@@ -939,15 +939,15 @@ def test_of_modules_in_a_dict_and_parameters_in_a_list_each_is_told_apart() -> N
 def test_a_sparse_embedding_gets_a_gradient_where_it_has_rows(rows: list[int]) -> None:
     model = nn.Embedding(5, 3, sparse=True)
     taken = torch.tensor(rows, dtype=torch.long)
-    report = th.find_unused(lambda: model(taken).sum(), model)
+    report = ts.find_unused(lambda: model(taken).sum(), model)
     assert [each.why for each in report] == ([] if rows else ["zero gradient"])
-    report = th.find_unused(lambda: model(taken).detach().sum(), model)
+    report = ts.find_unused(lambda: model(taken).detach().sum(), model)
     assert [each.cut for each in report] == [Cut.DETACH]
 
 
 def test_of_another_model_the_first_sentence_asks_whether_it_is_the_right_one() -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    report = th.find_unused(lambda: model(torch.ones(1, 2)).sum(), other)
+    report = ts.find_unused(lambda: model(torch.ones(1, 2)).sum(), other)
     assert len(report) == 2
     assert report.sentences == (
         "No parameter of this model takes part in the loss, none of its 2: is it the right model, the one that "
@@ -960,7 +960,7 @@ def test_zeros_of_a_tensor_without_elements_are_told_as_such(how: str) -> None:
     model, x = nn.Linear(3, 2), torch.ones(4, 3)
     none = torch.zeros(4, dtype=torch.bool)
     pick = {"mask": lambda h: h[none], "narrow": lambda h: h[:0], "index": lambda h: h[torch.arange(0)]}[how]
-    report = th.find_unused(lambda: pick(model(x)).sum(), model)
+    report = ts.find_unused(lambda: pick(model(x)).sum(), model)
     assert report.names == ("weight", "bias")
     for each in report:
         assert "(0, 2)" in each.story and "empty" in each.story and "that is not zero" not in each.story
@@ -968,7 +968,7 @@ def test_zeros_of_a_tensor_without_elements_are_told_as_such(how: str) -> None:
 
 def test_padding_and_ignored_targets_are_told_as_such() -> None:
     words = nn.Embedding(5, 3, padding_idx=0)
-    report = th.find_unused(lambda: words(torch.zeros(4, dtype=torch.long)).sum(), words)
+    report = ts.find_unused(lambda: words(torch.zeros(4, dtype=torch.long)).sum(), words)
     assert "padding_idx" in report["weight"].story
     head = nn.Linear(3, 5)
 
@@ -976,10 +976,10 @@ def test_padding_and_ignored_targets_are_told_as_such() -> None:
         ignored = torch.full((4,), -100)
         return nn.functional.cross_entropy(head(torch.ones(4, 3)), ignored, reduction="sum")
 
-    assert "ignore_index" in th.find_unused(make_loss, head)["weight"].story
+    assert "ignore_index" in ts.find_unused(make_loss, head)["weight"].story
 
 
 def test_where_all_parameters_are_outside_of_the_graph_nothing_of_ddp_is_advised() -> None:
     model, other = nn.Linear(2, 2), torch.ones(1, requires_grad=True)
-    report = th.find_unused(lambda: (model(torch.ones(1, 2)).detach() * other).sum(), model)
+    report = ts.find_unused(lambda: (model(torch.ones(1, 2)).detach() * other).sum(), model)
     assert len(report) == 2 and not any("DistributedDataParallel" in each for each in report.sentences)

@@ -1,4 +1,4 @@
-"""What `th.diff` says of memory."""
+"""What `ts.diff` says of memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.__main__ import main
+import tapescope as ts
+from tapescope.__main__ import main
 
 
 class Net(nn.Module):
@@ -25,15 +25,15 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def measured(checkpointed: bool) -> th.Run:
+def measured(checkpointed: bool) -> ts.Run:
     torch.manual_seed(0)
     model, x = Net(checkpointed=checkpointed), torch.randn(256, 16)
-    return th.profile(lambda: model(x), trace="cheap")
+    return ts.profile(lambda: model(x), trace="cheap")
 
 
 def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what_differs(tmp_path: Path) -> None:
-    plain, saving = (th.load(measured(each).save(tmp_path / "run")) for each in (False, True))
-    difference = th.diff(plain, saving, names=("plain", "saving"))
+    plain, saving = (ts.load(measured(each).save(tmp_path / "run")) for each in (False, True))
+    difference = ts.diff(plain, saving, names=("plain", "saving"))
     memory = difference.memory
     assert difference.first_unequal is None and memory is not None and difference.differs
     assert memory.peaks == (plain.peak_bytes, saving.peak_bytes) and memory.peaks[0] > memory.peaks[1]
@@ -53,7 +53,7 @@ def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what
 
 def test_equal_runs_have_one_peak_and_nothing_is_alive_in_one_alone() -> None:
     first, second = measured(False), measured(False)
-    difference = th.diff(first, second)
+    difference = ts.diff(first, second)
     assert difference.memory is not None and not difference.differs
     assert difference.memory.first is None and difference.memory.only == ((), ())
     assert difference.sentences[-1] == "While each task that both have runs, the memory is the same."
@@ -67,8 +67,8 @@ def test_another_order_holds_other_buffers() -> None:
         for weight in weights:
             weight.grad = None
         loss = torch.stack([(x @ weight).sum() for weight in weights]).sum()
-        runs.append(th.backward(loss, policy=policy, memory=True))
-    memory = th.diff(*runs).memory
+        runs.append(ts.backward(loss, policy=policy, memory=True))
+    memory = ts.diff(*runs).memory
     assert memory is not None and memory.peaks == (runs[0].peak_bytes, runs[1].peak_bytes)
     first = memory.first
     assert first is not None and first.tasks is not None and first.nbytes[0] != first.nbytes[1]
@@ -76,10 +76,10 @@ def test_another_order_holds_other_buffers() -> None:
 
 def test_where_one_was_not_measured_that_is_said_and_where_none_was_nothing() -> None:
     loss = torch.ones(2, requires_grad=True).sum()
-    bare = th.backward(loss, retain_graph=True)
-    known = th.backward(loss, retain_graph=True, memory=True)
-    assert "Memory is not compared: that of run_b was not measured." in repr(th.diff(known, bare))
-    assert "emory" not in repr(th.diff(bare, bare))
+    bare = ts.backward(loss, retain_graph=True)
+    known = ts.backward(loss, retain_graph=True, memory=True)
+    assert "Memory is not compared: that of run_b was not measured." in repr(ts.diff(known, bare))
+    assert "emory" not in repr(ts.diff(bare, bare))
 
 
 def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

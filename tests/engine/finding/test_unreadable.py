@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-import tapehead as th
-from tapehead.engine.trace.run import Engine
+import tapescope as ts
+from tapescope.engine.trace.run import Engine
 
 from ..comparing import ENGINES
 
@@ -68,9 +68,9 @@ WRAPPED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_nan_in_the_gradients_of_a_wrapper_subclass_is_found(kind: str, engine: Engine) -> None:
     weight = nn.Parameter(WRAPPED[kind](torch.tensor([1.0, 0.0])))
-    report = th.find_nan(lambda: root_at_zero(weight), engine=engine)
+    report = ts.find_nan(lambda: root_at_zero(weight), engine=engine)
     assert (report.where, report.operation, report.unread) == ("backward", "SqrtBackward0", ())
-    with th.debug(root_at_zero(weight), engine=engine) as session:
+    with ts.debug(root_at_zero(weight), engine=engine) as session:
         session.watch("nan")
         session.run()
         assert session.stopped is not None and session.stopped.task is not None
@@ -80,11 +80,11 @@ def test_nan_in_the_gradients_of_a_wrapper_subclass_is_found(kind: str, engine: 
 def test_nan_in_the_gradients_of_a_dtensor_is_found(mesh: torch.distributed.device_mesh.DeviceMesh) -> None:
     weight = nn.Parameter(distribute_tensor(torch.tensor([1.0, 0.0]), mesh, [Shard(0)]))
     for make_loss in (lambda: root_at_zero(weight), lambda: root_at_zero(weight).full_tensor()):
-        report = th.find_nan(make_loss)
+        report = ts.find_nan(make_loss)
         assert (report.where, report.operation) == ("backward", "SqrtBackward0")
     bad = nn.Parameter(distribute_tensor(torch.tensor([1.0, -1.0]), mesh, [Shard(0)]))
     for make_loss in (lambda: (bad.sqrt() * bad).sum(), lambda: (bad.sqrt() * bad).sum().full_tensor()):
-        report = th.find_nan(make_loss)
+        report = ts.find_nan(make_loss)
         assert (report.where, report.operation) == ("forward", "sqrt")
         assert report.source is not None and report.source.file == __file__
 
@@ -92,7 +92,7 @@ def test_nan_in_the_gradients_of_a_dtensor_is_found(mesh: torch.distributed.devi
 def test_direct_is_not_advised_where_it_is_refused(mesh: torch.distributed.device_mesh.DeviceMesh) -> None:
     weight = torch.ones(2, requires_grad=True)
     for engine in ENGINES:
-        report = th.find_nan(lambda: (weight * weight.exp()).sum(), engine=engine)
+        report = ts.find_nan(lambda: (weight * weight.exp()).sum(), engine=engine)
         assert not report and "direct" not in str(report)
 
 
@@ -104,14 +104,14 @@ def test_nan_in_nested_gradients_is_blamed_on_the_task_that_made_it(engine: Engi
         rows = [weight[:1].expand(2) * 0, weight[1:].expand(3) * 0]
         return (torch.nested.as_nested_tensor(rows, layout=torch.jagged).sqrt() * 0 + 1).values().sum()
 
-    assert th.find_nan(make_loss, engine=engine).operation == "SqrtBackward0"
+    assert ts.find_nan(make_loss, engine=engine).operation == "SqrtBackward0"
 
 
 @both
 @pytest.mark.parametrize("bad", [False, True])
 def test_gradients_that_cannot_be_read_are_counted_and_never_called_clean(engine: Engine, bad: bool) -> None:
     weight = nn.Parameter(Opaque(torch.tensor([1.0, 0.0 if bad else 2.0])))
-    report = th.find_nan(lambda: root_at_zero(weight), engine=engine)
+    report = ts.find_nan(lambda: root_at_zero(weight), engine=engine)
     assert report and report.where is None and report.graph is not None
     assert set(report.unread) == {task.id for task in report.graph.tasks}
     assert f"{len(report.unread)} of its {len(report.graph)} tasks" in str(report)
@@ -122,7 +122,7 @@ def test_gradients_that_cannot_be_read_are_counted_and_never_called_clean(engine
 def test_a_watchpoint_says_at_the_end_what_it_could_not_read(engine: Engine) -> None:
     for condition in ("nan", "norm>10", "zero"):
         weight = nn.Parameter(Opaque(torch.tensor([1.0, 0.0])))
-        with th.debug(root_at_zero(weight), engine=engine) as session:
+        with ts.debug(root_at_zero(weight), engine=engine) as session:
             watchpoint = session.watch(condition)
             session.run()
             assert session.current is None and session.stopped is not None
@@ -132,7 +132,7 @@ def test_a_watchpoint_says_at_the_end_what_it_could_not_read(engine: Engine) -> 
 
 def test_a_watchpoint_on_the_meta_device_says_that_there_is_nothing_to_read() -> None:
     weight = torch.ones(2, device="meta", requires_grad=True)
-    with th.debug(root_at_zero(weight)) as session:
+    with ts.debug(root_at_zero(weight)) as session:
         session.watch("nan")
         session.run()
         assert session.stopped is not None and "meta" in session.stopped.text
@@ -155,35 +155,35 @@ def test_a_bad_gradient_that_goes_through_unread_ones_is_not_called_harmless() -
             return gradient.inner if isinstance(gradient, Opaque) else gradient
 
     weight = torch.tensor([1.0, 0.0], requires_grad=True)
-    report = th.find_nan(lambda: (Wrap.apply(Unwrap.apply(weight)).sqrt() * 0).sum())
+    report = ts.find_nan(lambda: (Wrap.apply(Unwrap.apply(weight)).sqrt() * 0).sum())
     assert report.operation == "SqrtBackward0" and report.unread
     assert "no leaf" not in str(report)
 
 
 def test_a_nan_loss_of_unread_operations_says_so() -> None:
     weight = nn.Parameter(Opaque(torch.tensor([1.0, -1.0])))
-    report = th.find_nan(lambda: weight.sqrt().sum())
+    report = ts.find_nan(lambda: weight.sqrt().sum())
     assert report.where == "forward" and math.isnan(report.loss) and "Opaque" in str(report)
 
 
 @pytest.mark.parametrize("level", ["cheap", "full"])
-def test_numbers_of_unread_gradients_are_missing_in_tables(level: th.Level) -> None:
+def test_numbers_of_unread_gradients_are_missing_in_tables(level: ts.Level) -> None:
     weight = nn.Parameter(Opaque(torch.tensor([1.0, 0.0])))
-    frame = th.backward(root_at_zero(weight), trace=level).to_pandas()
+    frame = ts.backward(root_at_zero(weight), trace=level).to_pandas()
     assert frame[["input_norm", "output_norm"]].isna().all(axis=None)
     given = frame[frame.name != "AccumulateGrad"]
     assert given[["output_nan", "output_inf"]].isna().all(axis=None)
     two = nn.Parameter(twice(torch.tensor([1.0, 0.0])))
-    frame = th.backward(root_at_zero(two), trace=level).to_pandas()
+    frame = ts.backward(root_at_zero(two), trace=level).to_pandas()
     assert frame.set_index("name").output_nan["SqrtBackward0"] == 2
 
 
 def test_statistics_of_nested_gradients_come_back_from_a_file(tmp_path: Path) -> None:
     weight = torch.tensor([1.0, 0.0], requires_grad=True)
     nested = torch.nested.as_nested_tensor([weight[:1], weight], layout=torch.jagged)
-    run = th.backward((nested * 2).values().sum(), trace="cheap", engine="native")
+    run = ts.backward((nested * 2).values().sum(), trace="cheap", engine="native")
     run.save(tmp_path / "run.json")
-    again = th.load(tmp_path / "run.json")
+    again = ts.load(tmp_path / "run.json")
     assert run.trace is not None and again.trace is not None
     for mine, other in zip(run.trace, again.trace, strict=True):
         assert [each and each.statistics for each in mine.outputs] == [
@@ -202,9 +202,9 @@ class Scale(nn.Module):
         return (self.weight * factor).sum()
 
 
-def trained(model: Scale, **how: object) -> th.Training:
+def trained(model: Scale, **how: object) -> ts.Training:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer, **how) as training:  # type: ignore[arg-type]
+    with ts.training(model, optimizer, **how) as training:  # type: ignore[arg-type]
         for step in range(6):
             optimizer.zero_grad()
             model(math.nan if step == 3 else 1.0).backward()
@@ -225,16 +225,16 @@ def test_zero_gradients_of_wrapper_subclasses_are_seen(mesh: torch.distributed.d
     for wrap in (twice, lambda values: distribute_tensor(values, mesh, [Shard(0)])):
         model = nn.Module()
         model.used, model.zero = nn.Parameter(wrap(torch.ones(2))), nn.Parameter(wrap(torch.ones(2)))
-        report = th.find_unused(lambda: (model.used * model.used + model.zero * 0).sum(), model)
+        report = ts.find_unused(lambda: (model.used * model.used + model.zero * 0).sum(), model)
         assert [(each.name, each.why) for each in report] == [("zero", "zero gradient")] and not report.unread
     model = nn.Module()
     model.hidden = nn.Parameter(Opaque(torch.ones(2)))
-    report = th.find_unused(lambda: (model.hidden * 0).sum(), model)
+    report = ts.find_unused(lambda: (model.hidden * 0).sum(), model)
     assert set(report.unread) == {"hidden"} and "Opaque" in str(report)
 
 
 def test_a_part_of_zeros_is_no_zero_gradient() -> None:
-    from tapehead.inspector.torch_internals.dtensors import is_partly_here
+    from tapescope.inspector.torch_internals.dtensors import is_partly_here
 
     class Mesh:
         def size(self) -> int:
@@ -275,9 +275,9 @@ def counted(weight: Tensor) -> Callable[[], Tensor]:
 
 def test_order_dependence_of_wrapper_subclasses_is_seen_and_unread_gradients_are_not_called_equal() -> None:
     assert [
-        each.how != "rounding" for each in th.order_dependent(counted(nn.Parameter(twice(torch.ones(2))))).departures
+        each.how != "rounding" for each in ts.order_dependent(counted(nn.Parameter(twice(torch.ones(2))))).departures
     ]
-    report = th.order_dependent(counted(nn.Parameter(Opaque(torch.ones(2)))))
+    report = ts.order_dependent(counted(nn.Parameter(Opaque(torch.ones(2)))))
     assert report and not report.same_bits and report.unread
     assert "equal to the bit" not in " ".join(report.sentences)
 
@@ -286,11 +286,11 @@ def test_diff_says_which_gradients_it_does_not_compare() -> None:
     runs = []
     for value in (1.0, 2.0):
         weight = nn.Parameter(Opaque(torch.tensor([1.0, value])))
-        runs.append(th.backward((weight * weight).sum(), trace="cheap"))
-    found = th.diff(*runs)
+        runs.append(ts.backward((weight * weight).sum(), trace="cheap"))
+    found = ts.diff(*runs)
     assert len(found.unread) == len(runs[0].graph) and not any("equal" in each for each in found.sentences)
     two = [
-        th.backward(((w := nn.Parameter(twice(torch.tensor([1.0, value])))) * w).sum(), trace="cheap")
+        ts.backward(((w := nn.Parameter(twice(torch.tensor([1.0, value])))) * w).sum(), trace="cheap")
         for value in (1.0, 2.0)
     ]
-    assert th.diff(*two).first_in_values is not None
+    assert ts.diff(*two).first_in_values is not None

@@ -1,4 +1,4 @@
-"""`th.find_nan` follows values: what is discarded made nothing, and what reaches the loss is followed to its maker."""
+"""`ts.find_nan` follows values: what is discarded made nothing, and what reaches the loss is followed to its maker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import tapehead as th
-from tapehead.engine.finding.forward_watch import ForwardWatch
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.finding.forward_watch import ForwardWatch
+from tapescope.inspector.graph.kinds import Kind
 
 INF = math.inf
 
@@ -35,9 +35,9 @@ def attention(spoil: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def test_position_buckets_whose_logarithm_of_zero_is_discarded_are_not_blamed() -> None:
-    report = th.find_nan(lambda: attention(lambda h: h))
+    report = ts.find_nan(lambda: attention(lambda h: h))
     assert not report and "log" in report.sentences[1] and "it did not get into the loss" in report.sentences[1]
-    report = th.find_nan(lambda: attention(lambda h: (h / 0) * 0))
+    report = ts.find_nan(lambda: attention(lambda h: (h / 0) * 0))
     assert report.operation == "div" and "made inf in " in report.sentences[0]
     assert "log" not in repr(report).replace("lambda", "")
 
@@ -82,7 +82,7 @@ DISCARDED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("case", DISCARDED)
 def test_a_discarded_infinity_is_not_the_maker(case: str) -> None:
     make = DISCARDED[case]
-    report = th.find_nan(lambda: make(ones(3)).sum())
+    report = ts.find_nan(lambda: make(ones(3)).sum())
     assert report.where == "forward" and report.operation == "div", repr(report)
     assert report.source is not None and report.source.function == "bad"
 
@@ -113,7 +113,7 @@ REACHING: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("case", REACHING)
 def test_what_reaches_the_loss_is_followed_to_its_maker(case: str) -> None:
     make, operation = REACHING[case]
-    report = th.find_nan(lambda: make(ones(3)).sum())
+    report = ts.find_nan(lambda: make(ones(3)).sum())
     assert report.where == "forward" and report.operation == operation, repr(report)
 
 
@@ -139,7 +139,7 @@ def masked() -> Tensor:
 def test_of_an_infinity_that_was_chosen_to_blame_is_what_could_not_take_it(
     make: Callable[[], Tensor], operation: str, before: str | None
 ) -> None:
-    report = th.find_nan(lambda: make().sum())
+    report = ts.find_nan(lambda: make().sum())
     assert report.operation == operation, repr(report)
     said = [sentence for sentence in report.sentences if sentence.startswith("Before that, ")]
     assert [each.split()[2] for each in said] == ([] if before is None else [before])
@@ -148,7 +148,7 @@ def test_of_an_infinity_that_was_chosen_to_blame_is_what_could_not_take_it(
 def test_a_mask_of_minus_infinity_in_data_is_no_fault_but_that_a_row_is_empty() -> None:
     mask = torch.zeros(4, 4)
     mask[2] = -INF
-    report = th.find_nan(lambda: functional.softmax(scores() + mask, -1).sum())
+    report = ts.find_nan(lambda: functional.softmax(scores() + mask, -1).sum())
     assert report.operation == "softmax" and "and all of [2, :] was -inf" in repr(report)
     assert "Before that, add" in repr(report)
 
@@ -156,7 +156,7 @@ def test_a_mask_of_minus_infinity_in_data_is_no_fault_but_that_a_row_is_empty() 
 def test_tensors_given_by_keyword_are_looked_at() -> None:
     q, mask = torch.randn(1, 2, 4, 8, requires_grad=True), torch.zeros(4, 4)
     mask[1, 1] = math.nan
-    report = th.find_nan(lambda: functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum())
+    report = ts.find_nan(lambda: functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum())
     assert report.operation == "scaled_dot_product_attention"
     assert "was given what was bad before any operation" in report.sentences[0]
     assert any("Argument attn_mask (4×4 float32 cpu) had NaN in 1 of 16" in each for each in report.sentences)
@@ -175,7 +175,7 @@ def test_a_view_of_a_bad_parameter_is_named_after_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.inner.weight.T
 
-    report = th.find_nan(lambda: Product()(torch.ones(2, 3)).sum())
+    report = ts.find_nan(lambda: Product()(torch.ones(2, 3)).sum())
     assert report.operation == "matmul" and "Argument 1 (inner.weight, 3×3 float32 cpu) had NaN in 1 of 9" in repr(
         report
     )
@@ -195,7 +195,7 @@ def test_a_backward_inside_of_the_forward_is_looked_into() -> None:
         return (leaf - fast.grad).sum()
 
     for make_loss in (penalty, adapted):
-        report = th.find_nan(make_loss)
+        report = ts.find_nan(make_loss)
         assert report.where == "forward" and report.operation == "SqrtBackward0"
         assert "That was in a backward which the forward ran." in report.sentences
         assert report.source is not None and report.source.function == make_loss.__name__
@@ -238,15 +238,15 @@ LINEAR = nn.Linear(3, 3)
 def test_tensors_of_all_kinds_are_clean_where_they_are(number: int) -> None:
     make_loss = list(clean())[number]
     expected = make_loss().item()
-    report = th.find_nan(make_loss)
+    report = ts.find_nan(make_loss)
     assert not report, repr(report)
     assert report.stop is None and (number < 2 or report.loss == pytest.approx(expected))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_looked_into() -> None:
-    assert th.find_nan(lambda: (nested(torch.jagged) * 0).log().values().sum()).operation == "log"
-    report = th.find_nan(lambda: torch.nested.to_padded_tensor((nested(torch.strided) * INF) * 0, 0.0).sum())
+    assert ts.find_nan(lambda: (nested(torch.jagged) * 0).log().values().sum()).operation == "log"
+    report = ts.find_nan(lambda: torch.nested.to_padded_tensor((nested(torch.strided) * INF) * 0, 0.0).sum())
     assert report.operation == "mul" and "made inf in 11 and -inf" not in report.sentences[-1]
 
 
@@ -268,5 +268,5 @@ def test_what_was_compiled_stays_so_and_is_looked_into() -> None:
     compiled = torch.compile(step, backend="aot_eager")
     x = ones(3)
     compiled(x).sum()
-    assert th.find_nan(lambda: compiled(x).sum()).operation == "log"
-    assert any(task.kind is Kind.COMPILED for task in th.graph(compiled(x).sum()).tasks)
+    assert ts.find_nan(lambda: compiled(x).sum()).operation == "log"
+    assert any(task.kind is Kind.COMPILED for task in ts.graph(compiled(x).sum()).tasks)

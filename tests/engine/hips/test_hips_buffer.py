@@ -15,9 +15,9 @@ import autograd.numpy as np
 import numpy
 from autograd.core import add_outgrads, vspace
 
-from tapehead.engine.hips.buffer import HIPS_BUFFERS
-from tapehead.engine.hips.values import carried, value_of, whole
-from tapehead.engine.memory.accumulation import Accumulate
+from tapescope.engine.hips.buffer import HIPS_BUFFERS
+from tapescope.engine.hips.values import carried, value_of, whole
+from tapescope.engine.memory.accumulation import Accumulate
 
 PAIR = (numpy.zeros(3), numpy.zeros(2))
 RULES = get_args(Accumulate)

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from tapehead.engine.hips.levels import hips_levels, hips_time
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.hips.levels import hips_levels, hips_time
+from tapescope.engine.workloads.workloads import workload
 
 autograd = pytest.importorskip("autograd")
 np = pytest.importorskip("autograd.numpy")
@@ -89,7 +89,7 @@ def test_its_time_is_measured_without_looking() -> None:
 def test_where_autograd_is_not_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "autograd.numpy", None)
     for call in (lambda: hips_levels(first, 1.0, 2.0), lambda: hips_time(first, 1.0), workload("rnn").in_numpy):
-        with pytest.raises(ModuleNotFoundError, match=r"HIPS autograd, which is not installed: pip install 'tapehead"):
+        with pytest.raises(ModuleNotFoundError, match=r"HIPS autograd, which is not installed: pip install 'tapescope"):
             call()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category
 
 pytest.importorskip("autograd")
 
@@ -15,7 +15,7 @@ import autograd.numpy as np
 import numpy
 from autograd.extend import defvjp, primitive
 
-from tapehead.engine.hips.levels import hips_levels
+from tapescope.engine.hips.levels import hips_levels
 
 SIZE = 128
 ARRAY = SIZE * SIZE * 8  # bytes
@@ -28,12 +28,12 @@ def fan_out(x: Any, z: Any) -> Any:
     return np.sum(z)
 
 
-def tape() -> th.HipsTape:
-    return th.hips_tape(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
+def tape() -> ts.HipsTape:
+    return ts.hips_tape(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
 
 
 def test_the_levels_are_those_of_the_arrays_that_are_alive() -> None:
-    run = th.backward(tape(), policy="dfs", memory=True)
+    run = ts.backward(tape(), policy="dfs", memory=True)
     timeline = run.timeline
     assert timeline is not None and timeline.basis == "measured" and timeline.graph.is_tape
     assert timeline.start_bytes == (USES - 1) * ARRAY + 8, "the products which formulas keep, and a scalar's gradient"
@@ -47,7 +47,7 @@ def test_the_levels_are_those_of_the_arrays_that_are_alive() -> None:
 
 def test_the_peak_is_autograds_own_but_for_what_its_loop_goes_on_holding() -> None:
     given = tape()
-    timeline = th.backward(given, policy="dfs", memory=True).timeline
+    timeline = ts.backward(given, policy="dfs", memory=True).timeline
     assert timeline is not None
     _, own = hips_levels(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
     assert 0 <= own.peak_bytes - timeline.peak_bytes <= 2 * ARRAY
@@ -59,8 +59,8 @@ def test_the_peak_is_autograds_own_but_for_what_its_loop_goes_on_holding() -> No
 def test_what_waits_in_a_list_and_what_is_never_let_go_is_named_and_counted(
     accumulate: Any, release: Any, more: int
 ) -> None:
-    usual = th.backward(tape(), policy="dfs", memory=True).timeline
-    timeline = th.backward(tape(), policy="dfs", memory=True, accumulate=accumulate, release=release).timeline
+    usual = ts.backward(tape(), policy="dfs", memory=True).timeline
+    timeline = ts.backward(tape(), policy="dfs", memory=True, accumulate=accumulate, release=release).timeline
     assert usual is not None and timeline is not None
     assert timeline.peak_bytes - usual.peak_bytes == more * ARRAY
     event, place = timeline.peak_event, timeline.peak_place
@@ -73,7 +73,7 @@ def test_a_workspace_is_what_a_task_took_besides_and_gave_back() -> None:
     def loss(x: Any) -> Any:
         return np.sum(np.tanh(x))
 
-    timeline = th.backward(th.hips_tape(loss, numpy.ones((SIZE, SIZE))), policy="dfs", memory=True).timeline
+    timeline = ts.backward(ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), policy="dfs", memory=True).timeline
     assert timeline is not None
     workspaces = [storage for storage in timeline if storage.category is Category.WORKSPACE]
     assert workspaces and all(storage.born == storage.died for storage in workspaces)
@@ -81,19 +81,19 @@ def test_a_workspace_is_what_a_task_took_besides_and_gave_back() -> None:
 
 
 def test_a_measured_run_is_saved_and_says_what_its_peak_is(tmp_path: Path) -> None:
-    run = th.backward(tape(), policy="dfs", memory=True, trace="cheap")
-    loaded = th.load(run.save(tmp_path / "run.tape.json"))
+    run = ts.backward(tape(), policy="dfs", memory=True, trace="cheap")
+    loaded = ts.load(run.save(tmp_path / "run.tape.json"))
     assert loaded.timeline is not None and run.timeline is not None
     assert loaded.timeline.levels == run.timeline.levels
     assert "saved activation" in str(loaded.peak()) and "× dot in the forward" in str(loaded.peak())
 
 
 def test_measuring_leaves_tracing_as_it_was() -> None:
-    th.backward(tape(), memory=True)
+    ts.backward(tape(), memory=True)
     assert not tracemalloc.is_tracing()
     tracemalloc.start()
     try:
-        th.backward(tape(), memory=True)
+        ts.backward(tape(), memory=True)
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
@@ -108,28 +108,28 @@ def test_one_measurement_does_not_end_the_tracing_of_another() -> None:
 
     def derivative(gradient: Any) -> Any:
         with pytest.raises(RuntimeError, match="is being measured already") as refused:
-            th.backward(tape(), memory=True)
+            ts.backward(tape(), memory=True)
         inner.append(str(refused.value))
         assert tracemalloc.is_tracing()
         return gradient
 
     defvjp(nested, lambda value, x: derivative)
-    th.backward(th.hips_tape(lambda x: np.sum(nested(x)), numpy.ones(2)), memory=True)
+    ts.backward(ts.hips_tape(lambda x: np.sum(nested(x)), numpy.ones(2)), memory=True)
     assert len(inner) == 1 and not tracemalloc.is_tracing()
-    th.backward(tape(), memory=True)
+    ts.backward(tape(), memory=True)
 
 
 def test_a_failed_measurement_ends_tracing() -> None:
-    failing = th.hips_tape(lambda x: np.sum(x), numpy.ones(2))
+    failing = ts.hips_tape(lambda x: np.sum(x), numpy.ones(2))
     failing.nodes[0].vjp = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
-        th.backward(failing, memory=True)
+        ts.backward(failing, memory=True)
     assert not tracemalloc.is_tracing()
 
 
 def test_a_profile_of_a_tape_begins_with_the_forwards_first_array() -> None:
-    plain = th.backward(tape(), policy="dfs", memory=True).timeline
-    timeline = th.profile(tape, "dfs").timeline
+    plain = ts.backward(tape(), policy="dfs", memory=True).timeline
+    timeline = ts.profile(tape, "dfs").timeline
     assert plain is not None and timeline is not None
     assert plain.before and not plain.forward_ns and plain.forward_peak_bytes is None
     assert timeline.before == 0 and timeline.levels[0] == 0 and timeline.forward_peak_bytes == USES * ARRAY
@@ -148,7 +148,7 @@ def test_of_the_forward_it_says_what_made_what_and_what_it_took_besides() -> Non
             x = np.sin(numpy.ones((SIZE, SIZE)) * 0.5) + x
         return np.sum(x)
 
-    run = th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    run = ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
     assert run.timeline is not None
     forward = [storage for storage in run.timeline if storage.born < 0 and storage.category is not Category.BUFFER]
     assert {storage.made_by.operation.name for storage in forward if storage.made_by.operation} == {"add"}
@@ -163,7 +163,7 @@ def test_what_else_keeps_an_array_of_the_forward_is_told_apart() -> None:
         kept.append(np.tanh(x))  # of no use for the value
         return np.sum(x * 2)
 
-    run = th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    run = ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
     assert run.timeline is not None and run.footprints is not None and not run.footprints.unsure
     (held,) = [storage for storage in run.timeline if storage.died is None and storage.category is Category.FORWARD]
     assert held.nbytes == ARRAY and [keeper.kind for keeper in held.kept_by] == ["user"]
@@ -172,9 +172,9 @@ def test_what_else_keeps_an_array_of_the_forward_is_told_apart() -> None:
 
 def test_the_last_tape_of_a_profile_is_followed_and_another_measured_from_its_backward_on() -> None:
     earlier = tape()
-    assert th.profile(lambda: (tape(), tape())[1]).timeline.before == 0
-    assert th.profile(lambda: (tape(), tape())[0]).timeline.before == USES - 1
-    assert th.profile(lambda: earlier).timeline.before == USES - 1
+    assert ts.profile(lambda: (tape(), tape())[1]).timeline.before == 0
+    assert ts.profile(lambda: (tape(), tape())[0]).timeline.before == USES - 1
+    assert ts.profile(lambda: earlier).timeline.before == USES - 1
     assert not tracemalloc.is_tracing()
 
 
@@ -184,6 +184,6 @@ def test_a_forward_that_raises_leaves_nothing_at_work() -> None:
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        th.profile(lambda: th.hips_tape(loss, numpy.ones((SIZE, SIZE))))
+        ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))))
     assert not tracemalloc.is_tracing()
-    assert th.profile(tape).timeline.before == 0
+    assert ts.profile(tape).timeline.before == 0

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.prediction.assumed_footprints import of_shapes
-from tapehead.engine.sessions.stepper import Stepper
+import tapescope as ts
+from tapescope.engine.orders.policies import CLASSIC
+from tapescope.engine.prediction.assumed_footprints import of_shapes
+from tapescope.engine.sessions.stepper import Stepper
 
 pytest.importorskip("autograd")
 
@@ -25,7 +25,7 @@ from autograd.extend import defvjp, primitive
 from autograd.util import toposort
 
 RULES = [
-    th.Accumulation(accumulate, release)
+    ts.Accumulation(accumulate, release)
     for accumulate in ("inplace", "out_of_place", "list")
     for release in ("eager", "never")
 ]
@@ -108,8 +108,8 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS)
 def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
     expected = autograd.grad(fun)(*args)
-    tape = th.hips_tape(fun, *args)
-    session = th.debug(tape, policy="dfs")
+    tape = ts.hips_tape(fun, *args)
+    session = ts.debug(tape, policy="dfs")
     session.run()
     assert same_bits(tape.gradient, expected)
     own = [tape.nodes.index(node) for node in toposort(tape.nodes[tape.end.id])]
@@ -120,10 +120,10 @@ def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], 
 @pytest.mark.parametrize("policy", CLASSIC)
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:4])
 def test_any_policy_and_any_rule_of_summing_gives_the_same_gradients(
-    fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: th.Accumulation
+    fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: ts.Accumulation
 ) -> None:
     expected = autograd.grad(fun)(*args)
-    tape = th.hips_tape(fun, *args)
+    tape = ts.hips_tape(fun, *args)
     with Stepper(tape, policy=policy, accumulation=rule) as session:
         session.run()
     assert close(tape.gradient, expected)
@@ -151,7 +151,7 @@ STEP = st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.integers(0, 99))
     back=st.integers(0, 9),
 )
 def test_random_programs_have_autograds_gradients_also_after_going_back(
-    steps: list[Any], policy: str, rule: th.Accumulation, back: int
+    steps: list[Any], policy: str, rule: ts.Accumulation, back: int
 ) -> None:
     def program(x: Any) -> Any:
         values = [x["a"], x["b"], x["a"][:, :2] @ x["b"][:2]]
@@ -162,7 +162,7 @@ def test_random_programs_have_autograds_gradients_also_after_going_back(
     numbers = numpy.random.default_rng(1).normal
     argument = {"a": numbers(size=(3, 3)), "b": numbers(size=(3, 3))}
     expected = autograd.grad(program)(argument)
-    tape = th.hips_tape(program, argument)
+    tape = ts.hips_tape(program, argument)
     with Stepper(tape, policy="dfs") as session:
         session.run()
     assert same_bits(tape.gradient, expected)
@@ -175,11 +175,11 @@ def test_random_programs_have_autograds_gradients_also_after_going_back(
 
 
 def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found() -> None:
-    tape = th.hips_tape(rnn, *RNN)
+    tape = ts.hips_tape(rnn, *RNN)
     assert tape.gradient is None
-    th.backward(tape)
+    ts.backward(tape)
     first = tape.gradient
-    th.backward(tape, 2.0)
+    ts.backward(tape, 2.0)
     assert close(tape.gradient, tuple(2.0 * each for each in first))
     with Stepper(tape, history=True) as session:
         session.run()
@@ -188,7 +188,7 @@ def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found(
 
 
 def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None:
-    tape = th.hips_tape(rnn, *RNN)
+    tape = ts.hips_tape(rnn, *RNN)
     with Stepper(tape, policy="dfs", history=True, trace="full") as session:
         session.run()
         expected = tape.gradient
@@ -205,7 +205,7 @@ def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None
 
 
 @pytest.mark.parametrize("rule", RULES[::2], ids=lambda rule: rule.name)
-def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) -> None:
+def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.Accumulation) -> None:
     def slices(parts: Any) -> Any:
         first, second, third = parts
         return sum(np.sum(np.sin(each) * each) for some in (parts[0:2], parts[1:3]) for each in some) + np.sum(
@@ -213,7 +213,7 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) 
         )
 
     parts = draw(size=3), draw(size=3), draw(size=3)
-    tape = th.hips_tape(slices, parts)
+    tape = ts.hips_tape(slices, parts)
 
     def waiting(session: Stepper) -> list[list[float]]:
         found = (session.waiting(task) for task in session.graph.tasks)
@@ -233,21 +233,21 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: th.Accumulation) 
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:3])
 def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """By the shapes of its gradients, and PyTorch's rule for sums."""
-    tape = th.hips_tape(fun, *args)
+    tape = ts.hips_tape(fun, *args)
     shapes = of_shapes(tape.graph)
     peaks = {
-        name: th.simulate(tape.graph, name, shapes).peak_bytes
+        name: ts.simulate(tape.graph, name, shapes).peak_bytes
         for name in ("heap", "dfs", "bfs", "search(0.2)", "optimal")
     }
     assert peaks["optimal"] == min(peaks.values()), peaks
     for policy in ("optimal", "auto"):
-        th.backward(tape, policy=policy)
+        ts.backward(tape, policy=policy)
         assert close(tape.gradient, autograd.grad(fun)(*args))
 
 
 def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() -> None:
-    tape = th.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
-    session = th.debug(tape, policy="dfs")
+    tape = ts.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
+    session = ts.debug(tape, policy="dfs")
     session.step()
     (gradient,) = session.gradients
     assert gradient is not None and gradient.dtype is torch.float64 and gradient.tolist() == [1.0, 1.0, 1.0]
@@ -257,8 +257,8 @@ def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() 
 
 
 def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
-    tape = th.hips_tape(lambda x: x[1] * 2.0, numpy.ones(3))
-    run = th.backward(tape, policy="dfs", trace="cheap")
+    tape = ts.hips_tape(lambda x: x[1] * 2.0, numpy.ones(3))
+    run = ts.backward(tape, policy="dfs", trace="cheap")
     assert run.trace is not None
     taken = next(record for record in run.trace if record.task.name == "getitem" or "item" in record.task.name)
     statistics = taken.outputs[0].statistics
@@ -267,8 +267,8 @@ def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
 
 
 def test_a_watchpoint_stops_where_a_gradient_gets_of_rnn() -> None:
-    tape = th.hips_tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
-    session = th.debug(tape, policy="dfs")
+    tape = ts.hips_tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
+    session = ts.debug(tape, policy="dfs")
     session.watch("inf")
     with numpy.errstate(divide="ignore"):
         session.run()
@@ -278,12 +278,12 @@ def test_a_watchpoint_stops_where_a_gradient_gets_of_rnn() -> None:
 
 
 def test_a_saved_run_of_a_tape_plays_again_and_other_orders_are_predicted_from_shapes(tmp_path: Any) -> None:
-    tape = th.hips_tape(rnn, *RNN)
-    run = th.backward(tape, policy="dfs", trace="full")
-    loaded = th.load(run.save(tmp_path / "run.tape.json"))
+    tape = ts.hips_tape(rnn, *RNN)
+    run = ts.backward(tape, policy="dfs", trace="full")
+    loaded = ts.load(run.save(tmp_path / "run.tape.json"))
     assert loaded.order == run.order and loaded.graph.is_tape
     assert loaded.save_html(tmp_path / "run.html").stat().st_size > 0
-    timeline = th.simulate(loaded.graph, "bfs")
+    timeline = ts.simulate(loaded.graph, "bfs")
     assert timeline.estimates[1].startswith("of a tape that is gone the shapes of its gradients alone are known")
     weights = sum(each.nbytes for each in RNN[0])
     assert timeline.end_bytes == weights
@@ -294,16 +294,16 @@ def twice(x: Any) -> Any:
     return x * 2.0
 
 
-def users(vjp: Callable[[Any], Any]) -> th.HipsTape:
+def users(vjp: Callable[[Any], Any]) -> ts.HipsTape:
     function = primitive(lambda x: x * 2.0)
     function.__name__ = "doubled"
     defvjp(function, lambda ans, x: vjp)
-    return th.hips_tape(lambda x: np.sum(function(x)), numpy.ones(2))
+    return ts.hips_tape(lambda x: np.sum(function(x)), numpy.ones(2))
 
 
 def test_a_derivative_of_the_users_own_is_called_as_autograd_calls_it() -> None:
     tape = users(lambda g: 2.0 * g)
-    th.backward(tape)
+    ts.backward(tape)
     assert tape.gradient.tolist() == [2.0, 2.0]
     assert "doubled" in [task.name for task in tape.graph.tasks]
 
@@ -313,7 +313,7 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
         raise ArithmeticError("no derivative")
 
     tape = users(fails)
-    session = th.debug(tape, policy="dfs")
+    session = ts.debug(tape, policy="dfs")
     with pytest.raises(ArithmeticError) as raised:
         session.run()
     notes = " ".join(raised.value.__notes__)
@@ -321,28 +321,28 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
     assert session.over is not None and tape.gradient is None
 
 
-def of_rnn() -> th.HipsTape:
-    return th.hips_tape(rnn, *RNN)
+def of_rnn() -> ts.HipsTape:
+    return ts.hips_tape(rnn, *RNN)
 
 
 @pytest.mark.parametrize(
     ("act", "error", "says"),
     [
-        (lambda: th.backward(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
-        (lambda: th.debug(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
-        (lambda: th.debug(of_rnn(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
-        (lambda: th.debug(of_rnn(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
-        (lambda: th.debug(of_rnn(), batch="auto"), NotImplementedError, "another tape's"),
-        (lambda: th.plan_mirror(of_rnn), TypeError, r"th\.profile, th\.compare and th\.find_nan take tapes"),
-        (lambda: th.find_unused(of_rnn, torch.nn.Tanh()), TypeError, r"th\.compare and th\.find_nan take tapes"),
-        (lambda: th.groups(of_rnn()), ValueError, "its nodes hide their factors"),
-        (lambda: th.debug(of_rnn(), inputs=[]), NotImplementedError, "argnum="),
-        (lambda: th.debug(of_rnn(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
-        (lambda: th.debug(of_rnn(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
-        (lambda: th.debug(th.hips_tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
-        (lambda: th.debug(th.hips_tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
-        (lambda: th.backward(users(lambda g: None)), TypeError, "a vjp gave None for a gradient"),
-        (lambda: th.backward(users(lambda g: numpy.array("x"))), TypeError, "numpy.str_"),
+        (lambda: ts.backward(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: ts.debug(of_rnn(), engine="native"), NotImplementedError, r'engine="direct"'),
+        (lambda: ts.debug(of_rnn(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
+        (lambda: ts.debug(of_rnn(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
+        (lambda: ts.debug(of_rnn(), batch="auto"), NotImplementedError, "another tape's"),
+        (lambda: ts.plan_mirror(of_rnn), TypeError, r"ts\.profile, ts\.compare and ts\.find_nan take tapes"),
+        (lambda: ts.find_unused(of_rnn, torch.nn.Tanh()), TypeError, r"ts\.compare and ts\.find_nan take tapes"),
+        (lambda: ts.groups(of_rnn()), ValueError, "its nodes hide their factors"),
+        (lambda: ts.debug(of_rnn(), inputs=[]), NotImplementedError, "argnum="),
+        (lambda: ts.debug(of_rnn(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
+        (lambda: ts.debug(of_rnn(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
+        (lambda: ts.debug(ts.hips_tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
+        (lambda: ts.debug(ts.hips_tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
+        (lambda: ts.backward(users(lambda g: None)), TypeError, "a vjp gave None for a gradient"),
+        (lambda: ts.backward(users(lambda g: numpy.array("x"))), TypeError, "numpy.str_"),
     ],
 )
 def test_what_a_tape_cannot_do_is_told_in_a_sentence(
@@ -358,19 +358,19 @@ def test_too_few_gradients_of_a_derivative_are_told() -> None:
     function = primitive(lambda x, y: x * y)
     function.__name__ = "product"
     defvjp_argnums(function, lambda argnums, ans, args, kwargs: lambda g: (g * args[1],))
-    tape = th.hips_tape(lambda x: function(x, x), 2.0)
+    tape = ts.hips_tape(lambda x: function(x, x), 2.0)
     with pytest.raises(ValueError, match="the vjp of product gave 1 gradients for 2 arguments"):
-        th.backward(tape)
+        ts.backward(tape)
 
 
 def test_an_array_output_goes_back_from_the_gradient_that_is_given() -> None:
-    tape = th.hips_tape(twice, numpy.ones(3))
-    th.backward(tape, numpy.array([1.0, 0.0, 5.0]))
+    tape = ts.hips_tape(twice, numpy.ones(3))
+    ts.backward(tape, numpy.array([1.0, 0.0, 5.0]))
     assert tape.gradient.tolist() == [2.0, 0.0, 10.0]
-    th.backward(tape, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    ts.backward(tape, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     assert tape.gradient.tolist() == [0.0, 2.0, 0.0]
 
 
 def test_a_check_says_whose_formula_it_is() -> None:
-    session = th.debug(th.hips_tape(rnn, *RNN))
+    session = ts.debug(ts.hips_tape(rnn, *RNN))
     assert "autograd.test_util.check_grads" in str(session.check())

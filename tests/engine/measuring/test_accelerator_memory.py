@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.inspector.torch_internals.allocators import profiler_is_on
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.inspector.torch_internals.allocators import profiler_is_on
 
 from ..sizes import built
 
@@ -31,14 +31,14 @@ def on(device: torch.device, name: str) -> tuple[nn.Module, Callable[[], Tensor]
     model, make_loss = built(name, str(device))
     for _ in range(2):
         model.zero_grad()
-        th.backward(make_loss())
+        ts.backward(make_loss())
     gc.collect()  # else what other tests left may go in the middle of a measurement
     return model, make_loss
 
 
-def measured(model: nn.Module, make_loss: Callable[[], Tensor], policy: Any = "heap", **asked: Any) -> th.Run:
+def measured(model: nn.Module, make_loss: Callable[[], Tensor], policy: Any = "heap", **asked: Any) -> ts.Run:
     model.zero_grad()
-    return th.profile(make_loss, policy, **asked)
+    return ts.profile(make_loss, policy, **asked)
 
 
 def counter(device: torch.device) -> int:
@@ -86,7 +86,7 @@ def test_each_device_reaches_the_levels_that_were_predicted(name: str, accelerat
         assert run.timeline is not None and run.timeline.device == str(accelerator)
         assert set(run.timelines) == {str(device) for device in run.graph.devices}
         for device, timeline in run.timelines.items():
-            predicted = th.simulate(run.graph, run.order, calibration.footprints_by_device[device])
+            predicted = ts.simulate(run.graph, run.order, calibration.footprints_by_device[device])
             off = predicted.peak_bytes - timeline.peak_bytes
             assert abs(off) <= (0.01 * timeline.peak_bytes if accelerator.type == "cuda" else 0)
             assert predicted.start_bytes == timeline.start_bytes
@@ -106,7 +106,7 @@ def test_levels_on_two_devices_are_their_own_counters_at_every_task(
         gc.collect()
         before.extend(map(counter, accelerators))
         loss = make_loss()
-        for node in th.graph(loss).nodes:
+        for node in ts.graph(loss).nodes:
             node.register_prehook(lambda gradients: counted.append(tuple(map(counter, accelerators))))
         return loss
 
@@ -125,7 +125,7 @@ def test_of_several_devices_each_is_predicted(accelerators: tuple[torch.device, 
     for policy in POLICIES:
         run = measured(model, make_loss, policy)
         for device, timeline in run.timelines.items():
-            predicted = th.simulate(run.graph, run.order, calibration.footprints_by_device[device])
+            predicted = ts.simulate(run.graph, run.order, calibration.footprints_by_device[device])
             assert not predicted.estimates and predicted.task_peaks == timeline.task_peaks
             assert predicted.end_bytes == timeline.end_bytes
 
@@ -156,7 +156,7 @@ def test_attached_late_a_device_measures_the_same(name: str, accelerator: torch.
     model, make_loss = on(accelerator, name)
     expected = measured(model, make_loss).timeline
     model.zero_grad()
-    timeline = th.backward(make_loss(), memory=True).timeline
+    timeline = ts.backward(make_loss(), memory=True).timeline
     assert timeline is not None and expected is not None and timeline.device == expected.device
     assert (timeline.peak_bytes, timeline.end_bytes) == (expected.peak_bytes, expected.end_bytes)
     assert timeline.task_peaks[1:] == expected.task_peaks[1:]
@@ -172,13 +172,13 @@ def test_the_direct_engine_takes_what_pytorchs_does(accelerators: tuple[torch.de
 
 def test_without_a_device_it_is_the_graphs(accelerator: torch.device) -> None:
     model = nn.Linear(8, 8)
-    cpu = th.profile(lambda: model(torch.ones(4, 8)).tanh().sum()).timeline
+    cpu = ts.profile(lambda: model(torch.ones(4, 8)).tanh().sum()).timeline
     assert cpu is not None and (cpu.device, cpu.blocks) == ("cpu", None) and cpu.start_bytes
     model.to(accelerator)
     x = torch.ones(4, 8, device=accelerator)
 
     def profiled(device: str | None) -> Timeline:
-        timeline = th.profile(lambda: model(x).tanh().sum(), device=device).timeline
+        timeline = ts.profile(lambda: model(x).tanh().sum(), device=device).timeline
         assert timeline is not None
         return timeline
 
@@ -189,14 +189,14 @@ def test_without_a_device_it_is_the_graphs(accelerator: torch.device) -> None:
 
 def test_a_copy_between_devices_counts_on_either_side(accelerator: torch.device) -> None:
     x = torch.randn(1000, device=accelerator, requires_grad=True)
-    calibration = th.profile(lambda: (x * 2).exp().cpu().sin().exp().sum())
+    calibration = ts.profile(lambda: (x * 2).exp().cpu().sin().exp().sum())
     x.grad = None
-    run = th.profile(lambda: (x * 2).exp().cpu().sin().exp().sum(), "bfs")
+    run = ts.profile(lambda: (x * 2).exp().cpu().sin().exp().sum(), "bfs")
     assert list(run.timelines) == [str(accelerator), "cpu"]
     assert "ToCopyBackward0 in the backward, copied from cpu" in str(run.peak(accelerator))
     assert "copied from" not in str(run.peak("cpu"))
     for device, timeline in run.timelines.items():
-        predicted = th.simulate(run.graph, run.order, calibration.footprints_by_device[device])
+        predicted = ts.simulate(run.graph, run.order, calibration.footprints_by_device[device])
         assert timeline.start_bytes > 0 and not predicted.estimates
         assert (predicted.peak_bytes, predicted.end_bytes) == (timeline.peak_bytes, timeline.end_bytes)
 
@@ -204,7 +204,7 @@ def test_a_copy_between_devices_counts_on_either_side(accelerator: torch.device)
 def test_what_the_user_holds_is_said_to_be_held(accelerator: torch.device) -> None:
     layer, kept = nn.Linear(64, 64).to(accelerator), []
     x = torch.randn(32, 64, device=accelerator)
-    th.backward(layer(x).sum())
+    ts.backward(layer(x).sum())
 
     def make_loss() -> Tensor:
         kept.append(layer(x))
@@ -224,11 +224,11 @@ def test_a_hooks_memory_counts_to_its_task(accelerator: torch.device) -> None:
         y.register_hook(lambda gradient: torch.empty(1000, device=accelerator).fill_(1)[:100] * gradient)
         return y.exp().sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert run.footprints is not None and run.timeline is not None
     if accelerator.type == "cuda":  # its history does not tell when tasks begin
         assert any("memory is allocated between tasks" in limit for limit in run.footprints.limits)
-        assert th.simulate(run.graph, "bfs", run.footprints).estimates
+        assert ts.simulate(run.graph, "bfs", run.footprints).estimates
     else:
         (storage,) = [each for each in run.timeline if each.nbytes == 4000]
         assert run.graph.tasks[run.order[storage.born]].name == "MulBackward0"
@@ -251,31 +251,31 @@ def test_after_an_error_nothing_is_left_recording(hook: Any, error: Any, late: b
         return y.sum()
 
     with pytest.raises(error):
-        _ = th.backward(make_loss(), memory=True) if late else th.profile(make_loss)
+        _ = ts.backward(make_loss(), memory=True) if late else ts.profile(make_loss)
     assert not profiler_is_on()
     with pytest.raises(ZeroDivisionError):
-        th.profile(lambda: x * (1 // 0))
+        ts.profile(lambda: x * (1 // 0))
     assert not profiler_is_on()
-    assert th.profile(lambda: x.exp().sum()).peak_bytes
+    assert ts.profile(lambda: x.exp().sum()).peak_bytes
 
 
 def test_a_dry_run_allocates_nothing_on_the_device(accelerator: torch.device) -> None:
     _, make_loss = on(accelerator, "gpt2")
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     dry_run(graph)  # torch wakes CUDA for fake tensors once
     before = counter(accelerator)
     footprints = dry_run(graph)
     assert counter(accelerator) == before
     assert footprints.device == str(loss.device)
-    predicted = th.simulate(graph, "bfs", footprints)
-    timeline = th.backward(loss, policy="bfs", memory=True).timeline
+    predicted = ts.simulate(graph, "bfs", footprints)
+    timeline = ts.backward(loss, policy="bfs", memory=True).timeline
     assert timeline is not None and predicted.start_bytes == timeline.start_bytes
 
 
 def test_policies_are_compared_on_each_device(accelerators: tuple[torch.device, torch.device]) -> None:
     _, make_loss = two_and_cpu(accelerators)
-    compared = th.compare(make_loss, ["bfs", "heap"], repetitions=1)
+    compared = ts.compare(make_loss, ["bfs", "heap"], repetitions=1)
     assert set(compared.devices) == {*map(str, accelerators), "cpu"} and compared.on(compared.device) is compared
     for device in compared.devices:
         there = compared.on(device)
@@ -292,21 +292,21 @@ def test_what_is_predicted_is_of_the_device_that_is_named(accelerators: tuple[to
     model, make_loss = two_and_cpu(accelerators)
     timelines = measured(model, make_loss).timelines
     model.zero_grad()
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     for device, timeline in timelines.items():
-        predicted = th.simulate(graph, device=device)
+        predicted = ts.simulate(graph, device=device)
         assert (predicted.device, predicted.end_bytes) == (device, timeline.end_bytes)
-    assert th.simulate(graph).device in map(str, accelerators)
-    assert th.plan(make_loss(), "lpmf").order
-    footprints = th.dry_run(graph, accelerators[0])
+    assert ts.simulate(graph).device in map(str, accelerators)
+    assert ts.plan(make_loss(), "lpmf").order
+    footprints = ts.dry_run(graph, accelerators[0])
     with pytest.raises(ValueError, match=f"device='cpu' is none of those whose memory is known: {accelerators[0]}"):
-        th.simulate(graph, "heap", footprints, device="cpu")
+        ts.simulate(graph, "heap", footprints, device="cpu")
 
 
 def test_a_file_keeps_each_devices_memory(accelerators: tuple[torch.device, torch.device], tmp_path: Path) -> None:
     model, make_loss = two_and_cpu(accelerators)
     run = measured(model, make_loss)
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert list(loaded.timelines) == list(run.timelines) and not loaded.footprints_by_device
     for device, timeline in run.timelines.items():
         assert loaded.timelines[device].levels == timeline.levels

@@ -13,10 +13,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category, Keeper, Timeline
-from tapehead.engine.words.sizes import size_text
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category, Keeper, Timeline
+from tapescope.engine.words.sizes import size_text
+from tapescope.inspector.graph.kinds import Kind
 
 from ..memory_programs import Program
 from ..prediction.test_prediction import deltas_by_task
@@ -46,7 +46,7 @@ def test_under_pytorchs_rule_every_event_is_that_of_pytorchs_engine(name):
         runs = []
         for engine in ("native", "direct"):
             model.zero_grad()
-            runs.append(th.profile(make_loss, policy, engine=engine))
+            runs.append(ts.profile(make_loss, policy, engine=engine))
         native, direct = (run.timeline for run in runs)
         assert_same(native, direct)
         assert direct.category_levels == native.category_levels
@@ -56,11 +56,11 @@ def test_under_pytorchs_rule_every_event_is_that_of_pytorchs_engine(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_every_event_of_every_rule_is_predicted_from_a_run_of_pytorchs_engine(name):
     model, make_loss = built(name)
-    footprints = th.profile(make_loss).footprints
+    footprints = ts.profile(make_loss).footprints
     for (accumulate, release), policy in zip(RULES, ["heap", "bfs", "dfs"] * 2, strict=True):
         model.zero_grad()
-        measured = th.profile(make_loss, policy, engine="direct", accumulate=accumulate, release=release)
-        predicted = th.simulate(measured.graph, measured.order, footprints, accumulate=accumulate, release=release)
+        measured = ts.profile(make_loss, policy, engine="direct", accumulate=accumulate, release=release)
+        predicted = ts.simulate(measured.graph, measured.order, footprints, accumulate=accumulate, release=release)
         assert_same(measured.timeline, predicted)
         assert predicted.category_levels == measured.timeline.category_levels
         assert lists(measured.timeline) == lists(predicted)
@@ -72,22 +72,22 @@ def test_every_event_of_every_rule_is_predicted_from_a_run_of_pytorchs_engine(na
 def test_random_programs_take_what_they_take_on_pytorchs_engine_and_what_is_predicted(seed, graded, kept, hooked, rule):
     program = Program(seed, graded=graded, kept=kept, hooked=hooked)
     program.reset()
-    native = th.profile(program.make_loss)
+    native = ts.profile(program.make_loss)
     # What a node hides from Python is freed later where anything has hooks: a limitation of the direct engine.
     assume(all(task.kind is not Kind.COPY_SLICES for task in native.graph.tasks))
     program.reset()
-    assert_same(native.timeline, th.profile(program.make_loss, engine="direct").timeline)
+    assert_same(native.timeline, ts.profile(program.make_loss, engine="direct").timeline)
     accumulate, release = rule
     chance = random.Random(seed)
     program.reset()
-    measured = th.profile(
+    measured = ts.profile(
         program.make_loss,
         lambda ready, state: chance.choice(ready),
         engine="direct",
         accumulate=accumulate,
         release=release,
     )
-    predicted = th.simulate(measured.graph, measured.order, native.footprints, accumulate=accumulate, release=release)
+    predicted = ts.simulate(measured.graph, measured.order, native.footprints, accumulate=accumulate, release=release)
     if not predicted.estimates:
         assert_same(measured.timeline, predicted)
 
@@ -96,7 +96,7 @@ def test_a_backward_whose_forward_was_not_seen_is_measured_alike():
     timelines = []
     for engine in ("native", "direct"):
         _, make_loss = built("gpt2")
-        run = th.backward(make_loss(), engine=engine, memory=True)
+        run = ts.backward(make_loss(), engine=engine, memory=True)
         timelines.append(run.timeline)
         assert not run.footprints.limits
     assert_same(*timelines)
@@ -105,11 +105,11 @@ def test_a_backward_whose_forward_was_not_seen_is_measured_alike():
 
 def test_another_rules_footprints_predict_pytorchs():
     model, make_loss = built("recommender")
-    footprints = th.profile(make_loss, engine="direct", accumulate="list", release="never").footprints
+    footprints = ts.profile(make_loss, engine="direct", accumulate="list", release="never").footprints
     assert not footprints.limits
     model.zero_grad()
-    measured = th.profile(make_loss)
-    assert_same(measured.timeline, th.simulate(measured.graph, "heap", footprints))
+    measured = ts.profile(make_loss)
+    assert_same(measured.timeline, ts.simulate(measured.graph, "heap", footprints))
 
 
 def fan_out(uses: int) -> Tensor:
@@ -120,10 +120,10 @@ def fan_out(uses: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["measured", "predicted"])
 def test_what_waits_in_a_list_is_called_so_and_what_is_kept_too(kind):
-    run = th.profile(lambda: fan_out(5), engine="direct", accumulate="list", release="never")
+    run = ts.profile(lambda: fan_out(5), engine="direct", accumulate="list", release="never")
     timeline = run.timeline
     if kind == "predicted":
-        timeline = th.simulate(run.graph, run.order, run.footprints, accumulate="list", release="never")
+        timeline = ts.simulate(run.graph, run.order, run.footprints, accumulate="list", release="never")
     (summed,) = (task.id for task in run.graph.tasks if len(run.graph.in_edges[task.id]) == 5)
     listed = [timeline.storage(number) for _, number, task, _ in timeline.listed if task == summed]
     assert [storage.nbytes for storage in listed] == [4000] * 5
@@ -139,7 +139,7 @@ def test_what_waits_in_a_list_is_called_so_and_what_is_kept_too(kind):
 
 def test_out_of_place_a_sum_and_what_it_adds_to_are_there_together():
     peaks = {
-        accumulate: th.profile(lambda: fan_out(6), engine="direct", accumulate=accumulate).peak_bytes
+        accumulate: ts.profile(lambda: fan_out(6), engine="direct", accumulate=accumulate).peak_bytes
         for accumulate in ("inplace", "out_of_place", "list")
     }
     assert peaks["out_of_place"] - peaks["inplace"] >= 3900
@@ -147,16 +147,16 @@ def test_out_of_place_a_sum_and_what_it_adds_to_are_there_together():
 
 
 def test_a_trace_is_recorded_in_the_same_run():
-    run = th.profile(lambda: fan_out(3), engine="direct", accumulate="list", trace="off")
+    run = ts.profile(lambda: fan_out(3), engine="direct", accumulate="list", trace="off")
     assert run.trace.order == run.order
     assert run.timeline.order == run.order
 
 
 def test_pytorchs_engine_has_one_rule():
     with pytest.raises(NotImplementedError, match=r'\(list\), use engine="direct"'):
-        th.profile(lambda: fan_out(3), accumulate="list")
+        ts.profile(lambda: fan_out(3), accumulate="list")
     with pytest.raises(ValueError, match="there is no release='late'"):
-        th.simulate(th.graph(fan_out(3)), release="late")
+        ts.simulate(ts.graph(fan_out(3)), release="late")
 
 
 def test_a_backward_that_raises_leaves_nothing_measuring():
@@ -171,12 +171,12 @@ def test_a_backward_that_raises_leaves_nothing_measuring():
         return y.sum()
 
     with pytest.raises(KeyError):
-        th.profile(make_loss, engine="direct")
-    assert th.profile(lambda: fan_out(3), engine="direct").peak_bytes
+        ts.profile(make_loss, engine="direct")
+    assert ts.profile(lambda: fan_out(3), engine="direct").peak_bytes
 
 
 def test_the_peak_says_what_waits_in_lists_and_what_is_never_let_go():
-    run = th.profile(lambda: fan_out(5), engine="direct", accumulate="list", release="never", policy="bfs")
+    run = ts.profile(lambda: fan_out(5), engine="direct", accumulate="list", release="never", policy="bfs")
     report = run.peak()
     listed = next(group for group in report.groups if group.category is Category.LISTED)
     assert re.match(r"\d gradients wait to be summed, in the list for MulBackward0", listed.kept_by)
@@ -184,7 +184,7 @@ def test_the_peak_says_what_waits_in_lists_and_what_is_never_let_go():
     assert "are gradients in lists" in report.answer[1]
     (hint,) = (hint for hint in report.hints if hint.fact == listed.kept_by)
     assert 'accumulate="inplace"' in hint.advice
-    run = th.profile(lambda: chain(6), engine="direct", release="never")
+    run = ts.profile(lambda: chain(6), engine="direct", release="never")
     report = run.peak()
     consumed = next(group for group in report.groups if group.category is Category.CONSUMED)
     assert re.search(r"consumed by 4 × MulBackward0, and never let go", consumed.kept_by)
@@ -201,16 +201,16 @@ def chain(length: int) -> Tensor:
 
 
 def test_a_file_keeps_the_rule_and_the_lists(tmp_path):
-    run = th.profile(lambda: fan_out(4), engine="direct", accumulate="list", release="never")
-    loaded = th.load(run.save(tmp_path / "run.json"))
-    assert loaded.accumulation == loaded.timeline.accumulation == th.Accumulation("list", "never")
+    run = ts.profile(lambda: fan_out(4), engine="direct", accumulate="list", release="never")
+    loaded = ts.load(run.save(tmp_path / "run.json"))
+    assert loaded.accumulation == loaded.timeline.accumulation == ts.Accumulation("list", "never")
     assert list(loaded.timeline.listed) == list(run.timeline.listed)
     assert loaded.timeline.category_levels == run.timeline.category_levels
     assert str(loaded.peak()).splitlines()[0] == str(run.peak()).splitlines()[0]
     assert [loaded.timeline.storage(number).kept_by for number in range(len(run.timeline))] == [
         storage.kept_by for storage in run.timeline
     ]
-    plain = json.loads(th.profile(lambda: fan_out(4)).save(tmp_path / "plain.json").read_text())
+    plain = json.loads(ts.profile(lambda: fan_out(4)).save(tmp_path / "plain.json").read_text())
     assert not {"accumulate", "release", "listed_place"} & {*plain, *plain["timeline"]}, "as in older files"
 
 
@@ -224,9 +224,9 @@ def test_a_file_keeps_the_rule_and_the_lists(tmp_path):
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, name, change, says):
-    path = th.profile(lambda: fan_out(4), engine="direct", accumulate="list").save(tmp_path / "run.json")
+    path = ts.profile(lambda: fan_out(4), engine="direct", accumulate="list").save(tmp_path / "run.json")
     content = json.loads(path.read_text())
     content["timeline"][name] = change(content["timeline"][name])
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=says):
-        th.load(path)
+        ts.load(path)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapehead.engine.measuring.allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording, Instant
-from tapehead.engine.measuring.cuda_allocator import (
+from tapescope.engine.measuring.allocator import MARK_BYTES, AllocatorEvent, AllocatorRecording, Instant
+from tapescope.engine.measuring.cuda_allocator import (
     CudaAllocator,
     CudaRecording,
     Failure,
@@ -22,7 +22,7 @@ from tapehead.engine.measuring.cuda_allocator import (
     blocks_of,
     read_history,
 )
-from tapehead.engine.memory.timeline import BlockLevels
+from tapescope.engine.memory.timeline import BlockLevels
 
 SEGMENT = 2 * 2**20
 

@@ -14,20 +14,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.measuring import measurement
-from tapehead.engine.measuring.allocator import MARK_BYTES
-from tapehead.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
-from tapehead.engine.measuring.measurement import Measurement
-from tapehead.engine.measuring.recorded_allocators import RecordedAllocators
-from tapehead.engine.memory.measured_device import device_of
-from tapehead.engine.memory.timeline import BlockLevels, Timeline
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.trace.peak import peak_report
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.graph import Root, Task, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
-from tapehead.inspector.torch_internals.allocators import start_allocation_events, stop_allocation_events
+import tapescope as ts
+from tapescope.engine.measuring import measurement
+from tapescope.engine.measuring.allocator import MARK_BYTES
+from tapescope.engine.measuring.cuda_allocator import CudaAllocator, CudaRecording, Level, read_history
+from tapescope.engine.measuring.measurement import Measurement
+from tapescope.engine.measuring.recorded_allocators import RecordedAllocators
+from tapescope.engine.memory.measured_device import device_of
+from tapescope.engine.memory.timeline import BlockLevels, Timeline
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.trace.peak import peak_report
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.inspector.graph.graph import Root, Task, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
+from tapescope.inspector.torch_internals.allocators import start_allocation_events, stop_allocation_events
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
@@ -109,14 +109,14 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SMALL)
 def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWords) -> None:
     model, make_loss = WORKLOADS[name].build()
-    run = th.profile(make_loss, "bfs", device="cpu")
+    run = ts.profile(make_loss, "bfs", device="cpu")
     assert run.timeline is not None and run.footprints is not None
     assert MARK_BYTES not in run.timeline.nbytes
     assert run.timeline.blocks.requested == array("q", [OLDER + peak for peak in run.timeline.task_peaks])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurement, "_history_of", lambda devices: None)
         model.zero_grad()
-        expected = th.profile(make_loss, "bfs", device="cpu")
+        expected = ts.profile(make_loss, "bfs", device="cpu")
     assert expected.timeline is not None and expected.footprints is not None
     assert facts(run.timeline) == facts(expected.timeline)
     assert run.footprints.tasks == expected.footprints.tasks and not run.footprints.limits
@@ -125,14 +125,14 @@ def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWo
 @pytest.mark.parametrize("name", SMALL)
 def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: CpuInCudasWords) -> None:
     model, make_loss = WORKLOADS[name].build()
-    expected = th.profile(make_loss, "bfs", device="cpu").timeline
+    expected = ts.profile(make_loss, "bfs", device="cpu").timeline
     model.zero_grad()
     with pytest.MonkeyPatch.context() as patch:
         late = CpuInCudasWords()
         patch.setattr(measurement, "_history_of", lambda devices: late)
         late.listen()
         loss = make_loss()
-        run = th.backward(loss, policy="bfs", memory=True)
+        run = ts.backward(loss, policy="bfs", memory=True)
     timeline = run.timeline
     assert timeline is not None and expected is not None
     assert (timeline.peak_bytes, timeline.end_bytes) == (expected.peak_bytes, expected.end_bytes)
@@ -146,10 +146,10 @@ def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: Cp
 def test_random_programs_are_predicted_from_one_recording(seed: int, in_cudas_words: CpuInCudasWords) -> None:
     program = Program(seed, kept=seed % 2 == 1)
     program.reset()
-    footprints = th.profile(program.make_loss, device="cpu").footprints
+    footprints = ts.profile(program.make_loss, device="cpu").footprints
     program.reset()
-    run = th.profile(program.make_loss, random_policy(seed), device="cpu")
-    predicted = th.simulate(run.graph, run.order, footprints)
+    run = ts.profile(program.make_loss, random_policy(seed), device="cpu")
+    predicted = ts.simulate(run.graph, run.order, footprints)
     assert predicted.start_bytes == run.timeline.start_bytes
     assert predicted.estimates or predicted.peak_bytes == run.peak_bytes
 
@@ -162,7 +162,7 @@ def test_a_hooks_memory_makes_an_estimate(in_cudas_words: CpuInCudasWords) -> No
         y.register_hook(lambda gradient: torch.empty(1000).fill_(1)[:100] * gradient)
         return y.exp().sum()
 
-    run = th.profile(make_loss, device="cpu")
+    run = ts.profile(make_loss, device="cpu")
     (storage,) = [each for each in run.timeline if each.nbytes == 4000]
     assert run.graph.tasks[run.order[storage.born]].name == "ExpBackward0", "the task before"
     limit = "memory is allocated between tasks, as by hooks of tensors (blocks: 2): predictions leave it out"
@@ -177,7 +177,7 @@ def test_a_hook_of_the_root_makes_an_estimate(in_cudas_words: CpuInCudasWords) -
         loss.register_hook(lambda gradient: gradient * 2)
         return loss
 
-    limits = th.profile(make_loss, device="cpu").footprints.limits
+    limits = ts.profile(make_loss, device="cpu").footprints.limits
     assert any("memory is allocated between tasks" in limit for limit in limits)
 
 
@@ -188,24 +188,24 @@ def test_after_an_error_no_recorder_is_left(in_cudas_words: CpuInCudasWords) -> 
         return y.sum()
 
     with pytest.raises(ZeroDivisionError):
-        th.profile(make_loss, device="cpu")
+        ts.profile(make_loss, device="cpu")
     assert not torch.autograd._profiler_enabled()
 
 
-def graph_on(*devices: str) -> th.Graph:
+def graph_on(*devices: str) -> ts.Graph:
     tasks = [
         Task(number, "MulBackward0", Kind.CPP, number, (TensorMeta((4,), torch.float32, torch.device(device)),))
         for number, device in enumerate(devices)
     ]
-    return th.Graph(tuple(tasks), (), (Root(0, 0),))
+    return ts.Graph(tuple(tasks), (), (Root(0, 0),))
 
 
 def test_devices_that_can_not_be_measured_are_refused_in_a_sentence() -> None:
     loss = torch.ones(2, requires_grad=True).sum()
     with pytest.raises(ValueError, match="memory is measured on the CPU and on accelerators, not on meta"):
-        th.profile(lambda: loss, device="meta")
+        ts.profile(lambda: loss, device="meta")
     with pytest.raises(ValueError, match="there is no cuda:99 to measure: torch sees"):
-        th.profile(lambda: loss, device="cuda:99")
+        ts.profile(lambda: loss, device="cuda:99")
     with Measurement() as begun, pytest.raises(ValueError, match="there is no xpu:99 to measure: torch sees"):
         begun.settle(graph_on("xpu:99"))
     with Measurement() as begun:
@@ -229,18 +229,18 @@ def test_a_dry_run_is_of_the_accelerator_and_of_devices_that_are_named() -> None
 def test_a_dry_run_on_another_device_is_that_of_the_cpu_without_its_kernels(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapehead.engine.prediction.fake_kernels.kernel_run", lambda *given, **options: None)
-    on_cpu = dry_run(th.graph(built(name)[1]()))
-    graph = th.graph(built(name, "meta")[1]())
+    monkeypatch.setattr("tapescope.engine.prediction.fake_kernels.kernel_run", lambda *given, **options: None)
+    on_cpu = dry_run(ts.graph(built(name)[1]()))
+    graph = ts.graph(built(name, "meta")[1]())
     elsewhere = dry_run(graph, "meta")
     assert elsewhere.device == "meta" and elsewhere.tasks == on_cpu.tasks
     assert [each.nbytes for each in elsewhere.start] == [each.nbytes for each in on_cpu.start]
     assert not dry_run(graph, "cpu").start, "nothing of it is there"
-    assert th.simulate(graph, "bfs", dry_run(graph, "cpu")).peak_bytes == 0
+    assert ts.simulate(graph, "bfs", dry_run(graph, "cpu")).peak_bytes == 0
 
 
 def test_the_peak_tells_what_the_allocator_took_for_it() -> None:
-    run = th.profile(lambda: torch.randn(300, requires_grad=True).exp().sum())
+    run = ts.profile(lambda: torch.randn(300, requires_grad=True).exp().sum())
     place = run.timeline.peak_place
     columns = [[0] * len(run.order) for _ in range(3)]
     for column, nbytes in zip(columns, (5000, 5000 + 2**20, 5000 + 3 * 2**20), strict=True):
@@ -269,14 +269,14 @@ def on_cuda(name: str) -> tuple[nn.Module, Callable[[], Tensor]]:
     model, make_loss = built(name, "cuda")
     for _ in range(2):
         model.zero_grad()
-        th.backward(make_loss())
+        ts.backward(make_loss())
     gc.collect()  # else what other tests left may go in the middle of a measurement
     return model, make_loss
 
 
-def measured(model: nn.Module, make_loss: Callable[[], Tensor], policy: Any) -> th.Run:
+def measured(model: nn.Module, make_loss: Callable[[], Tensor], policy: Any) -> ts.Run:
     model.zero_grad()
-    return th.profile(make_loss, policy)
+    return ts.profile(make_loss, policy)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -320,10 +320,10 @@ class TooMuch(torch.autograd.Function):
 def test_running_out_of_memory_names_the_task_and_leaves_nothing_recording() -> None:
     x = torch.randn(100, device="cuda", requires_grad=True)
     with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
-        th.profile(lambda: TooMuch.apply(x).exp().sum())
-    assert any("tapehead: raised in" in note and "TooMuch" in note for note in caught.value.__notes__)
+        ts.profile(lambda: TooMuch.apply(x).exp().sum())
+    assert any("tapescope: raised in" in note and "TooMuch" in note for note in caught.value.__notes__)
     assert not torch._C._cuda_isHistoryEnabled() and not torch.autograd._profiler_enabled()
-    assert th.profile(lambda: x.exp().sum()).peak_bytes
+    assert ts.profile(lambda: x.exp().sum()).peak_bytes
 
 
 @pytest.mark.gpu
@@ -333,21 +333,21 @@ def test_the_users_peak_counter_is_told() -> None:
     high = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
     del high
     peak = torch.cuda.max_memory_allocated()
-    assert th.profile(lambda: x.exp().sum()).timeline.blocks.peak_allocated == peak
+    assert ts.profile(lambda: x.exp().sum()).timeline.blocks.peak_allocated == peak
 
 
 @pytest.mark.gpu
 def test_a_dry_run_allocates_nothing_on_cuda() -> None:
     _, make_loss = on_cuda("gpt2")
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     dry_run(graph)  # torch wakes CUDA for fake tensors once
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     footprints = dry_run(graph)
     assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == before
     assert footprints.device == str(loss.device)
-    predicted = th.simulate(graph, "bfs", footprints)
-    timeline = th.backward(loss, policy="bfs", memory=True).timeline
+    predicted = ts.simulate(graph, "bfs", footprints)
+    timeline = ts.backward(loss, policy="bfs", memory=True).timeline
     print(f"dry run {predicted.peak_bytes:,}, with what kernels take {timeline.peak_bytes:,}")
     assert predicted.start_bytes == timeline.start_bytes

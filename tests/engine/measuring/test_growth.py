@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
+import tapescope as ts
 
 
 def instructions(work: Callable[[], object]) -> int:
@@ -43,17 +43,17 @@ def chain(length: int, kept: list[Tensor] | None) -> Tensor:
 
 
 def profiled(length: int) -> Callable[[], object]:
-    return lambda: th.profile(lambda: chain(length, None))
+    return lambda: ts.profile(lambda: chain(length, None))
 
 
 def dry(length: int) -> Callable[[], object]:
     kept: list[Tensor] = []
-    graph = th.graph(chain(length, kept))
-    return lambda: (th.dry_run(graph), kept)
+    graph = ts.graph(chain(length, kept))
+    return lambda: (ts.dry_run(graph), kept)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("verb", [profiled, dry], ids=["th.profile", "th.dry_run of retained gradients"])
+@pytest.mark.parametrize("verb", [profiled, dry], ids=["ts.profile", "ts.dry_run of retained gradients"])
 def test_work_grows_with_the_tasks_and_not_with_their_square(verb: Callable[[int], Callable[[], object]]) -> None:
     instructions(verb(20))  # what is done once
     few, many = (instructions(verb(length)) for length in (150, 600))

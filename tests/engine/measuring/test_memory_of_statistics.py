@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.measuring.allocator import AllocatorEvent, AllocatorRecording, Instant
-from tapehead.engine.measuring.cuda_allocator import CudaRecording, Failure, Level, Reserved, blocks_of
-from tapehead.engine.measuring.memory_watch import TaskMoment
-from tapehead.engine.trace.statistics import Level as Statistics
-from tapehead.widgets.deck.run_document import other_policies
+import tapescope as ts
+from tapescope.engine.measuring.allocator import AllocatorEvent, AllocatorRecording, Instant
+from tapescope.engine.measuring.cuda_allocator import CudaRecording, Failure, Level, Reserved, blocks_of
+from tapescope.engine.measuring.memory_watch import TaskMoment
+from tapescope.engine.trace.statistics import Level as Statistics
+from tapescope.widgets.deck.run_document import other_policies
 
-Measure = Callable[[Callable[[], Tensor], Statistics | None], th.Run]
+Measure = Callable[[Callable[[], Tensor], Statistics | None], ts.Run]
 
 WAYS: dict[str, Measure] = {
-    "profile": lambda make_loss, trace: th.profile(make_loss, trace=trace),
-    "profile, direct": lambda make_loss, trace: th.profile(make_loss, trace=trace, engine="direct"),
-    "backward": lambda make_loss, trace: th.backward(make_loss(), trace=trace, memory=True),
-    "backward, bfs": lambda make_loss, trace: th.backward(make_loss(), policy="bfs", trace=trace, memory=True),
+    "profile": lambda make_loss, trace: ts.profile(make_loss, trace=trace),
+    "profile, direct": lambda make_loss, trace: ts.profile(make_loss, trace=trace, engine="direct"),
+    "backward": lambda make_loss, trace: ts.backward(make_loss(), trace=trace, memory=True),
+    "backward, bfs": lambda make_loss, trace: ts.backward(make_loss(), policy="bfs", trace=trace, memory=True),
 }
 
 
@@ -37,7 +37,7 @@ def make_loss() -> Callable[[], Tensor]:
     return forward
 
 
-def levels(run: th.Run) -> tuple[list[int], list[int]]:
+def levels(run: ts.Run) -> tuple[list[int], list[int]]:
     assert run.timeline is not None
     return list(run.timeline.levels), list(run.timeline.task_peaks)
 
@@ -56,13 +56,13 @@ def test_a_traced_run_has_the_memory_of_one_that_is_not(
 
 
 def test_the_page_of_a_traced_run_compares_all_policies_without_it(make_loss: Callable[[], Tensor]) -> None:
-    run = th.profile(make_loss, trace="full")
+    run = ts.profile(make_loss, trace="full")
     assert run.timeline is not None
     for name, _, predicted in other_policies(run):
-        measured = th.profile(make_loss, name).timeline
+        measured = ts.profile(make_loss, name).timeline
         assert predicted is not None and measured is not None
         assert predicted.peak_bytes == measured.peak_bytes
-    assert th.simulate(run.graph, "heap", run.footprints).peak_bytes == run.timeline.peak_bytes
+    assert ts.simulate(run.graph, "heap", run.footprints).peak_bytes == run.timeline.peak_bytes
 
 
 def test_blocks_that_outlive_the_statistics_are_left_out_too() -> None:

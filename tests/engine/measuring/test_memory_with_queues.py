@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.measuring.allocator import AllocatorEvent, AllocatorRecording, Instant
-from tapehead.engine.measuring.memory_watch import MemoryWatch, TaskMoment, Visit
-from tapehead.engine.measuring.turns import Turns
+import tapescope as ts
+from tapescope.engine.measuring.allocator import AllocatorEvent, AllocatorRecording, Instant
+from tapescope.engine.measuring.memory_watch import MemoryWatch, TaskMoment, Visit
+from tapescope.engine.measuring.turns import Turns
 
 from .test_accelerator_memory import POLICIES, counter, two_and_cpu
 
@@ -48,7 +48,7 @@ def test_levels_are_the_devices_own_counters_at_every_task(
     policy: str, late: bool, accelerators: tuple[torch.device, torch.device]
 ) -> None:
     model, make_loss = two_and_cpu(accelerators)
-    th.backward(make_loss())
+    ts.backward(make_loss())
     model.zero_grad()
     gc.collect()
     before = tuple(map(counter, accelerators))
@@ -56,9 +56,9 @@ def test_levels_are_the_devices_own_counters_at_every_task(
         if late:
             loss = make_loss()
             there = tuple(map(counter, accelerators))
-            run = th.backward(loss, policy=policy, memory=True, queues="per device")
+            run = ts.backward(loss, policy=policy, memory=True, queues="per device")
         else:
-            run = th.profile(make_loss, policy, queues="per device")
+            run = ts.profile(make_loss, policy, queues="per device")
     assert len(counted) > len(run.order) / 2 and set(run.timelines) == {*map(str, accelerators), "cpu"}
     for number, device in enumerate(accelerators):
         timeline = run.timelines[str(device)]
@@ -74,7 +74,7 @@ def test_levels_are_the_devices_own_counters_at_every_task(
 def test_a_task_has_what_its_own_thread_does(accelerators: tuple[torch.device, torch.device]) -> None:
     model, make_loss = two_and_cpu(accelerators)
     model.zero_grad()
-    run = th.profile(make_loss, queues="per device")
+    run = ts.profile(make_loss, queues="per device")
     devices = [str(task.device) for task in run.graph.tasks]
     for device, timeline in run.timelines.items():
         assert not timeline.held or device == "cpu"  # the loss alone
@@ -96,13 +96,13 @@ def test_the_gradients_stay_and_the_peak_is_said_to_be_of_this_run(
     make_loss().backward()
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    run = th.profile(make_loss, queues="per device", trace="full")
+    run = ts.profile(make_loss, queues="per device", trace="full")
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad)
     assert run.trace is not None and run.trace.order == run.order and run.footprints is None
     assert not run.footprints_by_device
     assert f"The peak of {run.timeline.device} in this run is " in str(run.peak())  # type: ignore[union-attr]
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert loaded.timeline is not None and run.timeline is not None
     assert loaded.timeline.event_places == run.timeline.event_places and str(loaded.peak()) == str(run.peak())
     table = run.to_pandas()
@@ -120,7 +120,7 @@ def test_hooks_memory_counts_to_their_task_also_where_it_is_a_threads_first(acce
         y.register_hook(lambda gradient: torch.empty(1000, device=accelerator).fill_(1)[:100] * gradient)
         return y.cpu().sum()
 
-    run = th.profile(make_loss, queues="per device")
+    run = ts.profile(make_loss, queues="per device")
     (storage,) = [each for each in run.timelines[str(accelerator)] if each.nbytes == 4000]
     assert run.graph.tasks[run.order[storage.born]].name == "MulBackward0"
 
@@ -128,9 +128,9 @@ def test_hooks_memory_counts_to_their_task_also_where_it_is_a_threads_first(acce
 def test_a_graph_on_one_device_alone_is_measured_in_that_devices_thread(accelerator: torch.device) -> None:
     layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).to(accelerator)
     x = torch.ones(4, 8, device=accelerator)
-    one = th.profile(lambda: layers(x).sum())
+    one = ts.profile(lambda: layers(x).sum())
     layers.zero_grad()
-    per_device = th.profile(lambda: layers(x).sum(), queues="per device")
+    per_device = ts.profile(lambda: layers(x).sum(), queues="per device")
     assert one.timeline is not None and per_device.timeline is not None
     assert not per_device.timeline.event_places and per_device.footprints is not None
     assert per_device.timeline.task_peaks == one.timeline.task_peaks
@@ -140,11 +140,11 @@ def test_the_direct_engine_measures_tasks_in_the_order_of_its_queues(
     accelerators: tuple[torch.device, torch.device],
 ) -> None:
     model, make_loss = two_and_cpu(accelerators)
-    calibration = th.profile(make_loss)
+    calibration = ts.profile(make_loss)
     model.zero_grad()
-    run = th.profile(make_loss, "bfs", engine="direct", queues="per device")
+    run = ts.profile(make_loss, "bfs", engine="direct", queues="per device")
     for device, timeline in run.timelines.items():
-        predicted = th.simulate(run.graph, run.order, calibration.footprints_by_device[device])
+        predicted = ts.simulate(run.graph, run.order, calibration.footprints_by_device[device])
         assert not timeline.event_places and predicted.task_peaks == timeline.task_peaks
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.measuring.measurement import Measurement
-from tapehead.engine.measuring.step_levels import Step, allocated_levels, levels_of, traced_levels
-from tapehead.engine.prediction.kernel_runs import _run
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.measuring.measurement import Measurement
+from tapescope.engine.measuring.step_levels import Step, allocated_levels, levels_of, traced_levels
+from tapescope.engine.prediction.kernel_runs import _run
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from ..interrupts import interrupted, lines_run
 
@@ -21,7 +21,7 @@ BOTH = pytest.mark.parametrize("measure", [allocated_levels, traced_levels])
 
 def test_a_backward_has_the_levels_of_its_timeline() -> None:
     model, make_loss = WORKLOADS["mlp_norm"].build(layers=3)
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     assert timeline is not None
     model.zero_grad()
 
@@ -71,7 +71,7 @@ def test_pytorchs_backward_needs_hardly_more_than_by_hand(name: str) -> None:
     width = {"width": 256} if name == "rnn" else {}
     _, make_loss = WORKLOADS[name].build(**width)
     _, compute = WORKLOADS[name].by_hand(**width)
-    assert th.profile(make_loss).peak_bytes <= 1.05 * allocated_levels(compute)[1].peak_bytes
+    assert ts.profile(make_loss).peak_bytes <= 1.05 * allocated_levels(compute)[1].peak_bytes
 
 
 @BOTH
@@ -125,7 +125,7 @@ def test_a_computation_that_tells_no_step_is_refused(measure) -> None:
 def test_without_the_forward_a_timeline_has_no_such_levels() -> None:
     _, make_loss = WORKLOADS["needless"].build()
     with pytest.raises(ValueError, match="the forward of this timeline was not recorded"):
-        levels_of(th.backward(make_loss(), memory=True).timeline)
+        levels_of(ts.backward(make_loss(), memory=True).timeline)
 
 
 def measure_a_forward() -> None:

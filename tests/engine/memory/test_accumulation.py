@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.sessions.stepper import Stepper
+import tapescope as ts
+from tapescope.engine.sessions.stepper import Stepper
 
 from ..backward_programs import random_policy, random_program
 from ..sessions.test_going_back import grads, same, small_model, start_again, wander
@@ -39,7 +39,7 @@ def by_pytorch(seed: int) -> list[Tensor | None]:
 @given(seed=st.integers(0, 10_000))
 def test_under_heap_the_sums_are_pytorchs_bit_for_bit(accumulate, release, seed):
     leaves, loss = random_program(seed)
-    th.backward(loss, engine="direct", accumulate=accumulate, release=release)
+    ts.backward(loss, engine="direct", accumulate=accumulate, release=release)
     assert same([leaf.grad for leaf in leaves], by_pytorch(seed))
 
 
@@ -49,7 +49,7 @@ def test_in_any_order_they_are_those_of_adding_in_place_in_that_order(seed, rule
     found = []
     for accumulate, release in (("inplace", "eager"), rule):
         leaves, loss = random_program(seed)
-        th.backward(loss, policy=random_policy(order), engine="direct", accumulate=accumulate, release=release)
+        ts.backward(loss, policy=random_policy(order), engine="direct", accumulate=accumulate, release=release)
         found.append([leaf.grad for leaf in leaves])
     assert same(*found)
 
@@ -57,7 +57,7 @@ def test_in_any_order_they_are_those_of_adding_in_place_in_that_order(seed, rule
 @pytest.mark.parametrize(("accumulate", "release"), OTHERS)
 def test_second_derivatives_go_through_the_sums(accumulate, release):
     x, loss = fan_out()
-    th.backward(loss, create_graph=True, engine="direct", accumulate=accumulate, release=release)
+    ts.backward(loss, create_graph=True, engine="direct", accumulate=accumulate, release=release)
     y, other = fan_out()
     (first,) = torch.autograd.grad(other, y, create_graph=True)
     (expected,) = torch.autograd.grad(first.sum(), y)
@@ -77,13 +77,13 @@ def test_a_sparse_gradient_joins_a_dense_one(accumulate, release):
 
     loss().backward()
     expected, table.grad = table.grad, None
-    th.backward(loss(), engine="direct", accumulate=accumulate, release=release)
+    ts.backward(loss(), engine="direct", accumulate=accumulate, release=release)
     torch.testing.assert_close(table.grad, expected)
 
 
 def test_what_waits_is_shown_as_the_sum_and_the_list_stays():
     _, loss = fan_out()
-    with th.debug(loss, policy="bfs", accumulate="list") as session:
+    with ts.debug(loss, policy="bfs", accumulate="list") as session:
         summed = next(task for task in session.graph.tasks if len(session.graph.in_edges[task.id]) == 4)
         while session.current != summed:
             session.step()
@@ -107,7 +107,7 @@ def test_what_waits_is_shown_as_the_sum_and_the_list_stays():
 def test_whatever_was_done_before_the_last_run_gives_pytorchs_gradients(seed, chance, budget, rule):
     leaves, loss = random_program(seed)
     accumulate, release = rule
-    with th.debug(loss, history=budget, accumulate=accumulate, release=release) as session:
+    with ts.debug(loss, history=budget, accumulate=accumulate, release=release) as session:
         wander(session, chance, 25)
         start_again(session)
         session.run()
@@ -116,7 +116,7 @@ def test_whatever_was_done_before_the_last_run_gives_pytorchs_gradients(seed, ch
 
 def test_taken_back_a_list_is_a_list_again():
     _, loss = fan_out()
-    with th.debug(loss, policy="bfs", accumulate="list", history=True) as session:
+    with ts.debug(loss, policy="bfs", accumulate="list", history=True) as session:
         summed = next(task for task in session.graph.tasks if len(session.graph.in_edges[task.id]) == 4)
         session.run_to(summed)
         buffers = session._backward.buffers.by_task
@@ -153,7 +153,7 @@ def test_never_lasts_until_the_backward_ends(how):
 
     z = y * 2
     z.register_hook(see)
-    session = th.debug(z.exp().sum(), release="never")
+    session = ts.debug(z.exp().sum(), release="never")
     multiplied = next(task.id for task in session.graph.tasks if session.graph.nodes[task.id] is z.grad_fn)
     session.run_to(multiplied)
     session.step()
@@ -175,7 +175,7 @@ def test_without_it_the_same_gradient_goes_with_its_task():
     z = x * 2
     seen: list[weakref.ref[Tensor]] = []
     z.register_hook(lambda gradient: seen.append(weakref.ref(gradient)))
-    with th.debug(z.exp().sum()) as session:
+    with ts.debug(z.exp().sum()) as session:
         session.run_to(next(task.id for task in session.graph.tasks if session.graph.nodes[task.id] is z.grad_fn))
         session.step()
         assert seen[0]() is None
@@ -184,20 +184,20 @@ def test_without_it_the_same_gradient_goes_with_its_task():
 def test_what_is_not_known_or_not_possible_is_said():
     _, loss = fan_out()
     with pytest.raises(ValueError, match="there is no accumulate='lists'; known are 'inplace', 'out_of_place', 'list'"):
-        th.debug(loss, accumulate="lists")
+        ts.debug(loss, accumulate="lists")
     with pytest.raises(ValueError, match="there is no release='late'; known are 'eager', 'never'"):
-        th.backward(loss, engine="direct", release="late")
-    for start in (th.debug, th.backward):
+        ts.backward(loss, engine="direct", release="late")
+    for start in (ts.debug, ts.backward):
         with pytest.raises(NotImplementedError, match=r'otherwise \(list, never released\), use engine="direct"'):
             start(loss, engine="native", accumulate="list", release="never")
-    assert isinstance(th.debug(loss, accumulate="out_of_place"), Stepper)
+    assert isinstance(ts.debug(loss, accumulate="out_of_place"), Stepper)
 
 
 def test_a_rule_has_a_name():
-    names = [th.Accumulation(accumulate, release).name for accumulate, release in ALL]
+    names = [ts.Accumulation(accumulate, release).name for accumulate, release in ALL]
     expected = ["", "never released", "out of place", "out of place, never released", "list", "list, never released"]
     assert names == expected
-    assert th.Accumulation("list").of("heap") == "heap, list"
+    assert ts.Accumulation("list").of("heap") == "heap, list"
 
 
 def test_a_model_trains_alike():
@@ -205,6 +205,6 @@ def test_a_model_trains_alike():
     found = []
     for accumulate, release in ALL:
         model.zero_grad()
-        th.backward(make_loss(), engine="direct", accumulate=accumulate, release=release)
+        ts.backward(make_loss(), engine="direct", accumulate=accumulate, release=release)
         found.append(grads(model))
     assert all(same(each, found[0]) for each in found)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category, Keeper, Maker, Timeline
-from tapehead.engine.words.estimates import Estimate
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category, Keeper, Maker, Timeline
+from tapescope.engine.words.estimates import Estimate
 
 CATEGORIES = st.sampled_from(Category)
 BIRTH = st.tuples(st.just("birth"), st.integers(0, 5), CATEGORIES)
@@ -24,11 +24,11 @@ STEPS = st.lists(st.one_of(BIRTH, DEATH, CHANGE), max_size=8)
 
 
 @cache
-def graph() -> th.Graph:
+def graph() -> ts.Graph:
     x = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = ((x * 2).exp() @ x.sin()).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 @dataclass
@@ -265,7 +265,7 @@ def test_two_hundred_thousand_events() -> None:
 
 def test_gradients_become_grad_one_leaf_after_the_other_though_nothing_is_allocated() -> None:
     weights = [torch.randn(100, 100, requires_grad=True) for _ in range(5)]
-    run = th.profile(lambda: torch.stack([weight.exp().sum() for weight in weights]).sum(), "bfs")
+    run = ts.profile(lambda: torch.stack([weight.exp().sum() for weight in weights]).sum(), "bfs")
     timeline = run.timeline
     assert timeline is not None
     levels = timeline.category_levels[Category.GRADIENT]

@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
-from tapehead.engine.programs.profile import profile
+import tapescope as ts
+from tapescope.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
+from tapescope.engine.programs.profile import profile
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -26,7 +26,7 @@ IN_NO_FILE = ("graph", "makers", "began_ns", "tensors")  # clock and tensors of 
 COLUMNS = [field.name for field in dataclasses.fields(Timeline) if field.name not in IN_NO_FILE]
 
 
-def profiled_run(trace: Any = None) -> th.Run:
+def profiled_run(trace: Any = None) -> ts.Run:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
     kept = []
@@ -69,7 +69,7 @@ def assert_same(timeline: Timeline, loaded: Timeline) -> None:
 def test_a_timeline_comes_back_with_a_trace_and_without(trace: Any, tmp_path: Path) -> None:
     run = profiled_run(trace)
     assert run.timeline is not None and run.timeline.peak_bytes > 0
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert loaded.timeline is not None and (loaded.trace is None) == (trace is None)
     assert loaded.timeline.graph is loaded.graph and loaded.peak_bytes == run.peak_bytes
     assert loaded.footprints is None
@@ -78,7 +78,7 @@ def test_a_timeline_comes_back_with_a_trace_and_without(trace: Any, tmp_path: Pa
 
 def test_operations_that_made_no_task_come_back_too(tmp_path: Path) -> None:
     run = profiled_run()
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert run.timeline is not None and loaded.timeline is not None
     operations = {maker.operation for maker in loaded.timeline.makers if maker.operation is not None}
     without = operations - {task.operation for task in loaded.graph.tasks}
@@ -93,8 +93,8 @@ def test_the_timeline_of_any_program_comes_back(tmp_path: Path, seed: int, polic
     if with_forward:
         run = profile(lambda: random_program(seed)[1], policy)
     else:
-        run = th.backward(random_program(seed)[1], policy=policy, memory=True)
-    loaded = th.load(run.save(tmp_path / "run.json"))
+        run = ts.backward(random_program(seed)[1], policy=policy, memory=True)
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert run.timeline is not None and loaded.timeline is not None
     assert_same(run.timeline, loaded.timeline)
 
@@ -107,12 +107,12 @@ def test_what_no_measurement_has_comes_back(tmp_path: Path) -> None:
         run.timeline, basis="dry run", estimates=("workspace is unknown", "ä"), makers=made, device="cuda:1"
     )
     timeline = dataclasses.replace(timeline, inputs=timeline.inputs[:0], event_ns=timeline.event_ns[:0])
-    loaded = th.load(dataclasses.replace(run, timeline=timeline).save(tmp_path / "run.json")).timeline
+    loaded = ts.load(dataclasses.replace(run, timeline=timeline).save(tmp_path / "run.json")).timeline
     assert loaded is not None and loaded.makers[0] == Maker(2, None, "")
     assert_same(timeline, loaded)
 
 
-def with_blocks(run: th.Run) -> th.Run:
+def with_blocks(run: ts.Run) -> ts.Run:
     assert run.timeline is not None
     places = range(len(run.order))
     columns = (array("q", [high + place for place in places]) for high in (100, 512, 2**21))
@@ -122,14 +122,14 @@ def with_blocks(run: th.Run) -> th.Run:
 
 def test_what_the_allocator_took_comes_back(tmp_path: Path) -> None:
     run = with_blocks(profiled_run())
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert run.timeline is not None and run.timeline.blocks is not None and loaded.timeline is not None
     assert_same(run.timeline, loaded.timeline)
     path = run.save(tmp_path / "run.json")
     content = json.loads(path.read_text())
     del content["timeline"]["blocks"]  # as files were before
     path.write_text(json.dumps(content))
-    older = th.load(path).timeline
+    older = ts.load(path).timeline
     assert older is not None and older.blocks is None
 
 
@@ -154,24 +154,24 @@ def test_blocks_that_can_not_be_are_refused(key: Any, value: Any, reason: str, t
         blocks[key] = value
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=reason):
-        th.load(path)
+        ts.load(path)
 
 
 def test_an_order_that_is_not_the_runs_comes_back(tmp_path: Path) -> None:
     run = profiled_run()
-    loaded = th.load(dataclasses.replace(run, order=run.order[:-1]).save(tmp_path / "run.json"))
+    loaded = ts.load(dataclasses.replace(run, order=run.order[:-1]).save(tmp_path / "run.json"))
     assert run.timeline is not None and loaded.timeline is not None and loaded.order != loaded.timeline.order
     assert_same(run.timeline, loaded.timeline)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_files_without_a_timeline_load(engine: str, tmp_path: Path) -> None:
-    path = th.backward(random_program(1)[1], engine=engine, trace="cheap").save(tmp_path / "run.json")
-    assert th.load(path).timeline is None
+    path = ts.backward(random_program(1)[1], engine=engine, trace="cheap").save(tmp_path / "run.json")
+    assert ts.load(path).timeline is None
     content = json.loads(path.read_text())
-    del content["timeline"]  # as tapehead wrote files before it measured memory
+    del content["timeline"]  # as tapescope wrote files before it measured memory
     path.write_text(json.dumps(content))
-    run = th.load(path)
+    run = ts.load(path)
     assert run.timeline is None and run.trace is not None
     with pytest.raises(ValueError, match="memory of this run was not measured"):
         run.peak_bytes  # noqa: B018
@@ -241,7 +241,7 @@ def test_what_contradicts_itself_is_refused_and_named(
         content["timeline"][key] = value
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=reason):
-        th.load(path)
+        ts.load(path)
 
 
 @pytest.mark.parametrize("column", ["events", "nbytes", "maker_task", "saved_slot", "inputs", "basis", "held"])
@@ -251,7 +251,7 @@ def test_a_column_that_is_missing_is_named(saved: tuple[Path, Any], column: str)
     del content["timeline"][column]
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f'"timeline.{column}" is missing'):
-        th.load(path)
+        ts.load(path)
 
 
 def test_a_change_of_a_storage_that_is_not_alive_is_refused(saved: tuple[Path, Any]) -> None:
@@ -263,10 +263,10 @@ def test_a_change_of_a_storage_that_is_not_alive_is_refused(saved: tuple[Path, A
     timeline["change_storage"], timeline["change_event"], timeline["change_category"] = [dead], [after], [0]
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"has a change of storage {dead} at {after}, when it is not alive"):
-        th.load(path)
+        ts.load(path)
     timeline["change_event"] = [after - 1]
     path.write_text(json.dumps(content))
-    assert th.load(path).timeline is not None
+    assert ts.load(path).timeline is not None
 
 
 def test_bytes_beyond_what_can_be_added_are_refused(saved: tuple[Path, Any]) -> None:
@@ -277,7 +277,7 @@ def test_bytes_beyond_what_can_be_added_are_refused(saved: tuple[Path, Any]) -> 
     timeline["born_as"], timeline["before"], timeline["events"] = [0] * born, born, []
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match='"timeline.nbytes" add up to'):
-        th.load(path)
+        ts.load(path)
 
 
 @given(st.data())
@@ -290,7 +290,7 @@ def test_whatever_is_changed_in_a_timeline_it_is_refused_or_can_be_looked_at(
     change_somewhere(content["timeline"], data)
     path.write_text(json.dumps(content))
     try:
-        timeline = th.load(path).timeline
+        timeline = ts.load(path).timeline
     except ValueError:
         return
     if timeline is None:
@@ -315,6 +315,6 @@ def test_an_older_file_which_lists_a_category_that_no_storage_is_of_is_read(save
     content = copy.deepcopy(content)
     content["timeline"]["categories"].append("parameter")
     path.write_text(json.dumps(content))
-    timeline = th.load(path).timeline
+    timeline = ts.load(path).timeline
     assert timeline is not None
     assert {storage.category for storage in timeline} <= set(Category)

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tapehead.engine.mirroring.mirror import mirror
-from tapehead.engine.mirroring.plan import MirrorPlan
-from tapehead.engine.programs.record_forward import record_forward
+from tapescope.engine.mirroring.mirror import mirror
+from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.programs.record_forward import record_forward
 
 STEPS = 3  # buckets are made up anew in the second
 

@@ -1,4 +1,4 @@
-"""A `with th.mirror(plan)` that is forgotten, and `th.policy`."""
+"""A `with ts.mirror(plan)` that is forgotten, and `ts.policy`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import tapehead as th
+import tapescope as ts
 
 from ..mirrored_programs import plan_all
 
@@ -25,7 +25,7 @@ def test_a_mirror_that_is_forgotten_takes_its_modes_away_and_nothing_is_dropped(
     plan = plan_all(make_loss)
     assert plan.dropped, "the plan is to do something"
     modes = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
-    forgotten = th.mirror(plan)
+    forgotten = ts.mirror(plan)
     forgotten.__enter__()
     assert modes != (_get_current_function_mode_stack(), _get_current_dispatch_mode_stack())
     del forgotten
@@ -36,7 +36,7 @@ def test_a_mirror_that_is_forgotten_takes_its_modes_away_and_nothing_is_dropped(
 
 def test_a_policy_that_is_forgotten_is_no_longer_in_force() -> None:
     backward = torch.autograd.backward
-    forgotten = th.policy("bfs")
+    forgotten = ts.policy("bfs")
     forgotten.__enter__()
     del forgotten
     gc.collect()

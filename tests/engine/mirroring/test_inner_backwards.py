@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 Step = tuple[nn.Module, Callable[[], Tensor]]
 
@@ -50,14 +50,14 @@ def maml() -> Step:
 def test_the_mirrored_peak_is_predicted_to_the_byte(make: Callable[[], Step]) -> None:
     torch.manual_seed(0)
     model, make_loss = make()
-    plan = th.plan_mirror(make_loss, 0.5, seconds=0.5)
+    plan = ts.plan_mirror(make_loss, 0.5, seconds=0.5)
     reasons = {each.obstacle for each in plan.program.saved if each.obstacle is not None}
     assert any("a backward inside of the forward reads it" in reason for reason in reasons)
     model.zero_grad(set_to_none=True)
 
     def mirrored() -> Tensor:
-        with th.mirror(plan):
+        with ts.mirror(plan):
             return make_loss()
 
-    assert th.profile(mirrored).peak_bytes == plan.peak_bytes
+    assert ts.profile(mirrored).peak_bytes == plan.peak_bytes
     assert bool(plan.dropped) is (make is wgan_gp), "in MAML the inner loop reads all but little"

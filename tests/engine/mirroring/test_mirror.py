@@ -1,4 +1,4 @@
-"""`th.mirror`: the same bits from less memory; one test for each way in which a replay could go wrong."""
+"""`ts.mirror`: the same bits from less memory; one test for each way in which a replay could go wrong."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.mirroring.mirror import mirror
-from tapehead.engine.mirroring.plan import MirrorPlan
-from tapehead.engine.mirroring.replay import Bytes
-from tapehead.engine.mirroring.watch import MirrorWatch, state_of
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.torch_internals.tensors import FollowedStorage
+from tapescope.engine.mirroring.mirror import mirror
+from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.mirroring.replay import Bytes
+from tapescope.engine.mirroring.watch import MirrorWatch, state_of
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.torch_internals.tensors import FollowedStorage
 
 from ..memory_programs import Program
 from ..mirrored_programs import agrees, everything, gradients, nothing_left, plan_all, same, some
@@ -252,16 +252,16 @@ def test_what_raises_when_it_runs_again_is_found_and_kept_from_then_on() -> None
             raise KeyError("mine")
         return x.exp()
 
-    library = torch.library.Library("tapehead_tests", "FRAGMENT")
+    library = torch.library.Library("tapescope_tests", "FRAGMENT")
     library.define("once(Tensor x) -> Tensor")
     library.impl("once", once, "CPU")
 
     def make_loss() -> Tensor:
-        return ((x @ weight).tanh() * torch.ops.tapehead_tests.once(x)).sum()
+        return ((x @ weight).tanh() * torch.ops.tapescope_tests.once(x)).sum()
 
     plan = plan_all(make_loss)
     fails[:] = [True, False]  # not in the forward, but in the replay
-    with pytest.warns(UserWarning, match=r"tapehead_tests.once.default .it raised KeyError: 'mine'."):
+    with pytest.warns(UserWarning, match=r"tapescope_tests.once.default .it raised KeyError: 'mine'."):
         gradients(make_loss, [weight], plan)
     agrees(make_loss, [weight], plan)
 
@@ -369,7 +369,7 @@ def test_what_a_replay_needs_and_was_modified_since_the_forward_is_an_error(chan
         loss = make_loss()
     with torch.no_grad():
         (factor if changed == "weight" else given).add_(1)
-    message = r"th.mirror can't run aten\.\w+\.default again: its argument .* has been modified by an inplace operation"
+    message = r"ts.mirror can't run aten\.\w+\.default again: its argument .* has been modified by an inplace operation"
     with pytest.raises(RuntimeError, match=message):
         loss.backward()
 
@@ -967,7 +967,7 @@ def test_a_replay_that_raises_puts_random_numbers_and_autocast_back(monkeypatch:
 
 
 def test_what_is_no_plan_and_what_is_open_are_refused() -> None:
-    with pytest.raises(TypeError, match="th.mirror takes a plan, .* not a Linear"):
+    with pytest.raises(TypeError, match="ts.mirror takes a plan, .* not a Linear"):
         mirror(nn.Linear(1, 1))  # type: ignore[arg-type]
     mirrored = mirror(plan_all(chain))
     with mirrored, pytest.raises(RuntimeError, match="open already"):

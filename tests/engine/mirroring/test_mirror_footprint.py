@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-import tapehead as th
-from tapehead.engine.memory.footprint import Footprints
-from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.mirroring.footprint import INSIDE, MirroredMemory, mirrored_footprints
-from tapehead.engine.mirroring.storages import FOR_REPLAY, footprints_for, mirror_storages
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
+import tapescope as ts
+from tapescope.engine.memory.footprint import Footprints
+from tapescope.engine.memory.timeline import Timeline
+from tapescope.engine.mirroring.footprint import INSIDE, MirroredMemory, mirrored_footprints
+from tapescope.engine.mirroring.storages import FOR_REPLAY, footprints_for, mirror_storages
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 torch.manual_seed(0)
 x = torch.randn(64, 32)
@@ -53,7 +53,7 @@ def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, Mirrored
 
 def recorded(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory, Footprints]:
     program = record_forward(make_loss, 1)
-    measured = th.profile(make_loss).footprints
+    measured = ts.profile(make_loss).footprints
     assert measured is not None
     footprints = footprints_for(program, measured)
     storages = mirror_storages(program, footprints)
@@ -209,7 +209,7 @@ def test_products_in_half_precision_take_memory_that_is_not_known(dtype: torch.d
             return ((x @ weight).tanh() @ weight).square().sum()
 
     program = record_forward(make_loss, 1)
-    footprints = th.profile(make_loss).footprints
+    footprints = ts.profile(make_loss).footprints
     assert footprints is not None
     storages = mirror_storages(program, footprints_for(program, footprints))
     memory = MirroredMemory(storages, simulate(program.graph, "heap", footprints_for(program, footprints)))
@@ -219,7 +219,7 @@ def test_products_in_half_precision_take_memory_that_is_not_known(dtype: torch.d
 
 
 def test_footprints_of_another_forward_are_refused() -> None:
-    footprints = th.profile(lambda: (x @ weight).tanh().sum()).footprints
+    footprints = ts.profile(lambda: (x @ weight).tanh().sum()).footprints
     assert footprints is not None
     with pytest.raises(ValueError, match="the measured run has another graph than the recorded forward"):
         footprints_for(record_forward(chain, 1), footprints)

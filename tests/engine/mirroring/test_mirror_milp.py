@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.mirroring import milp as mirror_milp
-from tapehead.engine.mirroring.candidates import Candidates, Goal
-from tapehead.engine.mirroring.milp import milp
+import tapescope as ts
+from tapescope.engine.mirroring import milp as mirror_milp
+from tapescope.engine.mirroring.candidates import Candidates, Goal
+from tapescope.engine.mirroring.milp import milp
 
 from .test_mirror_planners import (
     ELEMENTWISE_NS,
@@ -60,11 +60,11 @@ def test_an_rnn_cell_is_not_mirrored() -> None:
 
 
 def test_a_plan_may_be_asked_for_by_its_name() -> None:
-    plan = th.plan_mirror(attention(), budget=0.8, solver="milp", seconds=4, repetitions=1)
+    plan = ts.plan_mirror(attention(), budget=0.8, solver="milp", seconds=4, repetitions=1)
     assert plan.met and plan.solver == "milp"
 
 
 def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_milp, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install 'tapehead\\[mirror\\]'"):
+    with pytest.raises(ModuleNotFoundError, match="pip install 'tapescope\\[mirror\\]'"):
         milp(memory_of(small())[1], Goal())

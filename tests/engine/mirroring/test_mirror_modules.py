@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapehead.engine.mirroring.modules import module_cells, module_sentences
-from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
+from tapescope.engine.mirroring.modules import module_cells, module_sentences
+from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 BATCH, WIDTH = 16, 8
 

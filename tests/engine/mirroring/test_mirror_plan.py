@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import tapehead as th
-from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.orders.graph_order import GraphOrder, graph_digest
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
+import tapescope as ts
+from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.orders.graph_order import GraphOrder, graph_digest
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)
@@ -124,13 +124,13 @@ def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path:
     assert list(order.tasks) != schedule(graph, "heap")
     plan = replace(MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
     read = MirrorPlan.load(plan.save(tmp_path / "plan.json"))
-    assert read.planned_order == order and str(read).endswith("bfs: th.backward(loss, policy=plan.policy)")
+    assert read.planned_order == order and str(read).endswith("bfs: ts.backward(loss, policy=plan.policy)")
     assert schedule(graph, read.policy) == list(order.tasks)
     started = schedule(graph, "heap")[:3]
     rest = [task for task in order.tasks if task not in started]
     assert schedule(graph, read.policy, ran=started) == [*started, *rest]
     with pytest.raises(ValueError, match="planned for another graph, of .* tasks, where this one has 3; plan again"):
-        schedule(th.graph(weight.exp().sum()), read.policy)
+        schedule(ts.graph(weight.exp().sum()), read.policy)
     with pytest.raises(ValueError, match="whose tasks, edges or sizes are others"):
         schedule(record_forward(branches(7), 1).graph, read.policy)
 
@@ -148,8 +148,8 @@ def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, '"format" is not tapehead.mirror'),
-        ({"version": 3}, "written by a newer tapehead"),
+        ({"format": "other"}, '"format" is not tapescope.mirror'),
+        ({"version": 3}, "written by a newer tapescope"),
         ({"operations": [99]}, "operations"),
         ({"made_by": [-1, -1, -1]}, "drops storage 4, which can't be made again"),
         ({"made_by": [0]}, '"made_by" has 1 entries, not'),
@@ -170,15 +170,15 @@ def test_a_file_that_contradicts_itself_is_refused(
 ) -> None:
     path = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]).save(tmp_path / "plan.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match="is not a plan that this tapehead can load") as raised:
+    with pytest.raises(ValueError, match="is not a plan that this tapescope can load") as raised:
         MirrorPlan.load(path)
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"", b"\x80PK", b'{"format":"tapehead.mirror"'])
+@pytest.mark.parametrize("content", [b"[]", b"", b"\x80PK", b'{"format":"tapescope.mirror"'])
 def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapehead can load: "):
+    with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapescope can load: "):
         MirrorPlan.load(tmp_path / "plan.json")
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.mirroring.candidates import Candidates, FoundDrops, Goal
-from tapehead.engine.mirroring.footprint import MirroredMemory
-from tapehead.engine.mirroring.planners import greedy, search
-from tapehead.engine.mirroring.storages import footprints_for, mirror_storages
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
+import tapescope as ts
+from tapescope.engine.mirroring.candidates import Candidates, FoundDrops, Goal
+from tapescope.engine.mirroring.footprint import MirroredMemory
+from tapescope.engine.mirroring.planners import greedy, search
+from tapescope.engine.mirroring.storages import footprints_for, mirror_storages
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 PRODUCT_NS, ELEMENTWISE_NS = 100_000, 1_000  # as on a large model: here products would take no longer
 Planner = Callable[[MirroredMemory, Goal], FoundDrops]
@@ -32,7 +32,7 @@ both = pytest.mark.parametrize("planner", [greedy, searched])
 
 def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory]:
     program = record_forward(make_loss, 1)
-    measured = th.profile(make_loss).footprints
+    measured = ts.profile(make_loss).footprints
     assert measured is not None
     footprints = footprints_for(program, measured)
     storages = [
@@ -229,7 +229,7 @@ def test_no_choice_has_a_lower_peak_than_the_lowest() -> None:
 
 
 def test_the_blocks_of_gpt2_are_searched_until_rounds_find_nothing_better() -> None:
-    _, make_loss = th.workload("gpt2").build(vocabulary=64, context=64, width=64, batch=8, heads=4, layers=3)
+    _, make_loss = ts.workload("gpt2").build(vocabulary=64, context=64, width=64, batch=8, heads=4, layers=3)
     program, memory = memory_of(make_loss)
     goal = Goal(replay_ns=sum(each.replay_ns for each in memory.storages) / 20)
     found = search(memory, goal, seconds=120, evaluations=8_000)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.mirroring.saves import mirrored_saves
+import tapescope as ts
+from tapescope.engine.mirroring.saves import mirrored_saves
 
 from ..mirrored_programs import plan_all
 
@@ -18,17 +18,17 @@ def make_loss() -> Tensor:
     return MODEL(X).sum()  # type: ignore[no-any-return]
 
 
-def mirrored() -> tuple[Tensor, th.mirror]:
+def mirrored() -> tuple[Tensor, ts.mirror]:
     plan = plan_all(make_loss)
     for _ in range(2):  # the first forward keeps all
-        with th.mirror(plan) as mirror:
+        with ts.mirror(plan) as mirror:
             loss = make_loss()
     return loss, mirror
 
 
 def test_each_is_named_with_its_task_its_size_and_what_makes_it_again() -> None:
     loss, mirror = mirrored()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     found = mirrored_saves(graph)
     assert {graph.tasks[each.task].name for each in found} == {"GeluBackward0", "TanhBackward0", "AddmmBackward0"}
     gelu = next(each for each in found if graph.tasks[each.task].name == "GeluBackward0")
@@ -40,7 +40,7 @@ def test_each_is_named_with_its_task_its_size_and_what_makes_it_again() -> None:
 
 
 def test_what_was_not_mirrored_and_what_was_made_again_is_none() -> None:
-    assert mirrored_saves(th.graph(make_loss())) == []
+    assert mirrored_saves(ts.graph(make_loss())) == []
     loss, _ = mirrored()
     loss.backward(retain_graph=True)
-    assert mirrored_saves(th.graph(loss)) == []
+    assert mirrored_saves(ts.graph(loss)) == []

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.mirroring.plan import MirrorPlan, MirrorPrediction
-from tapehead.engine.mirroring.saves import ReplayClock, mirrored_saves
-from tapehead.engine.mirroring.tasks import check_fits, mirror_signs, planned_replays
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram
-from tapehead.inspector.drawing.svg import graph_to_svg
+import tapescope as ts
+from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.mirroring.saves import ReplayClock, mirrored_saves
+from tapescope.engine.mirroring.tasks import check_fits, mirror_signs, planned_replays
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram
+from tapescope.inspector.drawing.svg import graph_to_svg
 
 from ..mirrored_programs import MakeLoss, everything, some
 
@@ -58,7 +58,7 @@ LOSSES = {"normed": loss_of(Normed(), 2, 3, 8, 8), "cell": loss_of(Cell(), 4, 2,
 def mirrored(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:
     """Of the second forward under the plan: the first one makes everything again to see that it comes out the same."""
     for _ in range(2):
-        with th.mirror(plan):
+        with ts.mirror(plan):
             loss = make_loss()
     return loss
 
@@ -75,10 +75,10 @@ def test_each_task_makes_again_what_was_planned(
 ) -> None:
     plan = choose(record_forward(LOSSES[name], 1))
     loss = mirrored(LOSSES[name], plan)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     clock = ReplayClock(graph)
     assert mirrored_saves(graph)
-    session = th.debug(loss, policy=policy)
+    session = ts.debug(loss, policy=policy)
     really = {}
     while session.left:
         task = session.step()
@@ -128,7 +128,7 @@ def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays() -> None:
     assert picture.count('data-signs="again kept"') == picture.count('data-signs="let-go"') == 1
     for words in ("what it saved is let go of", "makes that again first", "newly kept for that"):
         assert f">{words}</text>" in picture
-    assert "th-sign" not in graph_to_svg(program.graph).partition("</style>")[2]
+    assert "ts-sign" not in graph_to_svg(program.graph).partition("</style>")[2]
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
@@ -137,12 +137,12 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
     plan = everything(program)
 
     def refused(given: MirrorPlan, loss: Tensor) -> str:
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         with pytest.raises(ValueError, match="^mirroring: ") as raised:
             check_fits(given, graph, mirrored_saves(graph))
         return str(raised.value)
 
-    check_fits(plan, graph := th.graph(mirrored(make_loss, plan)), mirrored_saves(graph))
+    check_fits(plan, graph := ts.graph(mirrored(make_loss, plan)), mirrored_saves(graph))
     assert "nothing that this graph saved was let go of" in refused(plan, make_loss())
     other = some(program, 1)
     assert "the forward ran by another plan" in refused(other, mirrored(make_loss, plan))
@@ -150,5 +150,5 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
     assert "larger graph" in refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan))
     predicted = replace(plan, predicted=MirrorPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
     assert "predicts the memory of 2 tasks, this graph has" in refused(predicted, mirrored(make_loss, plan))
-    with pytest.raises(TypeError, match="mirroring is a plan, such as th.plan_mirror makes, not a str"):
+    with pytest.raises(TypeError, match="mirroring is a plan, such as ts.plan_mirror makes, not a str"):
         check_fits("plan", graph, ())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Training under `th.mirror`: the same bits after 20 steps of every workload, and beside what else trains models."""
+"""Training under `ts.mirror`: the same bits after 20 steps of every workload, and beside what else trains models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapehead.engine.mirroring.mirror import mirror
-from tapehead.engine.mirroring.plan import MirrorPlan
-from tapehead.engine.programs.profile import profile
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.engine.workloads.workload_models import Bottleneck
-from tapehead.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.mirroring.mirror import mirror
+from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.programs.profile import profile
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.engine.workloads.workload_models import Bottleneck
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from ..mirrored_programs import MakeLoss, plan_all, same, trained
 from ..ranks import run_ranks

@@ -1,4 +1,4 @@
-"""Plans made where a trainer calls the model: `th.mirrored`."""
+"""Plans made where a trainer calls the model: `ts.mirrored`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import tapehead as th
+import tapescope as ts
 
 from .test_plan_mirror import Block
 
@@ -40,11 +40,11 @@ class Trainer:
 
 
 class MirroredTrainer(Trainer):
-    mirrored = th.mirrored(0.8, seconds=0.2)
+    mirrored = ts.mirrored(0.8, seconds=0.2)
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.mirrored = th.mirrored(0.8, seconds=0.2)
+        self.mirrored = ts.mirrored(0.8, seconds=0.2)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return self.mirrored(super().compute_loss, *args, **kwargs)
@@ -89,35 +89,35 @@ def test_the_loss_is_found_in_what_trainers_give() -> None:
     _, made = trainer.step(batch(), return_outputs=True)
     assert isinstance(made, tuple) and trainer.mirrored.plan is not None
     model, x = Block(), torch.randn(2, 48, 32)
-    mirrored = th.mirrored(0.9, seconds=0.1)
+    mirrored = ts.mirrored(0.9, seconds=0.1)
     made = mirrored(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
     assert made["loss"].requires_grad and mirrored.plan is not None
     with pytest.raises(TypeError, match="make_loss\\(\\) returned None"):
-        th.mirrored(0.9)(lambda: {"logs": model(x).sum()})
+        ts.mirrored(0.9)(lambda: {"logs": model(x).sum()})
 
 
 def test_a_plan_made_elsewhere_is_refused_with_what_to_do() -> None:
     model = nn.Sequential(Block(), Block())
     inputs = batch()
-    plan = th.plan_mirror(
+    plan = ts.plan_mirror(
         lambda: functional.mse_loss(model(inputs["x"]), inputs["labels"]), 0.8, seconds=0.1, repetitions=1
     )
     with (
         pytest.raises(
-            ValueError, match=r"A trainer calls a model in a way of its own: th.mirrored\(budget\) plans where"
+            ValueError, match=r"A trainer calls a model in a way of its own: ts.mirrored\(budget\) plans where"
         ),
-        th.mirror(plan),
+        ts.mirror(plan),
     ):
         Trainer(model).compute_loss(model, dict(inputs))
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="budget is 'much'"):
-        th.mirrored("much")
+        ts.mirrored("much")
     with pytest.raises(TypeError, match="model is a dict"):
-        th.mirrored(0.5, model={})  # type: ignore[arg-type]
+        ts.mirrored(0.5, model={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="function is a Tensor; expected what runs the forward"):
-        th.mirrored(0.5)(torch.ones(()))  # type: ignore[arg-type]
+        ts.mirrored(0.5)(torch.ones(()))  # type: ignore[arg-type]
 
 
 class Masked(nn.Module):
@@ -141,7 +141,7 @@ class Masked(nn.Module):
 def test_what_the_first_forward_makes_and_keeps_is_in_no_step_of_the_plan() -> None:
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(256, 64)
-    forward = th.mirrored(budget=0.7, seconds=0.3)
+    forward = ts.mirrored(budget=0.7, seconds=0.3)
     for step in range(1, 4):
         forward(lambda: model(x)).backward()
         assert model.calls == step

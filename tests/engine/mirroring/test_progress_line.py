@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.mirroring import progress_line
-from tapehead.engine.mirroring.candidates import FoundDrops
-from tapehead.engine.mirroring.footprint import Mirrored
-from tapehead.engine.mirroring.progress_line import progress_shown
-from tapehead.engine.words import told_line
+import tapescope as ts
+from tapescope.engine.mirroring import progress_line
+from tapescope.engine.mirroring.candidates import FoundDrops
+from tapescope.engine.mirroring.footprint import Mirrored
+from tapescope.engine.mirroring.progress_line import progress_shown
+from tapescope.engine.words import told_line
 
 FOUND = FoundDrops(frozenset({1}), Mirrored(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
 
@@ -78,5 +78,5 @@ def test_the_verbs_that_a_search_calls_say_nothing_where_another_is_told_or_nobo
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(told_line, "_AFTER_S", 0.0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    th.plan_mirror(lambda: model(torch.ones(3, 2)).sum(), seconds=0.0, progress=asked)
+    ts.plan_mirror(lambda: model(torch.ones(3, 2)).sum(), seconds=0.0, progress=asked)
     assert stream.getvalue() == ""

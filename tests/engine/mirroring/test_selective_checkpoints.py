@@ -1,4 +1,4 @@
-"""Selective checkpoints under the hooks that `th.record_forward`, `th.plan_mirror` and `th.mirror` open."""
+"""Selective checkpoints under the hooks that `ts.record_forward`, `ts.plan_mirror` and `ts.mirror` open."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-import tapehead as th
-from tapehead.inspector.torch_internals.checkpoints import cached_results, region_of
+import tapescope as ts
+from tapescope.inspector.torch_internals.checkpoints import cached_results, region_of
 
 from ..mirrored_programs import plan_all, same
 
@@ -65,19 +65,19 @@ def test_selective_checkpoints_warn_and_save_as_without_our_hooks(users_hooks: b
         """Return the tensors that the checkpointed regions keep outside of the graph."""
         with around:
             loss = make_loss()
-        regions = dict.fromkeys(region for node in th.graph(loss).nodes if (region := region_of(node)) is not None)
+        regions = dict.fromkeys(region for node in ts.graph(loss).nodes if (region := region_of(node)) is not None)
         found = [each for region in regions for each in cached_results(region)]
         loss.backward()
         return found
 
     expected = warned(make_loss)
     assert bool(expected) == (users_hooks and hasattr(checkpoint_module, "_current_user_saved_tensors_hooks"))
-    assert warned(lambda: th.record_forward(make_loss)) == expected
-    assert warned(lambda: th.plan_mirror(make_loss, 0.7, seconds=0.1, repetitions=1)) == expected
+    assert warned(lambda: ts.record_forward(make_loss)) == expected
+    assert warned(lambda: ts.plan_mirror(make_loss, 0.7, seconds=0.1, repetitions=1)) == expected
     plan = plan_all(make_loss)
     assert users_hooks or plan.dropped
     plain = kept(nullcontext())
     assert len(plain) == 3
     for _ in range(3):  # the first forward under a plan is followed otherwise than later ones
-        assert same(kept(th.mirror(plan)), plain)
-        assert warned(lambda: kept(th.mirror(plan))) == expected
+        assert same(kept(ts.mirror(plan)), plain)
+        assert warned(lambda: kept(ts.mirror(plan))) == expected

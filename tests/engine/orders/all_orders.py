@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tapehead.engine.orders.problem import Problem
+from tapescope.engine.orders.problem import Problem
 
 
 def legal_orders(problem: Problem) -> Iterator[list[int]]:

@@ -6,11 +6,11 @@ import random
 
 import torch
 
-from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
-from tapehead.engine.memory.layouts import contiguous
-from tapehead.engine.memory.timeline import Maker
-from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
+from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.memory.timeline import Maker
+from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
 
 _SIDES = (4, 8, 16)
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from tapehead.engine.orders.problem import Problem
-from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
+from tapescope.engine.orders.problem import Problem
+from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
 
 Block = tuple[int, Sequence[int] | int | None, Sequence[int] | int | None]
 """Bytes, the task or tasks that make it (None: it is there from the start), and those that use it (None: it stays)."""

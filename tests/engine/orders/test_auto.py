@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.orders import auto
-from tapehead.engine.orders import problem as problem_module
-from tapehead.engine.orders.planning import order_of, planned_order
-from tapehead.engine.orders.policies import PORTFOLIO, find_policy
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders import auto
+from tapescope.engine.orders import problem as problem_module
+from tapescope.engine.orders.planning import order_of, planned_order
+from tapescope.engine.orders.policies import PORTFOLIO, find_policy
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.workloads import workload
 
 from ..graph_shapes import SHAPES, chain
 
@@ -80,7 +80,7 @@ UNSURE = {
 def test_where_memory_is_not_known_pytorchs_order_is_kept_and_the_run_says_why(through: Any) -> None:
     (expected, plain), (found, loss) = (branches(through) for _ in range(2))
     plain.backward()
-    run = th.backward(loss, policy="auto")
+    run = ts.backward(loss, policy="auto")
     assert run.policy == "auto: heap"
     assert run.note.startswith("what decides is an estimate: ") and UNSURE[through] in run.note
     assert run.note in repr(run)
@@ -91,7 +91,7 @@ def test_where_memory_is_not_known_pytorchs_order_is_kept_and_the_run_says_why(t
 
 @pytest.mark.parametrize("through", [non_reentrant, reentrant])
 def test_a_checkpointed_backward_has_the_measured_peak_of_pytorchs(through: Any) -> None:
-    own, found = (th.profile(lambda: branches(through)[1], policy) for policy in ("heap", "auto"))
+    own, found = (ts.profile(lambda: branches(through)[1], policy) for policy in ("heap", "auto"))
     assert found.peak_bytes == own.peak_bytes and found.policy == "auto: heap"
 
 
@@ -99,29 +99,29 @@ def test_a_checkpointed_backward_has_the_measured_peak_of_pytorchs(through: Any)
 def test_where_it_is_certain_the_measured_peak_is_lower(name: str, share: float) -> None:
     _, make_loss = workload(name).build()
     with mock.patch.object(auto, "no_hooks", return_value=True):  # whatever other tests have left in the process
-        found = th.compare(make_loss, ["heap", "auto"], repetitions=1)
+        found = ts.compare(make_loss, ["heap", "auto"], repetitions=1)
     assert found["auto"].peak_bytes <= share * found["heap"].peak_bytes
 
 
 def test_a_saved_run_says_whose_order_it_took_and_why(tmp_path: Path) -> None:
-    kept = th.backward(branches(non_reentrant)[1], policy="auto")
+    kept = ts.backward(branches(non_reentrant)[1], policy="auto")
     with mock.patch.object(auto, "_unsure", return_value=""):
         _, make_loss = workload("mixture_of_experts").build()
-        left = th.backward(make_loss(), policy="auto")
+        left = ts.backward(make_loss(), policy="auto")
     assert left.policy not in ("auto", "auto: heap") and not left.note
     for run in (kept, left):
-        loaded = th.load(run.save(tmp_path / "run.json"))
+        loaded = ts.load(run.save(tmp_path / "run.json"))
         assert (loaded.policy, loaded.note) == (run.policy, run.note)
         assert repr(loaded) == repr(run)
 
 
 @pytest.mark.parametrize("through", [reentrant, non_reentrant, hooked], ids=lambda through: through.__name__)
 def test_after_a_measured_run_it_takes_no_order_that_is_an_estimate(through: Any) -> None:
-    run = th.profile(lambda: branches(through)[1])
+    run = ts.profile(lambda: branches(through)[1])
     assert run.footprints is not None and run.timeline is not None
-    plan = th.plan(run.graph, "auto", footprints=run.footprints)
+    plan = ts.plan(run.graph, "auto", footprints=run.footprints)
     assert not run.footprints.limits or list(plan.order) == schedule(run.graph, "heap")
-    measured = th.profile(lambda: branches(through)[1], plan.policy).timeline
+    measured = ts.profile(lambda: branches(through)[1], plan.policy).timeline
     assert measured is not None
     assert measured.peak_bytes == plan.best.peak_bytes <= run.timeline.peak_bytes
 
@@ -131,7 +131,7 @@ def test_after_a_measured_run_it_takes_no_order_that_is_an_estimate(through: Any
 def test_whatever_the_shape_no_policy_that_it_asks_is_better_by_more_than_what_is_worth_it(
     shape: str, tasks: int
 ) -> None:
-    problem = Problem(th.graph(SHAPES[shape](tasks)))
+    problem = Problem(ts.graph(SHAPES[shape](tasks)))
     with mock.patch.object(auto, "no_hooks", return_value=True):  # whatever other tests have left in the process
         order = order_of(find_policy("auto"), problem)
     asked = [
@@ -145,5 +145,5 @@ def test_whatever_the_shape_no_policy_that_it_asks_is_better_by_more_than_what_i
 
 def test_of_a_graph_with_one_order_nothing_is_asked() -> None:
     with mock.patch.object(problem_module, "dry_run", side_effect=AssertionError):
-        run = th.backward(chain(200), policy="auto")
+        run = ts.backward(chain(200), policy="auto")
     assert (run.policy, run.note, list(run.order)) == ("auto: heap", "", schedule(run.graph, "heap"))

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.policy import AnyPolicy, QueueState, policy_name
+import tapescope as ts
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.policy import AnyPolicy, QueueState, policy_name
 
-Ready = Sequence[th.Task]
+Ready = Sequence[ts.Task]
 
 
-def leaf_first(ready: Ready, state: QueueState) -> th.Task:
+def leaf_first(ready: Ready, state: QueueState) -> ts.Task:
     return next(task for task in state.graph.tasks if task.is_leaf)
 
 
@@ -42,15 +42,15 @@ def swapped(order: list[int]) -> list[int]:
     return [order[1], order[0], *order[2:]]
 
 
-def planning(name: str, plan: Callable[[Problem], Any]) -> th.Policy:
-    return th.Policy(name, "as the test says", plan=lambda problem, ran: plan(problem))
+def planning(name: str, plan: Callable[[Problem], Any]) -> ts.Policy:
+    return ts.Policy(name, "as the test says", plan=lambda problem, ran: plan(problem))
 
 
 CHOICES = {
     leaf_first: r"policy leaf_first returned Acc\w+ \(0\.weight, \w+\.py:\d+\), which is not ready; expected Sum",
-    by_id: r"policy by_id returned \d+, the id of SumBackward0 \(\w+\.py:\d+\) and not a th.Task; expected Sum",
-    by_unknown_id: "policy by_unknown_id returned 1234, no task's id and not a th.Task; expected Sum",
-    by_name: "policy by_name returned 'SumBackward0', which is not a th.Task; expected Sum",
+    by_id: r"policy by_id returned \d+, the id of SumBackward0 \(\w+\.py:\d+\) and not a ts.Task; expected Sum",
+    by_unknown_id: "policy by_unknown_id returned 1234, no task's id and not a ts.Task; expected Sum",
+    by_name: "policy by_name returned 'SumBackward0', which is not a ts.Task; expected Sum",
 }
 
 PLANS = {
@@ -65,42 +65,42 @@ PLANS = {
     planning(
         "early", lambda problem: swapped(legal(problem))
     ): r"planned Add\w+ \(.*\) before Sum\w+ \(\w+\.py:\d+\), who",
-    th.Policy("none", "chooses nothing", plan=lambda problem, ran: legal(problem), choose=lambda problem, ran: None): (  # type: ignore[arg-type,return-value]
-        "policy none returned None from choose; expected a th.Policy"
+    ts.Policy("none", "chooses nothing", plan=lambda problem, ran: legal(problem), choose=lambda problem, ran: None): (  # type: ignore[arg-type,return-value]
+        "policy none returned None from choose; expected a ts.Policy"
     ),
 }
 
 NO_KEY: Any = None
 
 KEYS = {
-    th.Policy("no_key", "has none", key=lambda task, arrival: NO_KEY): r"policy no_key returned the key None for \w+",
-    th.Policy(
+    ts.Policy("no_key", "has none", key=lambda task, arrival: NO_KEY): r"policy no_key returned the key None for \w+",
+    ts.Policy(
         "later", "has none", key=lambda task, arrival: NO_KEY, dynamic=True
     ): "policy later returned the key None",
 }
 
 
 def step(loss: Tensor, **options: Any) -> None:
-    with th.debug(loss, **options) as session:
+    with ts.debug(loss, **options) as session:
         session.step()
 
 
 def under_policy(loss: Tensor, policy: AnyPolicy) -> None:
-    with th.policy(policy):
+    with ts.policy(policy):
         loss.backward()
 
 
 VERBS: dict[str, Callable[[Tensor, Tensor, Any], object]] = {
-    "direct": lambda loss, hidden, policy: th.backward(loss, inputs=[hidden, loss], engine="direct", policy=policy),
-    "direct, measured": lambda loss, hidden, policy: th.backward(
+    "direct": lambda loss, hidden, policy: ts.backward(loss, inputs=[hidden, loss], engine="direct", policy=policy),
+    "direct, measured": lambda loss, hidden, policy: ts.backward(
         loss, inputs=[hidden, loss], engine="direct", policy=policy, memory=True
     ),
-    "native": lambda loss, hidden, policy: th.backward(loss, inputs=[hidden, loss], policy=policy),
-    "native, traced": lambda loss, hidden, policy: th.backward(loss, policy=policy, trace="cheap"),
+    "native": lambda loss, hidden, policy: ts.backward(loss, inputs=[hidden, loss], policy=policy),
+    "native, traced": lambda loss, hidden, policy: ts.backward(loss, policy=policy, trace="cheap"),
     "debug": lambda loss, hidden, policy: step(loss, policy=policy),
     "debug, inputs": lambda loss, hidden, policy: step(loss, inputs=[hidden, loss], policy=policy),
     "debug, native": lambda loss, hidden, policy: step(loss, policy=policy, engine="native"),
-    "simulate": lambda loss, hidden, policy: th.simulate(th.graph(loss), policy),
+    "simulate": lambda loss, hidden, policy: ts.simulate(ts.graph(loss), policy),
     "policy": lambda loss, hidden, policy: under_policy(loss, policy),
 }
 
@@ -123,10 +123,10 @@ def test_a_policy_that_fails_at_its_first_pick_changes_nothing(verb: str, policy
 
     expected = copy.deepcopy(model)
     forward(expected)[1].backward()
-    with th.capture(model):
+    with ts.capture(model):
         hidden, loss = forward(model)
     message = {**CHOICES, **PLANS}[policy]  # type: ignore[index]
-    with pytest.raises(th.PolicyError, match=message):
+    with pytest.raises(ts.PolicyError, match=message):
         VERBS[verb](loss, hidden, policy)
     assert not hidden.retains_grad and not loss.retains_grad
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -145,31 +145,31 @@ def test_compare_says_which_policy_failed_and_leaves_the_model_as_it_was(policy:
         hidden = model(torch.ones(2, 3))
         return (hidden * 2 + hidden).sum()
 
-    with pytest.raises(th.PolicyError, match={**CHOICES, **PLANS, **KEYS}[policy]):  # type: ignore[index]
-        th.compare(make_loss, policies=["heap", policy])
+    with pytest.raises(ts.PolicyError, match={**CHOICES, **PLANS, **KEYS}[policy]):  # type: ignore[index]
+        ts.compare(make_loss, policies=["heap", policy])
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
 @pytest.mark.parametrize("policy", KEYS, ids=policy_name)
-def test_a_key_that_does_not_compare_is_named_with_its_task(policy: th.Policy, engine: Any) -> None:
+def test_a_key_that_does_not_compare_is_named_with_its_task(policy: ts.Policy, engine: Any) -> None:
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(th.PolicyError, match=KEYS[policy]):
-        th.backward((x * 2 + x.exp()).sum(), policy=policy, engine=engine)
+    with pytest.raises(ts.PolicyError, match=KEYS[policy]):
+        ts.backward((x * 2 + x.exp()).sum(), policy=policy, engine=engine)
     assert x.grad is None
 
 
 def test_a_session_goes_on_under_its_policy_where_another_cannot_plan() -> None:
     x = torch.ones(2, requires_grad=True)
     for engine in ("direct", "native"):
-        with th.debug((x * 2 + x.exp()).sum(), policy="bfs", engine=engine) as session:  # type: ignore[arg-type]
+        with ts.debug((x * 2 + x.exp()).sum(), policy="bfs", engine=engine) as session:  # type: ignore[arg-type]
             session.step()
             session.step()
             planned = list(session.planned)
             for policy in PLANS:
                 if policy.name != "early":  # the tasks it puts first have run
-                    with pytest.raises(th.PolicyError, match=f"policy {policy.name} "):
+                    with pytest.raises(ts.PolicyError, match=f"policy {policy.name} "):
                         session.policy = policy  # type: ignore[assignment]
             assert session.policy == "bfs" and list(session.planned) == planned
             session.run()
@@ -179,10 +179,10 @@ def test_a_session_goes_on_under_its_policy_where_another_cannot_plan() -> None:
 
 def test_a_plan_may_name_tasks_that_inputs_leaves_out_and_those_that_ran_anywhere() -> None:
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    whole = th.Policy("whole", "all tasks of the graph", plan=lambda problem, ran: schedule(problem.graph, "dfs"))
-    th.backward((x.exp() * y.sin()).sum(), inputs=[x], policy=whole)
+    whole = ts.Policy("whole", "all tasks of the graph", plan=lambda problem, ran: schedule(problem.graph, "dfs"))
+    ts.backward((x.exp() * y.sin()).sum(), inputs=[x], policy=whole)
     assert torch.equal(x.grad, x.detach().exp() * y.detach().sin()) and y.grad is None
-    graph = th.graph((x.exp() * y.sin()).sum())
+    graph = ts.graph((x.exp() * y.sin()).sum())
     own = schedule(graph, "dfs")
     ran = schedule(graph, "bfs")[:3]
     assert schedule(graph, whole, ran=ran) == ran + [task for task in own if task not in ran]

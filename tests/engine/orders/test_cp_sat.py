@@ -6,10 +6,10 @@ from unittest import mock
 
 import pytest
 
-import tapehead as th
-from tapehead.engine.orders.cp_sat import MOST_TASKS, cp_sat
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.cp_sat import MOST_TASKS, cp_sat
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.workloads.workloads import workload
 
 from .problems import is_legal, least_peak, problem_of, random_problem
 
@@ -39,18 +39,18 @@ def test_a_poor_hint_is_improved_on_and_what_ran_stays_first() -> None:
 
 def test_of_a_real_backward_the_bound_is_below_every_order() -> None:
     _, make_loss = workload("linear50").build(uses=4, width=16)
-    problem = Problem(th.graph(make_loss()))
+    problem = Problem(ts.graph(make_loss()))
     found = cp_sat(problem, seconds=2.0)
     assert 0 < found.bound_bytes <= found.peak_bytes == problem.peak_bytes(found.order)
     for policy in ("bfs", "dfs", "heap", "random(1)", "random(2)"):
-        assert found.bound_bytes <= th.simulate(problem.graph, policy).peak_bytes
+        assert found.bound_bytes <= ts.simulate(problem.graph, policy).peak_bytes
 
 
 def test_without_the_solver_and_for_too_many_tasks_it_says_what_to_do() -> None:
     problem = problem_of(2, [(0, 1)])
     with (
-        mock.patch("tapehead.engine.orders.cp_sat.find_spec", return_value=None),
-        pytest.raises(ModuleNotFoundError, match=r"pip install 'tapehead\[exact\]'"),
+        mock.patch("tapescope.engine.orders.cp_sat.find_spec", return_value=None),
+        pytest.raises(ModuleNotFoundError, match=r"pip install 'tapescope\[exact\]'"),
     ):
         cp_sat(problem)
     many = problem_of(MOST_TASKS + 1, [(task, task + 1) for task in range(MOST_TASKS)])

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
-from tapehead.engine.memory.layouts import contiguous
-from tapehead.engine.orders.exact import Exact, exact
-from tapehead.engine.orders.limit_search import LimitSearch, limit_search
-from tapehead.engine.orders.lower_bound import lower_bound
-from tapehead.engine.orders.optimal import optimal, optimal_order
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.ready_queue import PolicyError
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
+from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.orders.exact import Exact, exact
+from tapescope.engine.orders.limit_search import LimitSearch, limit_search
+from tapescope.engine.orders.lower_bound import lower_bound
+from tapescope.engine.orders.optimal import optimal, optimal_order
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.ready_queue import PolicyError
+from tapescope.engine.workloads.workloads import workload
 
 from ..prediction.test_simulate import tasks_of
 from .all_orders import legal_orders
@@ -129,7 +129,7 @@ def small_loss(seed: int) -> Tensor:
 
 def small_problems(seeds: range) -> Iterator[Problem]:
     """Backwards of up to 12 tasks. One dry run knows all: each leaves the others out."""
-    graph = th.graph([loss for seed in seeds if (loss := small_loss(seed)).requires_grad])
+    graph = ts.graph([loss for seed in seeds if (loss := small_loss(seed)).requires_grad])
     whole = Problem(graph)
     for root in graph.roots:
         needed, stack = set[int](), [root.task]
@@ -155,7 +155,7 @@ def test_of_real_backwards_it_finds_the_best_of_all_orders() -> None:
 def test_a_view_that_comes_first_makes_the_next_gradient_pay_for_the_sum() -> None:
     """To view the gradient costs nothing, and yet it must not go first: the product then needs a third matrix."""
     w, v = torch.randn(64, 64, requires_grad=True), torch.randn(64, 1)
-    problem = Problem(th.graph((w.view(64, 64) * (w @ v)).sum()))
+    problem = Problem(ts.graph((w.view(64, 64) * (w @ v)).sum()))
     peaks = peaks_of_all(problem)
     assert peaks and max(peaks) > min(peaks) + 15_000
     check(problem, min(peaks))
@@ -168,7 +168,7 @@ def test_a_leaf_that_the_forward_made_stays_when_its_gradient_has_come() -> None
     made.grad = torch.zeros_like(made)
     loss = (w.exp().exp() + made).sum()
     del made
-    problem = Problem(th.graph(loss))
+    problem = Problem(ts.graph(loss))
     check(problem, min(peaks_of_all(problem) or ()))
 
 
@@ -260,7 +260,7 @@ def test_of_random_blocks_it_finds_the_optimum() -> None:
 )
 def test_graphs_of_hundreds_of_tasks_are_solved(name: str, knobs: dict[str, int], spared: float) -> None:
     model, make_loss = workload(name).build(**knobs)
-    problem = Problem(th.graph(make_loss()))
+    problem = Problem(ts.graph(make_loss()))
     found = exact(problem, seconds=60)
     heap = problem.heap_timeline.peak_bytes
     assert found.proven and lower_bound(problem).nbytes <= found.peak_bytes == problem.peak_bytes(found.order)
@@ -305,12 +305,12 @@ def test_without_the_solver_optimal_is_exact_and_with_it_the_better_of_both() ->
     problem = xlas_counter_example()
     order = tuple(exact(problem).order)
     one, other = Exact((0, 1), 9, 4, False, 7, 0.0), Exact(order, 6, 3, False, 0, 0.0)
-    with mock.patch("tapehead.engine.orders.optimal.exact", return_value=one):
-        with mock.patch("tapehead.engine.orders.cp_sat.has_ortools", return_value=False):
+    with mock.patch("tapescope.engine.orders.optimal.exact", return_value=one):
+        with mock.patch("tapescope.engine.orders.cp_sat.has_ortools", return_value=False):
             assert optimal(problem) == one
         with (
-            mock.patch("tapehead.engine.orders.cp_sat.has_ortools", return_value=True),
-            mock.patch("tapehead.engine.orders.cp_sat.cp_sat", return_value=other) as asked,
+            mock.patch("tapescope.engine.orders.cp_sat.has_ortools", return_value=True),
+            mock.patch("tapescope.engine.orders.cp_sat.cp_sat", return_value=other) as asked,
         ):
             found = optimal(problem)
     assert asked.call_args.kwargs["hint"] == (0, 1)
@@ -321,7 +321,7 @@ def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
     problem = xlas_counter_example()
     assert problem.peak_bytes(optimal_order(problem, (), 10.0)) == 5
     with (
-        mock.patch("tapehead.engine.orders.optimal.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
+        mock.patch("tapescope.engine.orders.optimal.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
         pytest.raises(PolicyError, match=r"can't tell the least peak of 7 tasks in 10 s: .* as in \"optimal\(100\)\""),
     ):
         optimal_order(problem, (), 10.0)
@@ -329,10 +329,10 @@ def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
 
 def test_a_backward_runs_in_the_best_order_as_predicted() -> None:
     model, make_loss = workload("din").build()
-    measured = th.profile(make_loss)
+    measured = ts.profile(make_loss)
     model.zero_grad()
     found = exact(Problem(measured.graph, measured.footprints))
     wanted = list(found.order)
-    ran = th.profile(make_loss, th.Policy("best", "", lambda task, arrival: (wanted.index(task.id),)))
+    ran = ts.profile(make_loss, ts.Policy("best", "", lambda task, arrival: (wanted.index(task.id),)))
     assert list(ran.order) == wanted
     assert ran.peak_bytes == found.peak_bytes < 0.8 * measured.peak_bytes

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.orders.group_queues import HoldingChoiceQueue, HoldingQueue, holding_queue
-from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.queue.policy import Policy
+import tapescope as ts
+from tapescope.engine.orders.group_queues import HoldingChoiceQueue, HoldingQueue, holding_queue
+from tapescope.engine.orders.policies import POLICIES
+from tapescope.engine.queue.policy import Policy
 
 
-def wide_graph() -> th.Graph:
+def wide_graph() -> ts.Graph:
     leaves = [torch.ones(2, requires_grad=True) for _ in range(6)]
-    return th.graph(torch.stack([leaf.sin() for leaf in leaves]).sum())
+    return ts.graph(torch.stack([leaf.sin() for leaf in leaves]).sum())
 
 
 GRAPH = wide_graph()

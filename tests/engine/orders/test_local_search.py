@@ -8,19 +8,19 @@ from time import perf_counter
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.orders.local_search import SearchResult, search, searched_order
-from tapehead.engine.orders.lower_bound import lower_bound
-from tapehead.engine.orders.policies import portfolio
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.local_search import SearchResult, search, searched_order
+from tapescope.engine.orders.lower_bound import lower_bound
+from tapescope.engine.orders.policies import portfolio
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.workloads import workload
 
 from .problems import is_legal, least_peak, problem_of, random_problem
 
 
 def problem_named(name: str, **knobs: int) -> Problem:
-    return Problem(th.graph(workload(name).build(**knobs)[1]()))
+    return Problem(ts.graph(workload(name).build(**knobs)[1]()))
 
 
 def test_of_small_problems_it_finds_the_least_peak_and_never_loses_what_it_had() -> None:
@@ -43,7 +43,7 @@ def test_of_models_whose_order_matters_it_finds_a_better_one_than_heaps(name: st
     problem = problem_named(name)
     found = search(problem, problem.heap_order, seconds=1e6, evaluations=2000)
     assert found.start_bytes == problem.heap_timeline.peak_bytes
-    assert found.peak_bytes == th.simulate(problem.graph, found.order).peak_bytes
+    assert found.peak_bytes == ts.simulate(problem.graph, found.order).peak_bytes
     assert found.peak_bytes < found.start_bytes * (1 - share)
 
 
@@ -51,7 +51,7 @@ def test_it_lets_another_of_the_summed_gradients_come_first() -> None:
     """The head's gradient is a view, to which nothing can be added in place; the embedding's is not."""
     table = torch.randn(512, 32, requires_grad=True)
     hidden = torch.nn.functional.embedding(torch.arange(2), table).tanh()
-    problem = Problem(th.graph((hidden @ table.t()).square().mean()))
+    problem = Problem(ts.graph((hidden @ table.t()).square().mean()))
     found = search(problem, problem.heap_order, seconds=1e6, evaluations=200)
     assert found.peak_bytes < found.start_bytes
     model_peak, _ = problem.levels(found.order)
@@ -114,7 +114,7 @@ def test_out_of_time_it_stops() -> None:
 
 def test_an_order_that_is_not_legal_is_refused() -> None:
     x = torch.randn(3, requires_grad=True)
-    problem = Problem(th.graph(x.exp().sum()))
+    problem = Problem(ts.graph(x.exp().sum()))
     with pytest.raises(ValueError, match="not a legal order"):
         search(problem, problem.heap_order[::-1])
 

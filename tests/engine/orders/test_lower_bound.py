@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.lower_bound import lower_bound
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.lower_bound import lower_bound
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.workloads import workload
 
 from .all_orders import legal_orders
 from .problems import PosedProblem, least_peak, problem_of, random_problem
@@ -45,7 +45,7 @@ def small_loss(seed: int) -> Tensor:
 
 def small_problems(batch: int) -> Iterator[Problem]:
     """Twenty of them, of which one dry run knows: each is a backward that leaves the others out."""
-    graph = th.graph([small_loss(seed) for seed in range(20 * batch, 20 * batch + 20)])
+    graph = ts.graph([small_loss(seed) for seed in range(20 * batch, 20 * batch + 20)])
     whole = Problem(graph)
     for root in graph.roots:
         needed, stack = set[int](), [root.task]
@@ -91,7 +91,7 @@ def held_by_the_caller() -> Tensor:
 
 @pytest.mark.parametrize("make", [shared_with_views, copied_for_the_second_parameter, held_by_the_caller])
 def test_what_several_gradients_are_on_is_counted_once(make: Callable[[], Tensor]) -> None:
-    problem = Problem(th.graph(make()))
+    problem = Problem(ts.graph(make()))
     assert lower_bound(problem).nbytes <= min(map(problem.peak_bytes, legal_orders(problem)))
 
 
@@ -100,7 +100,7 @@ def test_of_a_chain_it_is_the_peak() -> None:
     y = x
     for width in (16, 64, 8, 32):
         y = torch.tanh(y @ torch.randn(y.shape[1], width))
-    problem = Problem(th.graph(y.sum()))
+    problem = Problem(ts.graph(y.sum()))
     bound = lower_bound(problem)
     assert bound.nbytes == problem.heap_timeline.peak_bytes
     assert bound.task == problem.heap_timeline.peak_task
@@ -113,7 +113,7 @@ def test_of_a_chain_it_is_the_peak() -> None:
 )
 def test_no_policy_is_below_it_and_heap_is_near_it(name: str, share: float) -> None:
     model, make_loss = workload(name).build()
-    problem = Problem(th.graph(make_loss()))
+    problem = Problem(ts.graph(make_loss()))
     bound = int(lower_bound(problem))
     assert bound <= problem.heap_timeline.peak_bytes <= (1 + share) * bound
     assert all(bound <= problem.peak_bytes(schedule(problem.graph, policy)) for policy in ("bfs", "dfs"))
@@ -121,14 +121,14 @@ def test_no_policy_is_below_it_and_heap_is_near_it(name: str, share: float) -> N
 
 
 def test_of_uses_of_one_parameter_it_knows_that_some_gradient_is_the_second() -> None:
-    problem = Problem(th.graph(workload("linear50").build(uses=6)[1]()))
+    problem = Problem(ts.graph(workload("linear50").build(uses=6)[1]()))
     assert "the second of 6 gradients arrives at" in str(lower_bound(problem))
 
 
 def test_a_backward_of_some_inputs_has_its_own() -> None:
     x, w = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
     loss = (x.exp() @ w.exp()).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     whole = Problem(graph)
     leaf = next(task.id for task in graph.tasks if task.is_leaf and graph.leaves[task.id] is w)
     problem = Problem(graph, needed=set(_leading_to(whole, leaf)))

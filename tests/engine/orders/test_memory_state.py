@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-import tapehead as th
-from tapehead.engine.memory.footprint import Footprints
-from tapehead.engine.orders.block_state import BlockStates
-from tapehead.engine.orders.memory_state import MemoryState, MemoryStates
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.memory.footprint import Footprints
+from tapescope.engine.orders.block_state import BlockStates
+from tapescope.engine.orders.memory_state import MemoryState, MemoryStates
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.workloads.workloads import workload
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
@@ -49,7 +49,7 @@ def test_of_random_footprints_each_task_changes_the_level_as_in_the_simulation()
 def test_of_measured_programs_too(seed: int) -> None:
     program = Program(seed, graded=seed % 3 == 1, kept=seed % 2 == 1, regions=seed % 4 == 3, hooked=seed % 4 == 0)
     program.reset()
-    footprints = th.profile(program.make_loss).footprints
+    footprints = ts.profile(program.make_loss).footprints
     assert footprints is not None
     for number in range(3):
         check(footprints, schedule(footprints.graph, random_policy(number)))
@@ -71,7 +71,7 @@ def after(states: MemoryStates, order: Sequence[int]) -> MemoryState:
 
 def test_which_way_a_sum_came_about_is_forgotten() -> None:
     _, make_loss = workload("linear50").build(uses=6, width=8)
-    problem = Problem(th.graph(make_loss()))
+    problem = Problem(ts.graph(make_loss()))
     states = MemoryStates(problem)
     orders = [schedule(problem.graph, random_policy(seed)) for seed in range(10)]
     whole = {states.key(after(states, order)) for order in orders}

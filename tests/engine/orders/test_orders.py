@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tapehead as th
+import tapescope as ts
 
 from ..backward_programs import random_policy, random_program
 from ..comparing import assert_equal
@@ -77,7 +77,7 @@ def _double() -> Any:
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_both_engines_do_the_same_in_any_order_and_have_pytorchs_gradients(seed: int, order: int) -> None:
     def run(engine: str) -> Callable[[list[Tensor], list[Tensor]], object]:
-        return lambda roots, gradients: th.backward(roots, gradients, policy=random_policy(order), engine=engine)
+        return lambda roots, gradients: ts.backward(roots, gradients, policy=random_policy(order), engine=engine)
 
     native_log, native = outcome(seed, run("native"))
     direct_log, direct = outcome(seed, run("direct"))
@@ -94,7 +94,7 @@ def test_heap_is_pytorch_to_the_bit_and_hook_by_hook(seed: int) -> None:
     expected_log, expected = outcome(seed, torch.autograd.backward)
     for engine in ("native", "direct"):
         log, found = outcome(
-            seed, lambda roots, gradients, engine=engine: th.backward(roots, gradients, policy="heap", engine=engine)
+            seed, lambda roots, gradients, engine=engine: ts.backward(roots, gradients, policy="heap", engine=engine)
         )
         assert log == expected_log
         assert_equal(found, expected, bitwise=True)

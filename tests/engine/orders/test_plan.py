@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-import tapehead as th
-from tapehead.engine.orders import auto, local_search
-from tapehead.engine.orders.auto import forget_plans
-from tapehead.engine.orders.kept_plans import fingerprint
-from tapehead.engine.orders.policies import POLICIES, PORTFOLIO, portfolio
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.pending import dependencies
-from tapehead.engine.queue.policy import Policy
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.torch_internals.nodes import call_node
+import tapescope as ts
+from tapescope.engine.orders import auto, local_search
+from tapescope.engine.orders.auto import forget_plans
+from tapescope.engine.orders.kept_plans import fingerprint
+from tapescope.engine.orders.policies import POLICIES, PORTFOLIO, portfolio
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.pending import dependencies
+from tapescope.engine.queue.policy import Policy
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.torch_internals.nodes import call_node
 
 from ..backward_programs import random_program
 
@@ -46,7 +46,7 @@ def wide() -> Tensor:
     return make_loss()
 
 
-def is_legal(graph: th.Graph, order: list[int]) -> bool:
+def is_legal(graph: ts.Graph, order: list[int]) -> bool:
     missing = dependencies(graph)
     for root in graph.roots:
         missing[root.task] -= 1
@@ -62,13 +62,13 @@ def is_legal(graph: th.Graph, order: list[int]) -> bool:
 def test_a_planned_order_is_legal_and_runs_as_planned_on_both_engines_with_pytorchs_gradients(policy: str) -> None:
     for seed in range(2):
         leaves, loss = random_program(seed)
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         expected = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
         order = schedule(graph, policy)
         assert is_legal(graph, order)
         for engine in ("native", "direct"):
             leaves, loss = random_program(seed)
-            run = th.backward(loss, policy=policy, engine=engine, trace="off")
+            run = ts.backward(loss, policy=policy, engine=engine, trace="off")
             assert is_legal(graph, list(run.order))
             if policy != "search(0.1)":  # finds as much as there is time for
                 assert list(run.order) == order
@@ -81,12 +81,12 @@ def test_a_planned_order_is_legal_and_runs_as_planned_on_both_engines_with_pytor
 @pytest.mark.parametrize("policy", ["lpmf", "liu", "critical_path"])
 def test_a_policy_that_plans_goes_on_from_what_has_run(policy: str) -> None:
     _, loss = random_program(1)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     ran = schedule(graph, "dfs")[:5]
     order = schedule(graph, policy, ran=ran)
     assert order[:5] == ran
     assert is_legal(graph, order)
-    with th.debug(loss, policy=policy) as session:
+    with ts.debug(loss, policy=policy) as session:
         for task in ran:
             session.step(task)
         session.policy = policy
@@ -94,55 +94,55 @@ def test_a_policy_that_plans_goes_on_from_what_has_run(policy: str) -> None:
 
 
 def test_the_plan_names_the_least_peak_and_what_no_order_is_below() -> None:
-    planned = th.plan(wide())
+    planned = ts.plan(wide())
     peaks = {row.policy: row.peak_bytes for row in planned.rows}
     assert list(peaks) == list(PORTFOLIO)
     assert planned.best.peak_bytes == min(peaks.values()) < peaks["bfs"]
     assert all(row.peak_bytes >= planned.bound_bytes for row in planned.rows)
-    graph = th.graph(wide())
-    assert all(th.simulate(graph, row.order).peak_bytes == row.peak_bytes for row in planned.rows)
+    graph = ts.graph(wide())
+    assert all(ts.simulate(graph, row.order).peak_bytes == row.peak_bytes for row in planned.rows)
     assert planned.best.policy in str(planned)
     assert "no order is" in str(planned)
 
 
 def test_a_plan_is_a_policy_for_the_same_forward_run_again_and_for_no_other() -> None:
-    planned = th.plan(wide(), ("bfs", "dfs"))
-    assert th.backward(wide(), policy=planned.policy).order == planned.order
+    planned = ts.plan(wide(), ("bfs", "dfs"))
+    assert ts.backward(wide(), policy=planned.policy).order == planned.order
     with pytest.raises(ValueError, match="planned for another graph"):
-        th.backward(torch.ones(2, requires_grad=True).exp().sum(), policy=planned.policy)
+        ts.backward(torch.ones(2, requires_grad=True).exp().sum(), policy=planned.policy)
 
 
 def test_time_finds_what_no_policy_does() -> None:
     _, make_loss = workload("din").build()
-    short, long = th.plan(make_loss(), "heap"), th.plan(make_loss(), "heap", seconds=1.0)
+    short, long = ts.plan(make_loss(), "heap"), ts.plan(make_loss(), "heap", seconds=1.0)
     assert long.best.policy in ("optimal", "exact", "search")
     assert long.bound_bytes <= long.best.peak_bytes < short.best.peak_bytes
 
 
 def test_what_can_not_be_planned_is_said() -> None:
-    decides = th.Policy("decides", "late", key=lambda task, arrival: (arrival,), dynamic=True)
+    decides = ts.Policy("decides", "late", key=lambda task, arrival: (arrival,), dynamic=True)
     with pytest.raises(ValueError, match="decides while the backward runs"):
-        th.plan(wide(), decides)
+        ts.plan(wide(), decides)
     with pytest.raises(ValueError, match="there is no policy 'best'"):
-        th.plan(wide(), "best")
+        ts.plan(wide(), "best")
     with pytest.raises(ValueError, match="not this graph's"):
-        th.plan(wide(), footprints=th.profile(lambda: torch.ones(2, requires_grad=True).exp().sum()).footprints)
+        ts.plan(wide(), footprints=ts.profile(lambda: torch.ones(2, requires_grad=True).exp().sum()).footprints)
     with pytest.raises(ValueError, match=r"bfs_width takes how many .* not 'x'"):
-        th.backward(wide(), policy="bfs_width(x)")
+        ts.backward(wide(), policy="bfs_width(x)")
     with pytest.raises(ValueError, match="heap takes nothing in brackets"):
-        th.backward(wide(), policy="heap(1)")
+        ts.backward(wide(), policy="heap(1)")
 
 
 def test_auto_takes_the_best_of_the_portfolio_by_prediction() -> None:
     loss = wide()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     order = auto.auto_order(Problem(graph), (), [POLICIES["bfs"], POLICIES["dfs"]])
     assert order == schedule(graph, "dfs")
 
 
 def test_auto_leaves_pytorchs_order_alone_where_less_than_a_percent_is_won() -> None:
     loss = torch.randn(4, requires_grad=True).exp().tanh().sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert auto.auto_order(Problem(graph), (), portfolio()) == schedule(graph, "heap")
 
 
@@ -158,7 +158,7 @@ def test_a_training_loop_plans_once_and_gets_pytorchs_gradients(name: str) -> No
     model, make_loss = workload(name).build()
     expected = [gradient.clone() for gradient in training(model, make_loss, 1)]
     with mock.patch.object(auto, "_best", wraps=auto._best) as best:
-        with th.policy("auto") as installed:
+        with ts.policy("auto") as installed:
             found = training(model, make_loss, 4)
         assert best.call_count == 1
         assert installed.backwards == 4
@@ -169,7 +169,7 @@ def test_a_training_loop_plans_once_and_gets_pytorchs_gradients(name: str) -> No
 def test_where_pytorchs_order_is_the_best_the_graph_is_read_no_more() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     data = torch.randn(8, 4)
-    with mock.patch("tapehead.engine.programs.install.backward", wraps=th.backward) as ours, th.policy("auto"):
+    with mock.patch("tapescope.engine.programs.install.backward", wraps=ts.backward) as ours, ts.policy("auto"):
         training(model, lambda: model(data).sum(), 5)
         assert ours.call_count <= 2  # before the first nobody knows how many nodes a forward makes
         training(model, lambda: model(data).exp().sum(), 1)
@@ -180,7 +180,7 @@ def test_a_plan_is_for_leaves_with_or_without_a_grad() -> None:
     weight = torch.ones(8, 8, requires_grad=True)
 
     def known() -> int:
-        return fingerprint(Problem(th.graph((weight @ weight).sum())))
+        return fingerprint(Problem(ts.graph((weight @ weight).sum())))
 
     first = known()
     assert known() == first
@@ -190,9 +190,9 @@ def test_a_plan_is_for_leaves_with_or_without_a_grad() -> None:
 
 def test_a_graph_that_can_not_be_planned_keeps_pytorchs_order_and_says_so() -> None:
     x = torch.ones(3, requires_grad=True)
-    graph = th.graph((x.sin() * x.cos()).sum())
+    graph = ts.graph((x.sin() * x.cos()).sum())
     with (
-        mock.patch("tapehead.engine.orders.auto.planned_order", side_effect=RuntimeError("no values")),
+        mock.patch("tapescope.engine.orders.auto.planned_order", side_effect=RuntimeError("no values")),
         pytest.warns(UserWarning, match="keeps PyTorch's own order for this graph: no values") as told,
     ):
         assert auto.auto_order(Problem(graph), (), portfolio()) == schedule(graph, "heap")
@@ -203,23 +203,23 @@ def test_a_graph_that_can_not_be_planned_keeps_pytorchs_order_and_says_so() -> N
 def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> None:
     model, make_loss = workload(name).build()
 
-    def profiled(policy: str) -> th.Run:
+    def profiled(policy: str) -> ts.Run:
         model.zero_grad()
-        return th.profile(make_loss, policy)
+        return ts.profile(make_loss, policy)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own, best = profiled("heap"), profiled("auto")
     assert best.peak_bytes <= own.peak_bytes
     model.zero_grad()  # another order is the best where gradients are there
-    graph = th.graph(make_loss())
-    assert th.simulate(graph, best.order).peak_bytes <= th.simulate(graph, own.order).peak_bytes
+    graph = ts.graph(make_loss())
+    assert ts.simulate(graph, best.order).peak_bytes <= ts.simulate(graph, own.order).peak_bytes
 
 
 def ordered(make_losses: Callable[[], list[Tensor]], model: nn.Module, steps: int) -> list[int]:
     """How many backwards of each step were read and ordered, under auto."""
     counts = []
-    with mock.patch("tapehead.engine.programs.install.backward", wraps=th.backward) as ours, th.policy("auto"):
+    with mock.patch("tapescope.engine.programs.install.backward", wraps=ts.backward) as ours, ts.policy("auto"):
         for _ in range(steps):
             model.zero_grad()
             before = ours.call_count
@@ -266,8 +266,8 @@ def test_a_dry_run_leaves_what_another_thread_accumulates() -> None:
 
     weight = torch.ones(3, requires_grad=True)
     other = (weight * 7).sum()
-    with mock.patch("tapehead.engine.prediction.dry_run.call_node", call_node_slowly):
-        th.plan((weight * 2).exp().sum(), "dfs")
+    with mock.patch("tapescope.engine.prediction.dry_run.call_node", call_node_slowly):
+        ts.plan((weight * 2).exp().sum(), "dfs")
     assert weight.grad is not None and weight.grad.tolist() == [7.0, 7.0, 7.0]
 
 
@@ -275,12 +275,12 @@ def test_what_a_prediction_does_not_know_is_said_with_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = torch.ones(2, 4, requires_grad=True)
     checkpointed = checkpoint.checkpoint(model, x, use_reentrant=True)
-    assert "reentrant checkpoints" in str(th.plan(checkpointed.sum()))
+    assert "reentrant checkpoints" in str(ts.plan(checkpointed.sum()))
 
 
 def test_an_optimum_that_is_not_proven_takes_no_row_and_says_so() -> None:
     _, make_loss = workload("lstm_cell").build()
-    planned = th.plan(make_loss(), ("heap", "optimal(0)"))
+    planned = ts.plan(make_loss(), ("heap", "optimal(0)"))
     assert [row.policy for row in planned.rows] == ["heap"]
     assert "policy optimal can't tell" in str(planned)
 
@@ -288,12 +288,12 @@ def test_an_optimum_that_is_not_proven_takes_no_row_and_says_so() -> None:
 @pytest.mark.parametrize("seconds", ["3", -1, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(seconds: object) -> None:
     with pytest.raises(ValueError, match="seconds is how long to search"):
-        th.plan(wide(), seconds=seconds)  # type: ignore[arg-type]
+        ts.plan(wide(), seconds=seconds)  # type: ignore[arg-type]
 
 
 def test_midway_a_plan_by_memory_needs_to_know_of_it() -> None:
     for engine in ("native", "direct"):
-        with th.debug(wide(), engine=engine) as session:
+        with ts.debug(wide(), engine=engine) as session:
             session.step()
             with pytest.raises(ValueError, match="nothing is known once tasks have run"):
                 session.policy = "lpmf"
@@ -312,8 +312,8 @@ def test_an_interrupt_ends_a_search_with_the_best_so_far(monkeypatch: pytest.Mon
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(local_search._Search, "try_move", interrupted)
-    monkeypatch.setattr(sys.modules["tapehead.engine.orders.plan"], "_EXACT_TASKS", 0)
+    monkeypatch.setattr(sys.modules["tapescope.engine.orders.plan"], "_EXACT_TASKS", 0)
     _, make_loss = workload("lstm_cell").build(steps=20)
-    planned = th.plan(make_loss(), "bfs", seconds=1e6)
+    planned = ts.plan(make_loss(), "bfs", seconds=1e6)
     assert tried == [1, 2, 3]
     assert planned.best.peak_bytes <= planned["bfs"].peak_bytes

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tapehead as th
-from tapehead.engine.orders.planners import bfs_width, comm_first, critical_path, list_schedule, liu, lpmf, postorder
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.series_parallel import contracted
-from tapehead.engine.queue.named_tasks import tasks_at
-from tapehead.engine.tasks.backward_inputs import needed_tasks
-from tapehead.engine.trace.buckets import buckets_of
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.planners import bfs_width, comm_first, critical_path, list_schedule, liu, lpmf, postorder
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.series_parallel import contracted
+from tapescope.engine.queue.named_tasks import tasks_at
+from tapescope.engine.tasks.backward_inputs import needed_tasks
+from tapescope.engine.trace.buckets import buckets_of
+from tapescope.engine.workloads.workloads import workload
 
 from ..backward_programs import random_program
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem
@@ -111,7 +111,7 @@ def test_a_plan_goes_on_from_its_own_beginning_as_it_went_on_itself(name: str) -
 def real_problems(seed: int) -> tuple[Problem, Problem]:
     """All of a random program's backward, and what two of its leaves need of it."""
     leaves, loss = random_program(seed)
-    everything = Problem(th.graph(loss))
+    everything = Problem(ts.graph(loss))
     return everything, Problem(everything.graph, everything.footprints, needed_tasks(everything.graph, leaves[:2]))
 
 
@@ -405,14 +405,14 @@ def test_measured_durations_decide_on_the_critical_path() -> None:
     assert critical_path(Problem(graph, durations=[1.0, 1.0, 9.0, 1.0])) == [2, 0, 3, 1]
 
 
-def two_towers() -> tuple[nn.Module, th.Graph]:
+def two_towers() -> tuple[nn.Module, ts.Graph]:
     model = nn.ModuleDict(
         {"left": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "right": nn.Linear(4, 4)}
     )
     x = torch.ones(2, 4)
-    with th.capture(model):
+    with ts.capture(model):
         loss = (model["left"](x) + model["right"](x)).sum()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
     return model, graph
 
 
@@ -468,7 +468,7 @@ def test_without_names_the_buckets_of_ddp_come_in_their_order(tmp_path: Path) ->
         x = torch.ones(2, 64)
         parallel(x).sum().backward()  # the next forward makes buckets of this size
         loss = parallel(x).sum()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         buckets = buckets_of(graph)
         assert len(buckets) == 2
         named = [task for bucket in reversed(buckets) for task in bucket.tasks]
@@ -492,7 +492,7 @@ def test_bfs_loses_on_a_wide_fan_out() -> None:
 def test_one_linear_used_many_times_needs_no_more_than_under_heap() -> None:
     """The mini-model of PyTorch PR #4746, simulated."""
     _, make_loss = workload("linear50").build(uses=20, width=64)
-    problem = Problem(th.graph(make_loss()))
+    problem = Problem(ts.graph(make_loss()))
     heap = problem.peak_bytes(problem.heap_order)
     assert problem.peak_bytes(schedule(problem.graph, "bfs")) > 4 * heap
     for plan in (lpmf, list_schedule, postorder, liu, partial(bfs_width, width=1)):

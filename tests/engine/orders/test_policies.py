@@ -7,25 +7,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.orders.policies import CLASSIC, POLICIES
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.pending import dependencies, queue_lengths
-from tapehead.engine.queue.policy import QueueState
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.orders.policies import CLASSIC, POLICIES
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.pending import dependencies, queue_lengths
+from tapescope.engine.queue.policy import QueueState
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.inspector.graph.kinds import Kind
 
 from ..backward_programs import random_program
 
 
-def names(graph: th.Graph, order: list[int]) -> list[str]:
+def names(graph: ts.Graph, order: list[int]) -> list[str]:
     return [graph.tasks[task].name.removesuffix("Backward0").rsplit("::", 1)[-1] for task in order]
 
 
-def fan() -> th.Graph:
+def fan() -> ts.Graph:
     """(exp, sin, cos of one leaf) stacked: the three get ready together, created in this order."""
     x = torch.ones(1, requires_grad=True)
-    return th.graph(torch.stack([x.exp(), x.sin(), x.cos()]))
+    return ts.graph(torch.stack([x.exp(), x.sin(), x.cos()]))
 
 
 def test_bfs_runs_what_got_ready_first() -> None:
@@ -42,11 +42,11 @@ def test_heap_runs_what_was_created_last_and_leaves_first_of_all() -> None:
     x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
     early = x.exp()
     late = y.sin()
-    graph = th.graph(torch.stack([late.cos(), early]))
+    graph = ts.graph(torch.stack([late.cos(), early]))
     assert names(graph, schedule(graph, "heap")) == ["Stack", "Cos", "Sin", "AccumulateGrad", "Exp", "AccumulateGrad"]
 
 
-def brute_force(graph: th.Graph, policy: str) -> list[int]:
+def brute_force(graph: ts.Graph, policy: str) -> list[int]:
     """The policies once more, as slowly and plainly as can be."""
     missing = dependencies(graph)
     arrived: list[int] = []
@@ -77,7 +77,7 @@ def brute_force(graph: th.Graph, policy: str) -> list[int]:
 @given(st.integers(0, 10**6), st.sampled_from(CLASSIC))
 def test_a_schedule_is_the_policy_taken_literally(seed: int, policy: str) -> None:
     _, loss = random_program(seed)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert schedule(graph, policy) == brute_force(graph, policy)
 
 
@@ -85,7 +85,7 @@ def test_a_schedule_is_the_policy_taken_literally(seed: int, policy: str) -> Non
 @given(st.integers(0, 10**6))
 def test_every_schedule_is_legal_and_complete(seed: int) -> None:
     _, loss = random_program(seed)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     pick = random.Random(seed)
     for policy in [*CLASSIC, lambda ready, state: pick.choice(ready)]:
         order = schedule(graph, policy)
@@ -98,7 +98,7 @@ def test_a_users_policy_sees_the_ready_tasks_first_arrived_first_and_what_has_ru
     graph = fan()
     seen = []
 
-    def smallest_id(ready: list[th.Task], state: QueueState) -> th.Task:
+    def smallest_id(ready: list[ts.Task], state: QueueState) -> ts.Task:
         assert state.graph is graph
         seen.append(([task.id for task in ready], list(state.order)))
         return min(ready, key=lambda task: task.id)
@@ -109,7 +109,7 @@ def test_a_users_policy_sees_the_ready_tasks_first_arrived_first_and_what_has_ru
 
 def test_under_bfs_all_weight_gradients_of_a_reused_linear_wait_at_once_under_heap_and_dfs_one() -> None:
     _, make_loss = WORKLOADS["linear50"].build()
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     transposes = {task.id for task in graph.tasks if task.name == "TBackward0"}
 
     def most_waiting(policy: str) -> int:
@@ -138,21 +138,21 @@ def test_an_unknown_policy_is_told_with_those_there_are() -> None:
 def test_a_policy_that_returns_what_is_not_ready_is_told_what_is() -> None:
     graph = fan()
 
-    def eager(ready: list[th.Task], state: QueueState) -> th.Task:
+    def eager(ready: list[ts.Task], state: QueueState) -> ts.Task:
         return state.graph.tasks[4]
 
-    with pytest.raises(th.PolicyError, match="eager returned AccumulateGrad, which is not ready; expected Stack"):
+    with pytest.raises(ts.PolicyError, match="eager returned AccumulateGrad, which is not ready; expected Stack"):
         schedule(graph, eager)
-    with pytest.raises(th.PolicyError, match="returned None, which is not a th.Task; expected Stack"):
+    with pytest.raises(ts.PolicyError, match="returned None, which is not a ts.Task; expected Stack"):
         schedule(graph, lambda ready, state: None)  # type: ignore[arg-type,return-value]
     other = fan()
-    with pytest.raises(th.PolicyError, match="a task of another graph"):
+    with pytest.raises(ts.PolicyError, match="a task of another graph"):
         schedule(graph, lambda ready, state: other.tasks[ready[0].id])
 
-    def again(ready: list[th.Task], state: QueueState) -> th.Task:
+    def again(ready: list[ts.Task], state: QueueState) -> ts.Task:
         return state.graph.tasks[state.order[0]] if state.order else ready[0]
 
-    with pytest.raises(th.PolicyError, match="Stack.* not ready; expected one of the 3 ready tasks: Exp.*, Sin.*, Cos"):
+    with pytest.raises(ts.PolicyError, match="Stack.* not ready; expected one of the 3 ready tasks: Exp.*, Sin.*, Cos"):
         schedule(graph, again)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.workloads.workloads import workload
 
 
 def residual() -> Tensor:
@@ -33,7 +33,7 @@ def summed() -> Tensor:
     ],
 )
 def test_the_levels_of_heaps_order_are_the_simulations(make: Callable[[], Tensor]) -> None:
-    problem = Problem(th.graph(make()))
+    problem = Problem(ts.graph(make()))
     timeline = problem.heap_timeline
     peak, peaks = problem.levels(problem.heap_order)
     assert peaks == list(timeline.task_peaks)
@@ -44,7 +44,7 @@ def test_the_levels_of_heaps_order_are_the_simulations(make: Callable[[], Tensor
 def test_tasks_wait_for_each_other_as_in_the_graph_each_counted_once() -> None:
     x = torch.randn(4, requires_grad=True)
     y = x.exp()
-    problem = Problem(th.graph((y * y).sum()))  # both of its outputs go to one task
+    problem = Problem(ts.graph((y * y).sum()))  # both of its outputs go to one task
     mul, exp = (next(task.id for task in problem.graph.tasks if name in task.name) for name in ("Mul", "Exp"))
     assert problem.nexts[mul] == [exp]
     assert problem.waits[exp] == 1
@@ -53,7 +53,7 @@ def test_tasks_wait_for_each_other_as_in_the_graph_each_counted_once() -> None:
 
 def test_what_inputs_leaves_out_is_in_no_list() -> None:
     x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    graph = th.graph((x.exp() * w.exp()).sum())
+    graph = ts.graph((x.exp() * w.exp()).sum())
     needed = {task.id for task in graph.tasks} - {
         task.id for task in graph.tasks if task.is_leaf and task.sequence_nr and graph.leaves[task.id] is w
     }
@@ -64,7 +64,7 @@ def test_what_inputs_leaves_out_is_in_no_list() -> None:
 
 def test_given_times_are_taken_and_the_rest_is_guessed_by_size() -> None:
     x = torch.randn(1000, requires_grad=True)
-    graph = th.graph(x.exp().sum())
+    graph = ts.graph(x.exp().sum())
     guessed = Problem(graph).durations
     assert all(duration > 0 for duration in guessed)
     assert Problem(graph, durations={0: 7.0}).durations == [7.0, *guessed[1:]]

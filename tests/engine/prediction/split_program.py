@@ -22,7 +22,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Shard
 
-import tapehead as th
+import tapescope as ts
 
 SIZE = 2
 LIMIT_S = 20.0
@@ -84,7 +84,7 @@ def sharded(mesh: DeviceMesh) -> MakeLoss:
 PROGRAMS = (tensor_parallel, sums_of_dtensors, sharded)
 
 
-def levels(timeline: th.Timeline) -> tuple[int, int, int]:
+def levels(timeline: ts.Timeline) -> tuple[int, int, int]:
     return timeline.start_bytes, timeline.peak_bytes, timeline.end_bytes
 
 
@@ -97,29 +97,29 @@ def seen(make_loss: MakeLoss, policy: str) -> dict[str, Any]:
         return make_loss()
 
     loss = make_loss()
-    leaves = list(th.graph(loss).leaves.values())
+    leaves = list(ts.graph(loss).leaves.values())
     loss.backward()
-    drawn = th.graph(loss := fresh())
-    dry = th.simulate(drawn, policy)
-    plan = th.plan(drawn, "heap")
+    drawn = ts.graph(loss := fresh())
+    dry = ts.simulate(drawn, policy)
+    plan = ts.plan(drawn, "heap")
     loss.backward()
     # gloo's threads may hold for a moment what was sent.
-    run = min((th.profile(fresh, policy) for _ in range(4)), key=lambda run: run.peak_bytes)
+    run = min((ts.profile(fresh, policy) for _ in range(4)), key=lambda run: run.peak_bytes)
     assert run.timeline is not None
-    again = th.simulate(run.graph, policy, run.footprints)
+    again = ts.simulate(run.graph, policy, run.footprints)
     return {
         "dry": levels(dry),
         "measured": levels(run.timeline),
         "calibrated": levels(again),
         "why": [dry.estimates, again.estimates],
-        "words": [str(th.peak_report(dry)), "\n".join(plan.sentences)],
+        "words": [str(ts.peak_report(dry)), "\n".join(plan.sentences)],
     }
 
 
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SIZE)
-    th.wait_for_ranks(LIMIT_S)
+    ts.wait_for_ranks(LIMIT_S)
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (SIZE,))
     with warnings.catch_warnings():

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.dry_run_limits import WORKSPACE
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.prediction.dry_run_limits import WORKSPACE
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from ..comparing import compiled_loss
 from ..profiled import profiled
@@ -34,7 +34,7 @@ ESTIMATES = {  # why the prediction is none to the byte, and by how much it may 
 }
 
 
-def order_of(graph: th.Graph, policy: str) -> list[int]:
+def order_of(graph: ts.Graph, policy: str) -> list[int]:
     pick = random.Random(policy)
     return schedule(graph, (lambda ready, state: pick.choice(ready)) if policy.startswith("random") else policy)
 
@@ -49,7 +49,7 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
         return forward()
 
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     footprints = dry_run(graph)
     why, off = ESTIMATES.get(name, ("", 0.0))
     told = [limit.split(": ")[1] for limit in footprints.limits if limit != WORKSPACE]
@@ -68,7 +68,7 @@ def test_workloads_peak_as_a_dry_run_says(name: str) -> None:
 
 def test_equal_tasks_share_one_footprint() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(20)])
-    graph = th.graph(model(torch.randn(4, 8)).sum())
+    graph = ts.graph(model(torch.randn(4, 8)).sum())
     tasks = dry_run(graph).tasks
     of_linear = [tasks[task.id] for task in graph.tasks if task.name == "AddmmBackward0"]
     assert len(of_linear) == 20
@@ -77,7 +77,7 @@ def test_equal_tasks_share_one_footprint() -> None:
 
 def test_tasks_that_differ_in_what_is_saved_do_not_share_one() -> None:
     x = torch.randn(4, 8, requires_grad=True)
-    graph = th.graph((x.sum(0, keepdim=True) + x.sum(1, keepdim=True)).sum())
+    graph = ts.graph((x.sum(0, keepdim=True) + x.sum(1, keepdim=True)).sum())
     tasks = dry_run(graph).tasks
     sums = {task.id: tasks[task.id] for task in graph.tasks if task.name == "SumBackward1"}
     layouts = {each.outputs[0].layout.strides for each in sums.values() if each and each.outputs[0]}
@@ -86,7 +86,7 @@ def test_tasks_that_differ_in_what_is_saved_do_not_share_one() -> None:
 
 def test_temporaries_of_a_formula_come_in_their_true_order() -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    graph = th.graph(x.pow(3).sum())
+    graph = ts.graph(x.pow(3).sum())
     power = next(task.id for task in graph.tasks if task.name == "PowBackward0")
     footprint = dry_run(graph).tasks[power]
     assert footprint is not None
@@ -112,7 +112,7 @@ def test_nothing_changes() -> None:
     loss.grad_fn.register_hook(lambda *gradients: called.append(gradients))
     model[0].bias.grad = torch.ones(8)
     model[3].weight.register_post_accumulate_grad_hook(called.append)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     saved = {(each.task, each.slot): each for each in graph.saved}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     state, numbers = torch.get_rng_state(), [node._sequence_nr() for node in graph.nodes]
@@ -123,7 +123,7 @@ def test_nothing_changes() -> None:
     assert torch.equal(model[0].bias.grad, torch.ones(8))
     assert all(leaf.grad is None for name, leaf in model.named_parameters() if name != "0.bias")
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
-    assert {(each.task, each.slot): each for each in th.graph(loss).saved} == saved
+    assert {(each.task, each.slot): each for each in ts.graph(loss).saved} == saved
     assert torch.is_grad_enabled()
     assert type(x * 1) is Tensor  # no mode is left
     assert any("tasks with hooks" in limit for limit in footprints.limits)
@@ -155,7 +155,7 @@ def test_a_custom_functions_code_is_not_called_and_a_measured_run_knows_what_it_
         x.grad = None
         return Scaled.apply(x).sum()
 
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     footprints = dry_run(graph)
     assert torch.equal(Scaled.touched, torch.zeros(3)) and x.grad is None
     (task_id,) = [task.id for task in graph.tasks if task.name == "ScaledBackward"]
@@ -165,7 +165,7 @@ def test_a_custom_functions_code_is_not_called_and_a_measured_run_knows_what_it_
     )
     assert footprints.tasks[task_id] is not None and footprints.tasks[task_id].blocks == (4096,)
     assert footprints.limits == simulate(graph, "heap", footprints).estimates
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert torch.equal(Scaled.touched, torch.ones(3))
     assert simulate(graph, "heap", run.footprints).peak_bytes == run.peak_bytes > 2 * 4096
 
@@ -209,12 +209,12 @@ def test_a_custom_function_that_slices_hide_is_not_called() -> None:
     InPlace.apply(y[:4])
     loss = y.sum()
     other = Scaled.apply(x * 2)  # is not hidden there
-    limits = " ".join(dry_run(th.graph(loss)).limits)
+    limits = " ".join(dry_run(ts.graph(loss)).limits)
     assert "whose code is not called: 1, the first is torch::autograd::CopySlices" in limits
     assert not InPlace.called
     z = x.clone()
     z[:4] = 1
-    assert "custom Functions" not in " ".join(dry_run(th.graph(z.sum())).limits)
+    assert "custom Functions" not in " ".join(dry_run(ts.graph(z.sum())).limits)
     del other
     loss.backward()
     assert InPlace.called == 1
@@ -229,7 +229,7 @@ def test_the_operations_of_a_subclass_are_not_called(kind: type[Tensor]) -> None
     x, weight = torch.randn(4, 4).as_subclass(kind).requires_grad_(), Counting(torch.randn(4, 4)).requires_grad_()
     loss = (weight * x).sum()
     Counting.called = 0
-    limits = " ".join(dry_run(th.graph(loss)).limits)
+    limits = " ".join(dry_run(ts.graph(loss)).limits)
     assert "nodes that saved tensors of a subclass, whose code is not called: 1" in limits and not Counting.called
 
 
@@ -245,10 +245,10 @@ def test_what_module_hooks_pass_on_is_known() -> None:
         return module(x * 2).sum()
 
     loss = make_loss()
-    footprints = dry_run(th.graph(loss))
+    footprints = dry_run(ts.graph(loss))
     assert not called and "custom Functions" not in " ".join(footprints.limits)
-    run = th.profile(make_loss)
-    assert called and simulate(th.graph(loss), "heap", footprints).peak_bytes == run.peak_bytes
+    run = ts.profile(make_loss)
+    assert called and simulate(ts.graph(loss), "heap", footprints).peak_bytes == run.peak_bytes
 
 
 def test_hooks_that_pack_are_not_asked_to_unpack() -> None:
@@ -270,7 +270,7 @@ def test_hooks_that_pack_are_not_asked_to_unpack() -> None:
             packed = x.exp() * x
         loss = (checkpoint(region, packed, use_reentrant=use_reentrant) * 3).sum()
         forwards.clear()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         footprints = dry_run(graph)
         assert not asked and not forwards
         words = " ".join(footprints.limits)
@@ -290,7 +290,7 @@ def test_hooks_that_pack_are_not_asked_to_unpack() -> None:
 def test_a_compiled_region_is_not_run() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     loss = compiled_loss(x)
-    footprints = dry_run(th.graph(loss))
+    footprints = dry_run(ts.graph(loss))
     assert any("compiled regions" in limit for limit in footprints.limits)
     loss.backward()
 
@@ -298,7 +298,7 @@ def test_a_compiled_region_is_not_run() -> None:
 def test_sparse_gradients_are_an_estimate() -> None:
     embedding = nn.Embedding(100, 16, sparse=True)
     words = torch.randint(100, (8,))
-    graph = th.graph(embedding(words).sum())
+    graph = ts.graph(embedding(words).sum())
     footprints = dry_run(graph)
     assert any("sparse" in limit for limit in footprints.limits)
     assert simulate(graph, "heap", footprints).estimates
@@ -316,10 +316,10 @@ def test_a_sparse_embedding_used_twice_peaks_as_is_measured(steps: int) -> None:
 
     for _ in range(steps - 1):
         make_loss().backward()
-    predicted = th.simulate(th.graph(make_loss()), "heap")
-    run = th.profile(make_loss)
+    predicted = ts.simulate(ts.graph(make_loss()), "heap")
+    run = ts.profile(make_loss)
     assert predicted.peak_bytes == run.timeline.peak_bytes
-    assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes == run.timeline.peak_bytes
+    assert ts.simulate(run.graph, "bfs", run.footprints).peak_bytes == run.timeline.peak_bytes
 
 
 LEAVES = {
@@ -337,12 +337,12 @@ LEAVES = {
 def test_leaves_of_every_layout_are_predicted(layout: str) -> None:
     leaf, w = LEAVES[layout]().requires_grad_(), torch.rand(4, 4, requires_grad=True)
     loss = (leaf.to_dense() * w).sin().sum()
-    timeline = th.simulate(th.graph(loss), "heap")
+    timeline = ts.simulate(ts.graph(loss), "heap")
     assert timeline.peak_bytes >= w.nbytes
-    assert len(th.plan(loss).rows) > 1
+    assert len(ts.plan(loss).rows) > 1
     (wanted,) = torch.autograd.grad((leaf.to_dense() * w).sin().sum(), w)
     if layout in ("coo", "csr", "mkldnn"):  # torch accumulates no gradient of the others
-        th.backward(loss, policy="lpmf")
+        ts.backward(loss, policy="lpmf")
         assert w.grad is not None and torch.equal(w.grad, wanted)
 
 
@@ -350,13 +350,13 @@ def test_leaves_of_every_layout_are_predicted(layout: str) -> None:
 def test_a_nested_leaf_is_predicted() -> None:
     leaf = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], requires_grad=True)
     loss = torch.nested.to_padded_tensor(nn.Linear(4, 3)(leaf), 0.0).square().sum()
-    assert th.simulate(th.graph(loss), "heap").estimates and str(th.plan(loss))
+    assert ts.simulate(ts.graph(loss), "heap").estimates and str(ts.plan(loss))
 
 
 def test_nested_tensors_are_an_estimate() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     nested = torch.nested.as_nested_tensor([x, x[:2]], layout=torch.strided)
-    graph = th.graph(torch.nested.to_padded_tensor(nested * 2, 0.0).sum())
+    graph = ts.graph(torch.nested.to_padded_tensor(nested * 2, 0.0).sum())
     footprints = dry_run(graph)
     assert any("nested" in limit for limit in footprints.limits)
     assert simulate(graph, "heap", footprints).estimates
@@ -371,7 +371,7 @@ def test_slices_written_in_place_are_asked() -> None:
         z[:4] = y
         return z.sum()
 
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     footprints = dry_run(graph)
     assert footprints.limits == ()
     for policy in ("heap", "bfs"):
@@ -383,7 +383,7 @@ def test_what_slices_alone_keep_is_said_to_be_hidden() -> None:
     x, y = torch.randn(32, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
     z = x.clone()
     z[:4].mul_(y.exp() + 1)  # the node inside keeps the product's other factor, which nothing else does
-    graph = th.graph(z.sum())
+    graph = ts.graph(z.sum())
     slices = next(task.id for task in graph.tasks if "CopySlices" in task.name)
     hidden = (
         "not known from a dry run: nodes that hide what they keep from the forward: 1, the first is "
@@ -402,8 +402,8 @@ def test_what_counts_as_made_by_the_forward() -> None:
         mask = torch.rand(64, 64) > 0.5  # no graph, and nothing but the product holds it
         return (hidden.exp() * mask).sum()
 
-    with th.capture():
-        graph = th.graph(make_loss())
+    with ts.capture():
+        graph = ts.graph(make_loss())
     start = dry_run(graph).start
     found = {(storage.nbytes, storage.held): storage for storage in start}
     assert sorted(storage.nbytes for storage in start) == [4, 4096, 16384]
@@ -418,29 +418,29 @@ def test_what_counts_as_made_by_the_forward() -> None:
 def test_an_output_that_is_the_root_and_saved_is_there_once() -> None:
     x = torch.randn((), requires_grad=True)
     loss = x.exp()
-    assert [storage.nbytes for storage in dry_run(th.graph(loss)).start] == [4]
+    assert [storage.nbytes for storage in dry_run(ts.graph(loss)).start] == [4]
 
 
 def test_the_gradient_of_a_root_that_is_no_scalar_is_the_callers() -> None:
     x = torch.randn(4, 4, requires_grad=True)
     scalar, matrix = x.exp().sum(), x.tanh()
-    assert [layout is None for layout in dry_run(th.graph([scalar, matrix])).roots] == [False, True]
+    assert [layout is None for layout in dry_run(ts.graph([scalar, matrix])).roots] == [False, True]
 
 
 def test_graphs_that_cannot_be_asked(tmp_path: Path) -> None:
     x = torch.randn(4, requires_grad=True)
     loss = x.exp().sum()
-    graph = th.graph(loss)
-    run = th.backward(loss)
+    graph = ts.graph(loss)
+    run = ts.backward(loss)
     with pytest.raises(RuntimeError, match=r"has freed what ExpBackward0 saved, so it can't be asked"):
         dry_run(graph)
     with pytest.raises(ValueError, match="has no nodes"):
-        dry_run(th.load(run.save(tmp_path / "run.tape.json")).graph)
+        dry_run(ts.load(run.save(tmp_path / "run.tape.json")).graph)
 
 
 def test_memory_of_another_device_is_counted_apart() -> None:
     _, forward = WORKLOADS["linear50"].build(device="meta", uses=3)
-    graph = th.graph(forward())
+    graph = ts.graph(forward())
     on_meta, on_cpu = dry_run(graph, "meta"), dry_run(graph, "cpu")
     _, real_forward = WORKLOADS["linear50"].build(uses=3)
     expected = profiled(real_forward, lambda graph: schedule(graph, "bfs"))
@@ -488,16 +488,16 @@ def test_what_kernels_take_for_themselves_is_known_where_layouts_decide_it(name:
             leaf.grad = None
         return compute(*leaves)
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     loss = make_loss()
-    found = simulate(th.graph(loss))
+    found = simulate(ts.graph(loss))
     assert found.peak_bytes == run.peak_bytes
     assert not found.estimates
 
 
 def test_operators_and_formulas_of_which_less_is_known_are_named() -> None:
     loss = nn.LSTM(4, 4)(weight(2, 4, 4).cumprod(2))[0].sum()
-    limits = simulate(th.graph(loss)).estimates
+    limits = simulate(ts.graph(loss)).estimates
     assert any("the workspace of mkldnn_rnn_layer_backward (not among" in limit for limit in limits)
     assert any("for which PyTorch has another formula where there are no values: 1" in limit for limit in limits)
 
@@ -508,7 +508,7 @@ def test_hooks_of_tensors_are_seen_whether_the_tensors_live_or_not() -> None:
     y = x * 2
     y.register_hook(kept.append)
     loss = y.sin().sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     (task_id,) = [task.id for task in graph.tasks if task.name == "MulBackward0"]
     (limit,) = [limit for limit in dry_run(graph).limits if "tasks with hooks, which were not run" in limit]
     assert limit.endswith(graph.describe(task_id))
@@ -516,7 +516,7 @@ def test_hooks_of_tensors_are_seen_whether_the_tensors_live_or_not() -> None:
     gone.register_hook(kept.append)
     loss = gone.exp().sum()
     del gone, y
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert any("there are hooks which nothing lists" in limit for limit in dry_run(graph).limits)
     assert not kept
 
@@ -555,10 +555,10 @@ def test_what_variables_hold_of_the_forward_is_known(forward: Any) -> None:
         kept.clear()
         return forward(x, y, kept)
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert run.timeline is not None
     loss = make_loss()
-    found = simulate(th.graph(loss))
+    found = simulate(ts.graph(loss))
     assert (found.start_bytes, found.peak_bytes) == (run.timeline.start_bytes, run.peak_bytes)
     assert found.end_bytes == run.timeline.end_bytes
     assert found.estimates == () or "hooks which nothing lists" in found.estimates[0]
@@ -584,10 +584,10 @@ def test_what_custom_functions_keep_on_their_context() -> None:
         leaf.grad = None
         return KeepsOnContext.apply(leaf * leaf, constant).sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert run.timeline is not None
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert simulate(graph).start_bytes == run.timeline.start_bytes == 3 * 4096 + 4 + 4  # not the constant, nor the leaf
     found = simulate(graph, "heap", run.footprints)
     assert (found.peak_bytes, found.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
@@ -599,7 +599,7 @@ def test_what_torch_can_not_do_without_values_is_an_estimate_and_no_red_lines(
     monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
     x, weights = torch.randn(8, 16, requires_grad=True), torch.randn(2, 16, 16, requires_grad=True)
     ends = torch.tensor([3, 8], dtype=torch.int32)
-    graph = th.graph(torch._grouped_mm(x, weights, offs=ends).sum())
+    graph = ts.graph(torch._grouped_mm(x, weights, offs=ends).sum())
     footprints = dry_run(graph)
     assert any("can't run without values" in limit for limit in footprints.limits)
     assert not caplog.records
@@ -632,7 +632,7 @@ def of_complex(weight: Tensor) -> Tensor:
 def test_small_temporaries_and_lazy_gradients_are_counted_to_the_byte(forward: Any) -> None:
     weight = nn.Parameter(torch.randn(4))
     loss = forward(weight).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     predicted = simulate(graph, "heap", footprints=dry_run(graph))
     assert not predicted.estimates
-    assert predicted.peak_bytes == th.backward(loss, memory=True).peak_bytes
+    assert predicted.peak_bytes == ts.backward(loss, memory=True).peak_bytes

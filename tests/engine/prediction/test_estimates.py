@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
 
 from ..profiled import profiled
 from .test_simulate import random_order
@@ -340,14 +340,14 @@ class Step:
         return self
 
 
-def wrong(run: th.Run, step: Step, **arguments: bool) -> tuple[list[tuple[int, int]], set[str]]:
+def wrong(run: ts.Run, step: Step, **arguments: bool) -> tuple[list[tuple[int, int]], set[str]]:
     """The peaks that are not as predicted, as (predicted, real), with what they were said to be estimates for."""
     found, estimates = [], set()
     orders = [lambda graph: schedule(graph, "heap"), lambda graph: schedule(graph, "bfs")]
     orders += [lambda graph, seed=seed: random_order(graph, seed) for seed in range(3)]
     for order in orders:
         real = profiled(step.reset(), order, **arguments)
-        predicted = th.simulate(real.graph, real.order, run.footprints, retain_graph=arguments.get("retain_graph"))
+        predicted = ts.simulate(real.graph, real.order, run.footprints, retain_graph=arguments.get("retain_graph"))
         estimates.update(predicted.estimates)
         levels = (predicted.start_bytes, predicted.peak_bytes, predicted.end_bytes)
         if levels != (real.start, real.peak, real.end) and not predicted.estimates:
@@ -358,7 +358,7 @@ def wrong(run: th.Run, step: Step, **arguments: bool) -> tuple[list[tuple[int, i
 @pytest.mark.parametrize("forward", EXACT, ids=lambda forward: forward.__name__)
 def test_predicted_to_the_byte(forward: Forward) -> None:
     step = Step(forward)
-    run = th.profile(step.reset())
+    run = ts.profile(step.reset())
     assert run.footprints is not None and not run.footprints.limits
     assert wrong(run, step) == ([], set())
 
@@ -366,7 +366,7 @@ def test_predicted_to_the_byte(forward: Forward) -> None:
 @pytest.mark.parametrize("forward", ESTIMATES, ids=lambda forward: forward.__name__)
 def test_said_to_be_an_estimate(forward: Forward) -> None:
     step = Step(forward)
-    run = th.profile(step.reset())
+    run = ts.profile(step.reset())
     _, estimates = wrong(run, step)
     assert run.footprints is not None and run.footprints.limits
     assert set(run.footprints.limits) <= estimates
@@ -378,13 +378,13 @@ RETAINABLE = [forward for forward in (*EXACT, *ESTIMATES) if forward is not comp
 @pytest.mark.parametrize("forward", RETAINABLE, ids=lambda forward: forward.__name__)
 def test_with_the_graph_retained(forward: Forward) -> None:
     step = Step(forward)
-    run = th.profile(step.reset())
+    run = ts.profile(step.reset())
     assert wrong(run, step, retain_graph=True)[0] == []
 
 
 def test_a_run_that_kept_its_graph_does_not_show_what_is_freed() -> None:
     step = Step(saved_as_copies)
-    run = th.profile(step.reset(), retain_graph=True)
+    run = ts.profile(step.reset(), retain_graph=True)
     _, estimates = wrong(run, step, retain_graph=False)
     assert any("kept its graph" in estimate for estimate in estimates)
     assert wrong(run, step, retain_graph=True) == ([], set())
@@ -396,23 +396,23 @@ def test_a_backward_that_makes_a_graph_is_an_estimate(forward: Forward) -> None:
     torch.set_warn_always(True)  # else the one warning of a process is gone, for which other tests look
     try:
         with pytest.warns(UserWarning, match="create_graph=True"):
-            run = th.profile(step, create_graph=True)
+            run = ts.profile(step, create_graph=True)
     finally:
         torch.set_warn_always(False)
         step.reset()  # a .grad with a graph and its leaf keep each other alive
     assert run.footprints is not None
-    found = th.simulate(run.graph, "bfs", run.footprints)
+    found = ts.simulate(run.graph, "bfs", run.footprints)
     assert any("create_graph=True" in estimate for estimate in found.estimates)
 
 
 def test_what_inputs_leaves_out_is_an_estimate_for_the_whole_and_its_own_order_is_right() -> None:
     x, y = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
     loss = ((x @ y).tanh() * x.exp()).sum()
-    run = th.backward(loss, inputs=[x, x], memory=True)
+    run = ts.backward(loss, inputs=[x, x], memory=True)
     assert run.timeline is not None and run.footprints is not None
-    again = th.simulate(run.graph, run.order, run.footprints)
+    again = ts.simulate(run.graph, run.order, run.footprints)
     assert (again.peak_bytes, again.end_bytes) == (run.timeline.peak_bytes, run.timeline.end_bytes)
-    assert th.simulate(run.graph, "heap", run.footprints).estimates
+    assert ts.simulate(run.graph, "heap", run.footprints).estimates
 
 
 def regions_of_which_either_branch_may_come_first(x: Tensor, y: Tensor, kept: list[object]) -> Tensor:
@@ -425,11 +425,11 @@ def regions_of_which_either_branch_may_come_first(x: Tensor, y: Tensor, kept: li
 
 def test_a_region_that_another_task_has_computed_again_is_an_estimate() -> None:
     step = Step(regions_of_which_either_branch_may_come_first)
-    run = th.profile(step.reset())
+    run = ts.profile(step.reset())
     assert run.footprints is not None and not run.footprints.limits
-    found = {policy: th.simulate(run.graph, policy, run.footprints).estimates for policy in ("heap", "bfs")}
+    found = {policy: ts.simulate(run.graph, policy, run.footprints).estimates for policy in ("heap", "bfs")}
     assert not found["heap"] and any("checkpointed region" in sentence for sentence in found["bfs"])
-    opener = {policy: th.profile(step.reset(), policy).footprints for policy in ("heap", "bfs")}
+    opener = {policy: ts.profile(step.reset(), policy).footprints for policy in ("heap", "bfs")}
     first = {policy: footprints.regions[0][0] for policy, footprints in opener.items() if footprints is not None}
     assert first["heap"] != first["bfs"]  # as it was said
 
@@ -441,15 +441,15 @@ def test_a_step_that_adds_to_gradients_is_predicted_by_one_that_did_not_and_is_a
     def make_loss() -> Tensor:
         return model(x).sum()  # type: ignore[no-any-return]
 
-    first = th.profile(make_loss)
+    first = ts.profile(make_loss)
     loss = make_loss()
-    found = th.simulate(th.graph(loss, model), "heap", first.footprints)
-    planned = th.plan(th.graph(loss, model), "heap", footprints=first.footprints)
-    second = th.profile(make_loss).timeline
+    found = ts.simulate(ts.graph(loss, model), "heap", first.footprints)
+    planned = ts.plan(ts.graph(loss, model), "heap", footprints=first.footprints)
+    second = ts.profile(make_loss).timeline
     assert second is not None and first.timeline is not None
     assert found.peak_bytes == planned.best.peak_bytes == second.peak_bytes < first.timeline.peak_bytes
     (why,) = found.estimates[:1]
     assert why.startswith("4 leaves have a .grad and had none in the run that was measured, of which the first is 0.")
     assert any(why in note for note in planned.notes)
-    same = th.simulate(first.graph, "heap", first.footprints)
+    same = ts.simulate(first.graph, "heap", first.footprints)
     assert (same.peak_bytes, same.estimates) == (first.timeline.peak_bytes, ())

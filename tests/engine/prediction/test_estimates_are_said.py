@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.prediction.dry_run_limits import WORKSPACE
-from tapehead.engine.words.estimates import Estimate, bounded_size, direction_of, estimate_sentence, told_first
+import tapescope as ts
+from tapescope.engine.prediction.dry_run_limits import WORKSPACE
+from tapescope.engine.words.estimates import Estimate, bounded_size, direction_of, estimate_sentence, told_first
 
 KERNELS = "the workspace of"
 PACKED = "packed by saved_tensors_hooks"
@@ -40,30 +40,30 @@ def checkpointed() -> Tensor:
 
 
 def of_plan(make_loss: Callable[[], Tensor]) -> str:
-    return "\n".join(th.plan(make_loss()).sentences)
+    return "\n".join(ts.plan(make_loss()).sentences)
 
 
 def of_report(make_loss: Callable[[], Tensor]) -> str:
-    return str(th.peak_report(th.simulate(th.graph(make_loss()))))
+    return str(ts.peak_report(ts.simulate(ts.graph(make_loss()))))
 
 
 def of_deck(make_loss: Callable[[], Tensor]) -> str:
-    from tapehead.widgets.deck.deck import Deck
+    from tapescope.widgets.deck.deck import Deck
 
-    deck = Deck(th.debug(make_loss()))
+    deck = Deck(ts.debug(make_loss()))
     return "\n".join(deck.compare(["heap", "bfs"]).sentences)
 
 
 def of_still(make_loss: Callable[[], Tensor]) -> str:
-    from tapehead.widgets.deck.still import Moment, Still
+    from tapescope.widgets.deck.still import Moment, Still
 
-    drawn = th.graph(make_loss())
-    timeline = th.simulate(drawn)
+    drawn = ts.graph(make_loss())
+    timeline = ts.simulate(drawn)
     return Still("id", "title", drawn).svg(Moment("heap", 0, len(drawn), {"heap": timeline}))
 
 
 def of_branches(make_loss: Callable[[], Tensor]) -> str:
-    session = th.debug(make_loss(), history=True)
+    session = ts.debug(make_loss(), history=True)
     session.step()
     return "\n".join(session.compare_branches().sentences)
 
@@ -86,10 +86,10 @@ def test_what_no_run_has_shown_is_an_estimate_and_says_why(
 
 
 def test_what_a_run_has_shown_is_none() -> None:
-    run = th.profile(plain)
-    plan = th.plan(run.graph, footprints=run.footprints)
+    run = ts.profile(plain)
+    plan = ts.plan(run.graph, footprints=run.footprints)
     assert not any("An estimate" in sentence for sentence in plan.sentences)
-    assert "An estimate" not in str(th.peak_report(th.simulate(run.graph, "bfs", run.footprints)))
+    assert "An estimate" not in str(ts.peak_report(ts.simulate(run.graph, "bfs", run.footprints)))
 
 
 def test_each_reason_is_said_once_and_of_many_how_many_there_are() -> None:
@@ -117,6 +117,6 @@ def test_each_place_says_on_which_side_of_it_a_peak_is() -> None:
 
 def test_a_file_keeps_the_directions(tmp_path: Path) -> None:
     loss = checkpointed()
-    timeline = th.simulate(th.graph(loss))
-    run = replace(th.backward(loss), timeline=timeline)
-    assert th.load(run.save(tmp_path / "run.json")).timeline.direction == timeline.direction == "at least"
+    timeline = ts.simulate(ts.graph(loss))
+    run = replace(ts.backward(loss), timeline=timeline)
+    assert ts.load(run.save(tmp_path / "run.json")).timeline.direction == timeline.direction == "at least"

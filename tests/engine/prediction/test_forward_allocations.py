@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.queue.chosen_order import heap_order
-from tapehead.inspector.graph.forward_allocations import forward_allocations
-from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+import tapescope as ts
+from tapescope.engine.queue.chosen_order import heap_order
+from tapescope.inspector.graph.forward_allocations import forward_allocations
+from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 from ..profiled import profiled
 
@@ -100,12 +100,12 @@ def test_what_a_forward_makes_counts_where_a_capture_sees_it(
 ) -> None:
     make_loss = program(forward)
     expected = profiled(make_loss, heap_order).peak
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         loss = make_loss()
-    found = th.simulate(th.graph(loss))
+    found = ts.simulate(ts.graph(loss))
     assert (found.peak_bytes, found.direction) == (expected, None)
-    assert th.plan(loss)["heap"].peak_bytes == expected
-    row = th.compare(make_loss, ["heap"], repetitions=1)["heap"]
+    assert ts.plan(loss)["heap"].peak_bytes == expected
+    row = ts.compare(make_loss, ["heap"], repetitions=1)["heap"]
     assert (row.peak_bytes, row.dry_run_bytes) == (expected, expected)
 
 
@@ -115,34 +115,34 @@ def test_a_leaf_that_nothing_holds_counts_without_a_capture(
 ) -> None:
     make_loss = program(forward)
     expected = profiled(make_loss, heap_order).peak
-    found = th.simulate(th.graph(make_loss()))
+    found = ts.simulate(ts.graph(make_loss()))
     assert (found.peak_bytes, found.direction) == (expected, None)
-    assert th.backward(make_loss(), memory=True).peak_bytes == expected
+    assert ts.backward(make_loss(), memory=True).peak_bytes == expected
 
 
 def test_a_leaf_that_something_holds_makes_it_a_lower_bound_without_a_capture() -> None:
     make_loss = program(leaf_that_is_kept)
     expected = profiled(make_loss, heap_order).peak
-    found = th.simulate(th.graph(make_loss()))
+    found = ts.simulate(ts.graph(make_loss()))
     assert found.direction == "at least" and found.peak_bytes < expected
     assert "leaves that are no parameters" in found.estimates[0]
 
 
 def test_an_older_input_does_not_count_and_is_no_estimate_under_a_capture() -> None:
     model, x = net(), torch.randn(ROWS, 32, requires_grad=True)
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         loss = model(x).square().mean()
-    found = th.simulate(th.graph(loss))
+    found = ts.simulate(ts.graph(loss))
     x.grad = None
     assert (found.peak_bytes, found.direction) == (profiled(lambda: model(x).square().mean(), heap_order).peak, None)
 
 
 def test_an_old_tensor_that_starts_to_require_gradients_is_none_that_the_forward_made() -> None:
     model, x = net(), torch.randn(ROWS, 32)
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         z = x.detach().requires_grad_()
         loss = model(z).sum() + x.view(-1).requires_grad_().sum()
-    assert not forward_allocations(th.graph(loss)).leaves
+    assert not forward_allocations(ts.graph(loss)).leaves
 
 
 def of_model(make: Callable[[], nn.Module]) -> tuple[MakeLoss, MakeLoss, nn.Module]:
@@ -167,18 +167,18 @@ def test_a_model_made_inside_of_make_loss_gives_the_figures_of_one_outside() -> 
     model.zero_grad()
     expected = profiled(outside, heap_order).peak
     model.zero_grad()
-    run = th.profile(inside)
+    run = ts.profile(inside)
     assert run.peak_bytes == expected
     assert "held by your code" not in str(run.peak())
-    with th.capture(every_call=True):
-        assert th.simulate(th.graph(inside())).peak_bytes == expected
-    row = th.compare(inside, ["heap", "bfs"], repetitions=1)["heap"]
+    with ts.capture(every_call=True):
+        assert ts.simulate(ts.graph(inside())).peak_bytes == expected
+    row = ts.compare(inside, ["heap", "bfs"], repetitions=1)["heap"]
     assert (row.peak_bytes, row.dry_run_bytes, row.predicted_bytes) == (expected, expected, expected)
 
 
 def test_a_leaf_of_the_forward_is_held_by_its_graph_and_not_by_your_code() -> None:
     make_loss = program(slices_of_a_leaf)
-    report = str(th.profile(make_loss).peak())
+    report = str(ts.profile(make_loss).peak())
     assert "held by the node of AccumulateGrad" in report and "your code" not in report
 
 
@@ -187,9 +187,9 @@ def test_gradients_reach_a_leaf_of_the_forward_as_ever() -> None:
     z = real.clone().requires_grad_()
     expected = torch.autograd.grad(nn.functional.softplus(model(z)).sum(), z)[0]
     again = real.clone().requires_grad_()
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         loss = nn.functional.softplus(model(again)).sum()
-    th.simulate(th.graph(loss))
+    ts.simulate(ts.graph(loss))
     loss.backward()
     assert torch.equal(again.grad, expected)
 
@@ -217,10 +217,10 @@ def test_buckets_of_ddp_are_older_and_may_be_the_grads(view: bool, to_none: bool
         make_loss().backward()
     expected = profiled(make_loss, heap_order).peak
     loss = make_loss()
-    found = th.simulate(th.graph(loss))
+    found = ts.simulate(ts.graph(loss))
     loss.backward()
     assert (found.peak_bytes, found.direction) == (expected, None)
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert run.peak_bytes == expected
     assert "the buckets of DistributedDataParallel (65 KiB)" in str(run.peak())
 
@@ -248,7 +248,7 @@ def test_a_prediction_under_checkpoints_is_a_lower_bound(reentrant: bool, around
         loss.backward()
     events = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
     level = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
-    found = th.simulate(th.graph(make_loss()))
+    found = ts.simulate(ts.graph(make_loss()))
     assert found.direction == "at least" and found.peak_bytes <= max(level)
 
 
@@ -256,7 +256,7 @@ def test_what_nodes_hide_makes_an_estimate_of_unknown_direction() -> None:
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
     normed = nn.functional.instance_norm(model(x).view(1, 4, 32, 32))
     normed.relu_()  # on a view, and so a CopySlices
-    found = th.simulate(th.graph(normed.square().mean()))
+    found = ts.simulate(ts.graph(normed.square().mean()))
     assert found.direction == "unknown" and "nodes that hide what they keep" in found.estimates[0]
 
 
@@ -306,11 +306,11 @@ def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(k
     expected_peaks = [profiled(make_loss, heap_order).peak for _ in range(2)]
     model.zero_grad()
     for _ in range(2):  # the second time each leaf has a .grad
-        with th.capture(model, every_call=True):
+        with ts.capture(model, every_call=True):
             loss = make_loss()
-        found = th.simulate(th.graph(loss))
-        planned = th.plan(loss)["heap"].peak_bytes
-        measured = th.backward(loss, memory=True).peak_bytes
+        found = ts.simulate(ts.graph(loss))
+        planned = ts.plan(loss)["heap"].peak_bytes
+        measured = ts.backward(loss, memory=True).peak_bytes
         expected = expected_peaks.pop(0)
         assert (found.peak_bytes, found.direction) == (expected, None)
         assert planned == measured == expected
@@ -319,12 +319,12 @@ def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(k
 def test_what_a_capture_of_several_steps_saw_before_the_forward_makes_it_a_lower_bound() -> None:
     model, x = net(), torch.randn(ROWS, 32)
     optimizer = torch.optim.Adam(model.parameters())
-    with th.capture(model, every_call=True):
-        first = th.simulate(th.graph(model(x).square().mean()))
+    with ts.capture(model, every_call=True):
+        first = ts.simulate(ts.graph(model(x).square().mean()))
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        second = th.simulate(th.graph(model(x).square().mean()))
+        second = ts.simulate(ts.graph(model(x).square().mean()))
     assert (first.direction, second.direction) == (None, "at least")
     assert first.peak_bytes == second.peak_bytes  # Adam's states are not the forward's
     assert "of an earlier step" in second.estimates[0]
@@ -334,8 +334,8 @@ def test_what_a_capture_of_several_steps_saw_before_the_forward_makes_it_a_lower
 def test_what_no_capture_could_see_is_left_unsure(every_call: bool) -> None:
     """From torch 2.14 on a capture sees new nodes, and other calls only where they are wanted."""
     kept: list[Tensor] = []
-    with th.capture(every_call=every_call):
+    with ts.capture(every_call=every_call):
         loss = leaf_that_is_kept(net(), torch.rand(ROWS, 32), kept)
-    found = forward_allocations(th.graph(loss))
+    found = forward_allocations(ts.graph(loss))
     assert bool(found.unsure) is not (every_call or not TELLS_OF_NEW_NODES)
     assert bool(found.addresses) is (every_call or not TELLS_OF_NEW_NODES)

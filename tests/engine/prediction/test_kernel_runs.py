@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.engine.prediction import kernel_runs
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.prediction.dry_run_limits import WORKSPACE
+import tapescope as ts
+from tapescope.engine.prediction import kernel_runs
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.prediction.dry_run_limits import WORKSPACE
 
 from ..convnext import small_convnext
 from ..sizes import built
@@ -65,15 +65,15 @@ def nothing_found_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_convolutions_pooling_and_norms_are_predicted_to_the_byte_without_a_backward(make: Any) -> None:
     make_loss = make()
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     footprints = dry_run(graph)
     for policy in ("heap", "bfs"):
-        predicted = th.simulate(graph, policy, footprints)
-        run = th.profile(make_loss, policy)
+        predicted = ts.simulate(graph, policy, footprints)
+        run = ts.profile(make_loss, policy)
         assert run.timeline is not None and run.timeline.workspace_share > 0.01
         assert not predicted.estimates and predicted.peak_bytes == run.peak_bytes
         assert predicted.end_bytes == run.timeline.end_bytes
-    assert not any("An estimate" in note for note in th.plan(graph).notes)
+    assert not any("An estimate" in note for note in ts.plan(graph).notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -86,26 +86,26 @@ def test_so_are_other_dtypes(dtype: torch.dtype) -> None:
         return nn.functional.cross_entropy(model(x).float(), torch.zeros(4, dtype=torch.long))
 
     loss = make_loss()
-    predicted = th.simulate(th.graph(loss))
-    assert (predicted.peak_bytes, predicted.estimates) == (th.profile(make_loss).peak_bytes, ())
+    predicted = ts.simulate(ts.graph(loss))
+    assert (predicted.peak_bytes, predicted.estimates) == (ts.profile(make_loss).peak_bytes, ())
 
 
 def test_an_lstm_is_an_estimate_which_names_the_operator_that_is_not_run() -> None:
     make_loss = step(nn.LSTM(8, 16, batch_first=True), 4, 10, 8)
     loss = make_loss()
-    predicted = th.simulate(th.graph(loss))
+    predicted = ts.simulate(ts.graph(loss))
     assert predicted.estimates[0] == WORKSPACE
     assert "workspace of mkldnn_rnn_layer_backward (not among those that are run alone): 1" in predicted.estimates[1]
-    assert predicted.peak_bytes < th.profile(make_loss).peak_bytes
-    assert any("mkldnn_rnn_layer_backward" in note for note in th.plan(loss).notes)
+    assert predicted.peak_bytes < ts.profile(make_loss).peak_bytes
+    assert any("mkldnn_rnn_layer_backward" in note for note in ts.plan(loss).notes)
 
 
 def test_a_model_of_fake_tensors_is_predicted_as_the_real_one_is_measured() -> None:
     with FakeTensorMode():
         make_loss = residual()
         loss = make_loss()
-    predicted = th.simulate(th.graph(loss))
-    assert (predicted.peak_bytes, predicted.estimates) == (th.profile(residual()).peak_bytes, ())
+    predicted = ts.simulate(ts.graph(loss))
+    assert (predicted.peak_bytes, predicted.estimates) == (ts.profile(residual()).peak_bytes, ())
 
 
 class Seen(TorchDispatchMode):
@@ -128,7 +128,7 @@ class SeenFunctions(TorchFunctionMode):
 
 def test_nothing_of_the_users_takes_part() -> None:
     make_loss = residual()
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     state, weights = torch.get_rng_state(), [leaf.clone() for leaf in graph.leaves.values()]
     with Seen() as seen, SeenFunctions() as functions, torch.autocast("cpu", torch.bfloat16):
         footprints = dry_run(graph)
@@ -159,12 +159,12 @@ def runs_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_each_kernel_runs_once_in_a_process_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = runs_in(monkeypatch)
     next(runs)
-    graph = th.graph(residual()())
+    graph = ts.graph(residual()())
     dry_run(graph)
     first = next(runs)
     assert 0 < first < len(graph)
     dry_run(graph)
-    dry_run(th.graph(residual()()))
+    dry_run(ts.graph(residual()()))
     assert next(runs) == first
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -188,12 +188,12 @@ def test_what_a_dry_run_allocates_for_real_is_bounded_by_operator(monkeypatch: p
     monkeypatch.setattr(kernel_runs, "_run", noting)
     monkeypatch.setattr(kernel_runs, "MOST_BYTES", 100_000)
     loss = unet()()
-    dry_run(th.graph(loss))
+    dry_run(ts.graph(loss))
     assert ran and max(ran) <= 100_000
     count = len(ran)
-    dry_run(th.graph(loss))
+    dry_run(ts.graph(loss))
     assert len(ran) == count, "each distinct one once"
-    assert kernel_runs.MOST_BYTES == 100_000 and "at most 2 GiB" in (th.simulate.__doc__ or "")
+    assert kernel_runs.MOST_BYTES == 100_000 and "at most 2 GiB" in (ts.simulate.__doc__ or "")
 
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "_free_bytes"])
@@ -202,7 +202,7 @@ def test_what_would_not_fit_is_not_run_and_the_prediction_says_so(limit: str, mo
     monkeypatch.setattr(kernel_runs, limit, value)
     runs = runs_in(monkeypatch)
     next(runs)
-    (said,) = [each for each in dry_run(th.graph(unet()())).limits if "too large to be run alone" in each]
+    (said,) = [each for each in dry_run(ts.graph(unet()())).limits if "too large to be run alone" in each]
     assert "the workspace of convolution_backward" in said or "convolution_backward" in said
     assert next(runs) > 0, "those that do fit are"
 
@@ -219,19 +219,19 @@ def test_what_lies_between_the_elements_of_a_column_counts_too(monkeypatch: pyte
     with FakeTensorMode():
         x = torch.empty(1_000, 10_000, requires_grad=True)
         loss = torch.cumsum(x[:, :1].T @ x[:, :1], 0).sum()
-    assert any("too large to be run alone" in each for each in dry_run(th.graph(loss)).limits)
+    assert any("too large to be run alone" in each for each in dry_run(ts.graph(loss)).limits)
     assert max(made, default=0) <= 1 << 20
 
 
 def test_with_ever_new_shapes_no_more_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_runs, "_MOST_FOUND", 5)
     for size in range(2, 9):
-        dry_run(th.graph(torch.cumsum(torch.ones(size, requires_grad=True), 0).sum()))
+        dry_run(ts.graph(torch.cumsum(torch.ones(size, requires_grad=True), 0).sum()))
     assert 0 < len(kernel_runs._found) <= 5
 
 
 def test_beside_a_profiler_of_the_users_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = th.graph(residual()())
+    graph = ts.graph(residual()())
     with profile():
         limits = dry_run(graph).limits
     assert limits[0] == WORKSPACE and "not run alone while a profiler is at work" in limits[1]
@@ -240,7 +240,7 @@ def test_beside_a_profiler_of_the_users_nothing_is_run(monkeypatch: pytest.Monke
 
 def test_what_an_accelerator_takes_for_itself_stays_an_estimate() -> None:
     x = torch.randn(4, 4, device="meta", requires_grad=True)
-    limits = dry_run(th.graph((x @ x).sum())).limits
+    limits = dry_run(ts.graph((x @ x).sum())).limits
     assert limits[0] == WORKSPACE and "the workspace of mm (" in limits[1]
 
 
@@ -257,8 +257,8 @@ def test_formulas_that_work_out_of_place_are_known(operation: Callable[..., Tens
     def make_loss() -> Tensor:
         return operation(torch.zeros(10, 16), 0, index, x @ weight, reduce, include_self=False).square().sum()
 
-    found = th.simulate(th.graph(make_loss()))
-    assert found.estimates or found.peak_bytes == th.profile(make_loss).peak_bytes
+    found = ts.simulate(ts.graph(make_loss()))
+    assert found.estimates or found.peak_bytes == ts.profile(make_loss).peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -271,5 +271,5 @@ def test_formulas_that_fill_their_own_tensors_in_place_are_known(operation: Call
     """Torch 2.14 fills in place unless the tensor is of a subclass, as fake tensors are."""
     torch.manual_seed(0)
     x, y = nn.Parameter(torch.randn(10, 100)), nn.Parameter(torch.randn(10, 100))
-    found = th.simulate(th.graph(operation(x, y).sum()))
-    assert found.peak_bytes == th.profile(lambda: operation(x, y).sum()).peak_bytes
+    found = ts.simulate(ts.graph(operation(x, y).sum()))
+    assert found.peak_bytes == ts.profile(lambda: operation(x, y).sum()).peak_bytes

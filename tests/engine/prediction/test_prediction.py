@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
+import tapescope as ts
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
@@ -16,7 +16,7 @@ from ..sizes import LARGEST_SLOW, built
 pytestmark = pytest.mark.heavy
 
 
-def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
+def deltas_by_task(timeline: ts.Timeline) -> list[list[int]]:
     """By place the bytes of its events; sorted, since what a task frees at its end comes in no certain order."""
     deltas, starts = list(timeline.deltas), timeline.starts
     return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
@@ -25,11 +25,11 @@ def deltas_by_task(timeline: th.Timeline) -> list[list[int]]:
 @pytest.mark.parametrize("name", LARGEST_SLOW)
 def test_every_event_of_every_order(name):
     model, make_loss = built(name)
-    calibration = th.profile(make_loss)
+    calibration = ts.profile(make_loss)
     for policy in ("heap", "bfs", "dfs", random_policy(0), random_policy(1)):
         model.zero_grad()
-        measured = th.profile(make_loss, policy)
-        predicted = th.simulate(measured.graph, measured.order, calibration.footprints)
+        measured = ts.profile(make_loss, policy)
+        predicted = ts.simulate(measured.graph, measured.order, calibration.footprints)
         assert predicted.peak_bytes == measured.peak_bytes
         assert predicted.peak_place == measured.timeline.peak_place
         assert deltas_by_task(predicted) == deltas_by_task(measured.timeline)
@@ -39,11 +39,11 @@ def test_every_event_of_every_order(name):
 
 def check(program: Program, orders: int, seed: int) -> None:
     program.reset()
-    calibration = th.profile(program.make_loss)
+    calibration = ts.profile(program.make_loss)
     for number in range(orders):
         program.reset()
-        measured = th.profile(program.make_loss, random_policy(seed + number))
-        predicted = th.simulate(measured.graph, measured.order, calibration.footprints)
+        measured = ts.profile(program.make_loss, random_policy(seed + number))
+        predicted = ts.simulate(measured.graph, measured.order, calibration.footprints)
         assert predicted.start_bytes == measured.timeline.start_bytes
         if not predicted.estimates:
             assert predicted.peak_bytes == measured.peak_bytes
@@ -63,7 +63,7 @@ def test_a_gradient_that_is_copied_and_turned_takes_scratch_memory_beside_it():
         weight.grad = None
         return (weight.t() * other).sum()
 
-    measured = th.profile(make_loss)
-    predicted = th.simulate(measured.graph, measured.order, measured.footprints)
+    measured = ts.profile(make_loss)
+    predicted = ts.simulate(measured.graph, measured.order, measured.footprints)
     assert not predicted.estimates
     assert predicted.task_peaks == measured.timeline.task_peaks

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
-from tapehead.engine.memory.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
-from tapehead.engine.memory.timeline import Category, Maker, Timeline
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
+from tapescope.engine.memory.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
+from tapescope.engine.memory.timeline import Category, Maker, Timeline
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
+from tapescope.inspector.graph.kinds import Kind
 
 from ..backward_programs import random_policy, random_program
 from ..profiled import profiled
@@ -28,7 +28,7 @@ KILOBYTE = contiguous((16, 16), 4)
 META = TensorMeta((16, 16), torch.float32, torch.device("cpu"))
 
 
-def random_order(graph: th.Graph, seed: int) -> list[int]:
+def random_order(graph: ts.Graph, seed: int) -> list[int]:
     return schedule(graph, random_policy(seed))
 
 
@@ -50,7 +50,7 @@ def test_random_programs_in_random_orders_event_by_event(seed: int, order: int, 
         alive[:] = leaves
         return loss
 
-    run = th.profile(make_loss, "heap")
+    run = ts.profile(make_loss, "heap")
     assert run.footprints is not None
     expected = profiled(make_loss, lambda graph: random_order(graph, order))
     found = simulate(run.graph, expected.order, run.footprints)
@@ -69,7 +69,7 @@ def reused(uses: int, width: int, batch: int = 2) -> tuple[nn.Linear, Callable[[
 def test_a_linear_used_many_times_holds_all_its_gradients_under_bfs(policy: str) -> None:
     uses, width, batch = 10, 64, 2
     linear, make_loss = reused(uses, width, batch)
-    timeline = simulate(th.graph(make_loss()), policy)
+    timeline = simulate(ts.graph(make_loss()), policy)
     weight, activation, loss = 4 * width * width, 4 * batch * width, 4
     # BFS runs all Mm before any T: each weight gradient waits. Under HEAP T's view keeps its base, so that the first
     # sum of two is made in a third block, and the later ones in place.
@@ -91,7 +91,7 @@ def test_a_storage_that_three_nodes_save_is_counted_once_and_dies_with_the_last(
         y = x.tanh()  # saved by tanh, and twice by the product
         return (y * y).sum()
 
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     timeline = simulate(graph)
     (number,) = [number for number in range(len(timeline)) if len(timeline.saved.get(number, ())) == 3]
     storage = timeline.storage(number)
@@ -108,7 +108,7 @@ def test_retain_graph_keeps_what_is_saved() -> None:
 
     expected = profiled(make_loss, lambda graph: schedule(graph, "heap"), retain_graph=True)
     x.grad = None
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     kept, freed = simulate(graph, retain_graph=True), simulate(graph)
     assert (kept.start_bytes, kept.peak_bytes, kept.end_bytes) == (expected.start, expected.peak, expected.end)
     assert kept.end_bytes == freed.end_bytes + 2 * 4096
@@ -122,7 +122,7 @@ def test_what_the_user_holds_stays_and_becomes_a_forward_value_when_no_node_need
         kept[:] = [x.tanh()]
         return kept[0].sum()
 
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     timeline = simulate(graph)
     (number,) = timeline.held & set(timeline.saved)
     assert timeline.storage(number).died is None
@@ -133,7 +133,7 @@ def test_what_the_user_holds_stays_and_becomes_a_forward_value_when_no_node_need
 
 def test_a_gradient_that_becomes_grad_is_not_copied_and_the_first_is_held_by_backward() -> None:
     x = torch.randn(32, 32, requires_grad=True)
-    graph = th.graph(x.exp().sum())
+    graph = ts.graph(x.exp().sum())
     timeline = simulate(graph)
     ((number, leaf),) = timeline.grads.items()
     assert graph.tasks[leaf].is_leaf
@@ -283,13 +283,13 @@ def test_what_is_not_known_of_makes_an_estimate() -> None:
 def test_what_is_no_graph_no_footprints_or_no_order_is_told_what_to_pass() -> None:
     x = torch.randn(4, requires_grad=True)
     loss = x.exp().sum()
-    graph = th.graph(loss)
-    with pytest.raises(TypeError, match=r"takes a graph, not a Tensor: th.simulate\(th.graph\(loss\)\)"):
+    graph = ts.graph(loss)
+    with pytest.raises(TypeError, match=r"takes a graph, not a Tensor: ts.simulate\(ts.graph\(loss\)\)"):
         simulate(loss)  # type: ignore[arg-type]
-    run = th.backward(x.exp().sum())
+    run = ts.backward(x.exp().sum())
     with pytest.raises(TypeError, match=r"takes a graph, not a Run: pass its .graph"):
         simulate(run)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"those of a measured run, th.profile\(...\).footprints, not a Run"):
+    with pytest.raises(TypeError, match=r"those of a measured run, ts.profile\(...\).footprints, not a Run"):
         simulate(graph, "heap", run)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a task or its number, got a float"):
         simulate(graph, [1.5])  # type: ignore[list-item]
@@ -297,7 +297,7 @@ def test_what_is_no_graph_no_footprints_or_no_order_is_told_what_to_pass() -> No
 
 
 def test_an_estimate_states_the_share_of_workspace() -> None:
-    run = th.profile(lambda: nn.Conv3d(4, 4, 3)(torch.ones(1, 4, 8, 8, 8, requires_grad=True)).sum())
+    run = ts.profile(lambda: nn.Conv3d(4, 4, 3)(torch.ones(1, 4, 8, 8, 8, requires_grad=True)).sum())
     assert run.footprints is not None
     exact = simulate(run.graph, run.order, run.footprints)
     assert not exact.estimates and exact.workspace_share > 0.5
@@ -316,8 +316,8 @@ def test_another_device_counts_nothing() -> None:
 
 def test_what_inputs_leaves_out_is_not_run() -> None:
     x, y = torch.randn(32, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
-    graph = th.graph((x.exp() * y.tanh()).sum())
-    order = th.backward((x.exp() * y.tanh()).sum(), inputs=[x]).order
+    graph = ts.graph((x.exp() * y.tanh()).sum())
+    order = ts.backward((x.exp() * y.tanh()).sum(), inputs=[x]).order
     x.grad = None
     found = simulate(graph, order)
     assert len(found.order) == len(graph) - 2 and set(found.grads.values()) == {order[-1]}
@@ -336,7 +336,7 @@ def test_an_order_that_is_not_legal_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             simulate(graph, order, found)
-    dynamic = th.Policy("late", "", lambda task, arrival: (0,), dynamic=True)
+    dynamic = ts.Policy("late", "", lambda task, arrival: (0,), dynamic=True)
     with pytest.raises(ValueError, match="policy late decides while the backward runs"):
         simulate(graph, dynamic, found)
 
@@ -377,7 +377,7 @@ def test_simulations_with_the_same_footprints_do_not_disturb_each_other() -> Non
 
 def test_a_policy_and_its_order_are_the_same() -> None:
     _, make_loss = reused(5, 8)
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     found = dry_run(graph)
     for policy in ("bfs", "dfs", lambda ready, state: ready[-1]):
         named, listed = simulate(graph, policy, found), simulate(graph, schedule(graph, policy), found)
@@ -470,15 +470,15 @@ def test_a_large_graph() -> None:
     assert kilobytes(timeline)[1:-1] == [[1, -1, -1]] * (len(graph) - 2)
 
 
-@pytest.mark.parametrize("policy", sorted({*th.POLICIES} - {"comm_first"}))
+@pytest.mark.parametrize("policy", sorted({*ts.POLICIES} - {"comm_first"}))
 def test_any_policy_is_simulated_from_a_run_whose_nodes_are_freed(policy: str) -> None:
     def make_loss() -> Tensor:
         torch.manual_seed(0)
         x = torch.randn(16, 16, requires_grad=True)
         return ((x.exp() @ x).tanh() * x.sin()).sum() + (x.cos() * x).sum()
 
-    run = th.profile(make_loss)
-    found = th.simulate(run.graph, policy, run.footprints)
-    fresh = th.graph(make_loss())
-    again = th.simulate(fresh, policy, run.footprints)
+    run = ts.profile(make_loss)
+    found = ts.simulate(run.graph, policy, run.footprints)
+    fresh = ts.graph(make_loss())
+    again = ts.simulate(fresh, policy, run.footprints)
     assert found.order == again.order and found.peak_bytes == again.peak_bytes

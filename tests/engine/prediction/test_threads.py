@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.prediction import dry_run, kernel_runs
-from tapehead.inspector.torch_internals import allocators
-from tapehead.inspector.torch_internals.allocators import begin_recording, one_recording
+import tapescope as ts
+from tapescope.engine.prediction import dry_run, kernel_runs
+from tapescope.inspector.torch_internals import allocators
+from tapescope.inspector.torch_internals.allocators import begin_recording, one_recording
 
 
 def program(width: int) -> tuple[nn.Module, Tensor]:
@@ -22,7 +22,7 @@ def program(width: int) -> tuple[nn.Module, Tensor]:
 
 def predicted(width: int) -> tuple[int, tuple[str, ...]]:
     model, rows = program(width)
-    timeline = th.simulate(th.graph(model(rows).sum()))
+    timeline = ts.simulate(ts.graph(model(rows).sum()))
     return timeline.peak_bytes, timeline.estimates
 
 
@@ -30,7 +30,7 @@ def test_in_several_threads_a_prediction_is_what_it_is_alone(monkeypatch: pytest
     alone = {}
     for width in range(5, 13):
         model, rows = program(width)
-        alone[width] = th.profile(lambda: model(rows).sum()).peak_bytes
+        alone[width] = ts.profile(lambda: model(rows).sum()).peak_bytes
     monkeypatch.setattr(kernel_runs, "_found", {})
     with ThreadPoolExecutor(4) as threads:
         found = dict(zip(alone, threads.map(predicted, alone), strict=True))
@@ -52,33 +52,33 @@ def test_a_measurement_waits_for_the_predictions_of_another_thread() -> None:
         begun.wait()
         model, rows = program(4)
         model(rows).sum().backward()  # makes .grad
-        peaks = {th.profile(lambda: model(rows).sum()).peak_bytes for _ in range(5)}
-        with th.record_steps():
+        peaks = {ts.profile(lambda: model(rows).sum()).peak_bytes for _ in range(5)}
+        with ts.record_steps():
             model(rows).sum().backward()
     finally:
         over.set()
         thread.join()
-    assert peaks == {th.profile(lambda: model(rows).sum()).peak_bytes}
+    assert peaks == {ts.profile(lambda: model(rows).sum()).peak_bytes}
 
 
 def test_a_prediction_beside_a_measurement_waits_once_and_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_runs, "_found", {})
     monkeypatch.setattr(kernel_runs, "WAITS_S", 0.01)
-    measurement = begin_recording("th.measured")
+    measurement = begin_recording("ts.measured")
     with ThreadPoolExecutor(1) as threads:
         _, estimates = threads.submit(predicted, 5).result()
-        assert any("th.measured" in each and "another thread measured memory" in each for each in estimates)
+        assert any("ts.measured" in each and "another thread measured memory" in each for each in estimates)
     measurement.ended = True
     assert not predicted(5)[1]
 
 
 def test_a_measurement_inside_of_another_is_refused_at_once() -> None:
     def nested() -> Tensor:
-        with pytest.raises(RuntimeError, match="measured already.*th.profile"):
-            th.profile(lambda: (torch.ones(2, requires_grad=True) * 2).sum())
+        with pytest.raises(RuntimeError, match="measured already.*ts.profile"):
+            ts.profile(lambda: (torch.ones(2, requires_grad=True) * 2).sum())
         return (torch.ones(2, requires_grad=True) * 2).sum()
 
-    th.profile(nested)
+    ts.profile(nested)
     assert one_recording.holder is None and not allocators.profiler_is_on()
 
 
@@ -94,7 +94,7 @@ def test_what_a_node_without_values_says_is_told_and_a_mistake_of_ours_is_raised
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = torch.ones(3, requires_grad=True)
-    graph = th.graph((x * 2).exp().sum())
+    graph = ts.graph((x * 2).exp().sum())
 
     def fails(error: Exception) -> None:
         def call(*given: object) -> None:
@@ -103,7 +103,7 @@ def test_what_a_node_without_values_says_is_told_and_a_mistake_of_ours_is_raised
         monkeypatch.setattr(dry_run, "call_node", call)
 
     fails(RuntimeError("no data, see\nthe rest"))
-    assert any("RuntimeError: no data, see)" in each for each in th.simulate(graph).estimates)
+    assert any("RuntimeError: no data, see)" in each for each in ts.simulate(graph).estimates)
     fails(KeyError("our own"))
     with pytest.raises(KeyError, match="our own"):
-        th.simulate(th.graph((x * 3).exp().sum()))
+        ts.simulate(ts.graph((x * 3).exp().sum()))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import tapehead as th
+import tapescope as ts
 
 MakeLoss = Callable[[], Tensor]
 
@@ -66,17 +66,17 @@ def fake() -> MakeLoss:
 @pytest.mark.parametrize("make", [on_meta, fake])
 @pytest.mark.parametrize("policy", ["heap", "bfs"])
 def test_their_backward_is_predicted_as_if_they_existed(make: Callable[[], MakeLoss], policy: str) -> None:
-    measured = th.profile(real(), policy).timeline
+    measured = ts.profile(real(), policy).timeline
     assert measured is not None
     make_loss = make()  # holds the tokens, which else only nodes would
     loss = make_loss()
-    drawn = th.graph(loss)
-    found = th.simulate(drawn, policy)
+    drawn = ts.graph(loss)
+    found = ts.simulate(drawn, policy)
     assert (found.start_bytes, found.peak_bytes) == (measured.start_bytes, measured.peak_bytes)
     assert found.device == ("meta" if make is on_meta else "cpu")
     assert bool(found.estimates) is (make is on_meta)  # what kernels take for themselves is asked of the CPU alone
-    assert th.plan(loss)[policy].peak_bytes == measured.peak_bytes
-    assert "Predicted from a dry run" in str(th.peak_report(found))
+    assert ts.plan(loss)[policy].peak_bytes == measured.peak_bytes
+    assert "Predicted from a dry run" in str(ts.peak_report(found))
     assert not any(leaf.grad is not None for leaf in drawn.leaves.values())
 
 
@@ -86,7 +86,7 @@ def test_what_variables_hold_of_fake_tensors_is_known_and_views_in_between_are_n
         held, passing = x.sin().view(16), x.cos().view(2, 8).view(16)
         loss = (held * passing).sum()
         del passing
-    drawn = th.graph(loss)
+    drawn = ts.graph(loss)
     (product,) = (task.id for task in drawn.tasks if task.name == "MulBackward0")
     assert {each.slot: each.held for each in drawn.saved if each.task == product} == {"self": True, "other": False}
     assert held.shape == (16,)
@@ -95,12 +95,12 @@ def test_what_variables_hold_of_fake_tensors_is_known_and_views_in_between_are_n
 @pytest.mark.parametrize(
     "verb",
     [
-        th.profile,
-        lambda make_loss: th.profile(make_loss, engine="direct"),
-        lambda make_loss: th.backward(make_loss(), memory=True),
-        th.compare,
-        th.find_nan,
-        th.advise,
+        ts.profile,
+        lambda make_loss: ts.profile(make_loss, engine="direct"),
+        lambda make_loss: ts.backward(make_loss(), memory=True),
+        ts.compare,
+        ts.find_nan,
+        ts.advise,
     ],
 )
 @pytest.mark.parametrize(("make", "said"), [(on_meta, "on the meta device"), (fake, "fake tensor")])
@@ -109,14 +109,14 @@ def test_what_measures_or_looks_at_numbers_refuses_them(
 ) -> None:
     with pytest.raises(ValueError, match=said) as refused:
         verb(make())
-    assert "th.simulate(th.graph(loss))" in str(refused.value)
+    assert "ts.simulate(ts.graph(loss))" in str(refused.value)
 
 
 def test_symbolic_sizes_are_refused_by_name() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     x = mode.from_tensor(torch.randn(6, 4, requires_grad=True))
     with pytest.raises(NotImplementedError, match="MulBackward0 takes a gradient of"):
-        th.graph((x * 3).tanh().sum())
+        ts.graph((x * 3).tanh().sum())
 
 
 def test_predictions_of_fakes_under_a_capture_give_no_warning_of_torchs() -> None:
@@ -125,8 +125,8 @@ def test_predictions_of_fakes_under_a_capture_give_no_warning_of_torchs() -> Non
         with FakeTensorMode(), warnings.catch_warnings():
             warnings.simplefilter("error")
             model = nn.Linear(4, 4)
-            with th.capture(every_call=True):
+            with ts.capture(every_call=True):
                 loss = model(torch.randn(2, 4)).sum()
-            assert th.simulate(th.graph(loss)).peak_bytes > 0
+            assert ts.simulate(ts.graph(loss)).peak_bytes > 0
     finally:
         torch.set_warn_always(False)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.trace.buckets import buckets_of
+import tapescope as ts
+from tapescope.engine.trace.buckets import buckets_of
 
 STEPS = 3  # buckets are made up anew in the second
 
@@ -49,7 +49,7 @@ class Net(nn.Module):
 Log = list[tuple[int, str | None]]
 
 
-def wrap(net: Net, log: Log, graph: list[th.Graph], **options: Any) -> DistributedDataParallel:
+def wrap(net: Net, log: Log, graph: list[ts.Graph], **options: Any) -> DistributedDataParallel:
     """With a comm hook that does what DDP does by itself, and notes each bucket and in which task it was called."""
 
     def all_reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -78,7 +78,7 @@ def train(
 ) -> dict[str, Any]:
     """Some steps of gradient descent; all that can be compared."""
     log: Log = []
-    graphs: list[th.Graph] = []
+    graphs: list[ts.Graph] = []
     wrapper = wrap(net, log, graphs, **options)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -87,10 +87,10 @@ def train(
         if accumulate:
             with wrapper.no_sync():
                 loss = wrapper(torch.randn(4, 16, generator=generator), skip, checkpointed).square().mean()
-                assert buckets_of(th.graph(loss)) == ()
+                assert buckets_of(ts.graph(loss)) == ()
                 backward(loss)
         loss = wrapper(torch.randn(4, 16, generator=generator), skip, checkpointed).square().mean()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         graphs.append(graph)
         buckets = buckets_of(graph)
         log.clear()
@@ -100,7 +100,7 @@ def train(
             "hook": list(log),
             "buckets": [(bucket.index, sorted(bucket.tasks), bucket.nbytes) for bucket in buckets],
         }
-        if isinstance(run, th.Run):
+        if isinstance(run, ts.Run):
             assert run.trace is not None and run.trace.buckets == buckets
             step["reductions"] = [
                 (each.bucket.index, each.completed_by, each.started_by) for each in run.trace.reductions
@@ -116,8 +116,8 @@ def train(
     return {"steps": steps, "weights": [each.flatten().tolist() for each in wrapper.parameters()]}
 
 
-def stepped(loss: Tensor) -> th.Run:
-    with th.debug(loss, policy="bfs", engine="native") as session:
+def stepped(loss: Tensor) -> ts.Run:
+    with ts.debug(loss, policy="bfs", engine="native") as session:
         while session.current is not None:
             session.step()
         return session.run()
@@ -125,11 +125,11 @@ def stepped(loss: Tensor) -> th.Run:
 
 @contextmanager
 def redirected(policy: str) -> Iterator[Backward]:
-    """`loss.backward()` under `th.policy`, which gives the run to look at."""
-    runs: list[th.Run] = []
-    with th.policy(policy, trace="off", on_run=runs.append):
+    """`loss.backward()` under `ts.policy`, which gives the run to look at."""
+    runs: list[ts.Run] = []
+    with ts.policy(policy, trace="off", on_run=runs.append):
 
-        def backward(loss: Tensor) -> th.Run:
+        def backward(loss: Tensor) -> ts.Run:
             runs.clear()
             loss.backward()
             return runs[-1]
@@ -141,7 +141,7 @@ def refusal(net: Net) -> str:
     log: Log = []
     loss = wrap(net, log, [])(torch.ones(2, 16), False, False).sum()
     try:
-        th.backward(loss, engine="direct")
+        ts.backward(loss, engine="direct")
     except NotImplementedError as error:
         loss.backward()  # nothing has run, and the reducer waits for nothing
         return str(error)
@@ -151,11 +151,11 @@ def refusal(net: Net) -> str:
 def two_wrappers(net: Net) -> list[list[int | None]]:
     """For each bucket of two modules in one graph, the module and the task that started it."""
     log: Log = []
-    graphs: list[th.Graph] = []
+    graphs: list[ts.Graph] = []
     inner, outer = wrap(net, log, graphs), wrap(net, log, graphs)
     loss = outer(inner(torch.ones(2, 16), False, False), False, False).sum()
-    graphs.append(th.graph(loss))
-    run = th.backward(loss, policy="bfs", trace="off")
+    graphs.append(ts.graph(loss))
+    run = ts.backward(loss, policy="bfs", trace="off")
     assert run.trace is not None
     found = [[each.bucket.wrapper, each.started_by] for each in run.trace.reductions]
     assert sorted(log) == sorted((each.bucket.index, each.started_by) for each in run.trace.reductions)

@@ -26,11 +26,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 STEPS = 3
 LIMIT = timedelta(seconds=60)  # for what waits for the other rank
-POLICIES = [name for name in th.POLICIES if name not in ("search", "optimal", "comm_first", "random")]
+POLICIES = [name for name in ts.POLICIES if name not in ("search", "optimal", "comm_first", "random")]
 POLICIES += ["random(1)", "random(2)", "search(0.1)", "optimal(20)", "comm_first(kind:Tanh*)"]
 
 
@@ -151,36 +151,36 @@ def plain(training: Training) -> None:
 
 
 def under(policy: Any, training: Training, **options: Any) -> None:
-    training.ran.append(th.backward(training.loss(), policy=policy, **options).policy)
+    training.ran.append(ts.backward(training.loss(), policy=policy, **options).policy)
 
 
 def redirected(policy: Any, training: Training) -> None:
-    with th.policy(policy):
+    with ts.policy(policy):
         training.loss().backward()
 
 
 def stepped(training: Training) -> None:
-    with th.debug(training.loss(), policy="bfs", engine="native") as session:
+    with ts.debug(training.loss(), policy="bfs", engine="native") as session:
         while session.current is not None:
             session.step()
 
 
 def switched(training: Training) -> None:
     """Refused, and the session that this closes runs to its end."""
-    with th.debug(training.loss(), policy="bfs", engine="native") as session:
+    with ts.debug(training.loss(), policy="bfs", engine="native") as session:
         session.step()
         session.policy = "dfs"
 
 
 def closed(after: int, training: Training) -> None:
-    with th.debug(training.loss(), policy="bfs", engine="native") as session:
+    with ts.debug(training.loss(), policy="bfs", engine="native") as session:
         for _ in range(after):
             if session.current is not None:
                 session.step()
 
 
 def dropped(training: Training) -> None:
-    session = th.debug(training.loss(), engine="native")
+    session = ts.debug(training.loss(), engine="native")
     session.step()
     del session
 
@@ -215,7 +215,7 @@ def nan(training: Training) -> None:
     model = training.net
     model.breaks = True
     try:
-        assert th.find_nan(training.loss)
+        assert ts.find_nan(training.loss)
     finally:
         model.breaks = False
         training.loss().backward()
@@ -226,7 +226,7 @@ def unused(training: Training) -> None:
     training.loss()  # the first makes the parameters that a graph has
     skips, model.skips = model.skips, True
     try:
-        report = th.find_unused(training.loss, model)
+        report = ts.find_unused(training.loss, model)
     finally:
         model.skips = skips
         training.loss().backward()
@@ -241,51 +241,51 @@ def named(training: Training) -> None:
     """Leaves have the names of the model's parameters, with a capture, with the model's own, and with neither."""
     spared = ("spare.",) if training.model.skips else ()
     names = [name for name, _ in training.model.named_parameters() if not name.startswith(spared)]
-    with th.capture():
+    with ts.capture():
         loss = training.loss()
-    for graph in (th.graph(loss), th.graph(loss, training.model)):
+    for graph in (ts.graph(loss), ts.graph(loss, training.model)):
         assert sorted(str(task.parameter) for task in graph.tasks if task.is_leaf) == sorted(names)
     loss.backward()
     loss = training.loss()
-    assert sorted(str(task.parameter) for task in th.graph(loss).tasks if task.is_leaf) == sorted(names)
+    assert sorted(str(task.parameter) for task in ts.graph(loss).tasks if task.is_leaf) == sorted(names)
     (loss * 0).backward()
 
 
 def simulated(policies: list[str], loss: Tensor) -> None:
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     for policy in policies:
-        th.simulate(graph, policy)
+        ts.simulate(graph, policy)
 
 
 OWN: dict[str, Callable[[Callable[[], Tensor]], object]] = {
-    "find_nan": th.find_nan,
-    "find_unused": lambda make: th.find_unused(make, make.__self__.model),  # type: ignore[attr-defined]
-    "compare": partial(th.compare, policies=["heap", "bfs", "delay_accumulate"]),
-    "plan_mirror": th.plan_mirror,
-    "advise": th.advise,
+    "find_nan": ts.find_nan,
+    "find_unused": lambda make: ts.find_unused(make, make.__self__.model),  # type: ignore[attr-defined]
+    "compare": partial(ts.compare, policies=["heap", "bfs", "delay_accumulate"]),
+    "plan_mirror": ts.plan_mirror,
+    "advise": ts.advise,
     "forward": lambda make: make(),
 }
 ON_GRAPH: dict[str, Callable[[Tensor], object]] = {
     "simulate": partial(simulated, ["heap", "bfs", "lpmf"]),
     "simulate all": partial(simulated, POLICIES),
-    "plan": th.plan,
-    "makespan": lambda loss: th.makespan(loss, policies=["heap", "bfs"]),
-    "unpack_order": th.unpack_order,
-    "check_order": lambda loss: th.check_order(loss, [("kind:Tanh*", "kind:Sin*")], "bfs"),
-    "groups": th.groups,
-    "saved": lambda loss: th.graph(loss).saved,
-    "svg": lambda loss: th.graph(loss).to_svg(),
-    "direct": lambda loss: th.backward(loss, engine="direct"),
-    "direct session": lambda loss: th.debug(loss, engine="direct"),
-    "dynamic": lambda loss: th.backward(loss, policy=th.Policy("live", "", lambda task, _: (task.id,), dynamic=True)),
+    "plan": ts.plan,
+    "makespan": lambda loss: ts.makespan(loss, policies=["heap", "bfs"]),
+    "unpack_order": ts.unpack_order,
+    "check_order": lambda loss: ts.check_order(loss, [("kind:Tanh*", "kind:Sin*")], "bfs"),
+    "groups": ts.groups,
+    "saved": lambda loss: ts.graph(loss).saved,
+    "svg": lambda loss: ts.graph(loss).to_svg(),
+    "direct": lambda loss: ts.backward(loss, engine="direct"),
+    "direct session": lambda loss: ts.debug(loss, engine="direct"),
+    "dynamic": lambda loss: ts.backward(loss, policy=ts.Policy("live", "", lambda task, _: (task.id,), dynamic=True)),
 }
 VERBS: dict[str, Callable[[Training], object]] = {
     **{f"backward {policy}": partial(under, policy) for policy in POLICIES},
     "backward choice": partial(under, lambda ready, state: ready[-1]),
-    "constrained": lambda training: under(th.constrained("bfs", [("kind:Mean*", "kind:Tanh*")]), training),
-    "against a stage": lambda training: under(th.constrained("bfs", [("kind:Tanh*", "kind:Sin*")]), training),
+    "constrained": lambda training: under(ts.constrained("bfs", [("kind:Mean*", "kind:Tanh*")]), training),
+    "against a stage": lambda training: under(ts.constrained("bfs", [("kind:Tanh*", "kind:Sin*")]), training),
     "measured": partial(under, "bfs", memory=True),
-    "profile": lambda training: th.profile(training.loss, "bfs", trace="full"),
+    "profile": lambda training: ts.profile(training.loss, "bfs", trace="full"),
     "traced": partial(under, "dfs", trace="full"),
     **{f"policy {policy}": partial(redirected, policy) for policy in ("heap", "bfs", "auto")},
     "stepped": stepped,
@@ -331,7 +331,7 @@ def trained(options: dict[str, Any], verb: Callable[[Training], object]) -> dict
     def backward(training: Training) -> None:
         try:
             verb(training)
-        except (NotImplementedError, th.PolicyError, ValueError) as error:
+        except (NotImplementedError, ts.PolicyError, ValueError) as error:
             refusals.append(f"{type(error).__name__}: {error}")
             if verb not in PLAIN_INSIDE:
                 training.loss().backward()
@@ -356,7 +356,7 @@ def main() -> None:
     asked: dict[str, list[str]] = json.loads(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=LIMIT)
-    th.wait_for_ranks(LIMIT.total_seconds())
+    ts.wait_for_ranks(LIMIT.total_seconds())
     gc.freeze()  # each verb looks for hooks through all objects of the process
     results: dict[str, Any] = {}
     for variant, names in asked.items():

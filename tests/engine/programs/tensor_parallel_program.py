@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import tapehead as th
+import tapescope as ts
 
 SIZE = 2
 LIMIT_S = 10.0
@@ -54,7 +54,7 @@ def gradients_of(model: nn.Module) -> dict[str, list[Any]]:
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SIZE)
-    th.wait_for_ranks(LIMIT_S)
+    ts.wait_for_ranks(LIMIT_S)
     torch.manual_seed(0)
     model, x = Branches(), torch.randn(4, 8, dtype=torch.float64)
     model(x).backward()
@@ -69,7 +69,7 @@ def main() -> None:
         if policy is None:
             loss.backward()
         else:
-            run = th.backward(loss, policy=policy)
+            run = ts.backward(loss, policy=policy)
         said = {} if run is None else {"policy": run.policy, "note": run.note, "order": run.order}
         return {"gradients": gradients_of(model), **said}
 

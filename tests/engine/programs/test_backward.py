@@ -1,4 +1,4 @@
-"""`th.backward`, both engines, against `torch.autograd.backward`."""
+"""`ts.backward`, both engines, against `torch.autograd.backward`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.trace.run import Engine
+import tapescope as ts
+from tapescope.engine.orders.policies import CLASSIC
+from tapescope.engine.trace.run import Engine
 
 from ..backward_programs import Swap, random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of
@@ -32,7 +32,7 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
     expected = gradients_of(leaves, lambda: make_loss().backward())
     for engine in ENGINES:
         for policy in CLASSIC:
-            found = gradients_of(leaves, lambda: th.backward(make_loss(), policy=policy, engine=engine))
+            found = gradients_of(leaves, lambda: ts.backward(make_loss(), policy=policy, engine=engine))
             assert_equal(found, expected, bitwise=policy == "heap")
 
 
@@ -40,13 +40,13 @@ def test_every_workload_has_pytorchs_gradients_under_every_policy_and_engine(nam
 def test_native_executes_the_pinned_order_and_direct_heap_the_order_of_pytorch(name: str) -> None:
     _, make_loss = built(name)
     for policy in CLASSIC:
-        run = th.backward(make_loss(), policy=policy)
+        run = ts.backward(make_loss(), policy=policy)
         assert run.order == run.planned and len(run.order) == len(run.graph)
 
     loss = make_loss()
-    unpinned = engine_order(th.graph(loss), loss.backward)
+    unpinned = engine_order(ts.graph(loss), loss.backward)
     for engine in ENGINES:
-        assert list(th.backward(make_loss(), policy="heap", engine=engine).order) == unpinned
+        assert list(ts.backward(make_loss(), policy="heap", engine=engine).order) == unpinned
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ties come in libstdc++'s order")
@@ -62,9 +62,9 @@ def test_ties_come_in_the_order_of_pytorchs_queue(engine: Engine) -> None:
         thread.start()
         thread.join()
     loss = torch.stack([*results, lstm(torch.ones(3, 2, 4))[0].sum()]).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     expected = engine_order(graph, lambda: loss.backward(retain_graph=True))
-    assert list(th.backward(loss, policy="heap", engine=engine, retain_graph=True).order) == expected
+    assert list(ts.backward(loss, policy="heap", engine=engine, retain_graph=True).order) == expected
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,7 +74,7 @@ def test_random_programs_have_pytorchs_gradients(seed: int, policy: str, engine:
     loss.backward()
     expected = [leaf.grad for leaf in leaves]
     leaves, loss = random_program(seed)
-    th.backward(loss, policy=policy, engine=engine)
+    ts.backward(loss, policy=policy, engine=engine)
     assert_equal([leaf.grad for leaf in leaves], expected, bitwise=policy == "heap")
 
 
@@ -85,7 +85,7 @@ def test_any_legal_order_by_hand_has_pytorchs_gradients(seed: int, pick: object)
     loss.backward()
     expected = [leaf.grad for leaf in leaves]
     leaves, loss = random_program(seed)
-    session = th.debug(loss)
+    session = ts.debug(loss)
     while session.ready:
         session.step(pick.choice(session.ready).task)
     assert_equal([leaf.grad for leaf in leaves], expected, bitwise=False)
@@ -99,14 +99,14 @@ class TestBoth:
         expected = gradients_of(leaves, lambda: torch.autograd.backward(loss))
         for policy in CLASSIC:
             leaves, loss = make()
-            found = gradients_of(leaves, lambda: th.backward(loss, policy=policy, engine=engine))
+            found = gradients_of(leaves, lambda: ts.backward(loss, policy=policy, engine=engine))
             assert_equal(found, expected, bitwise=policy == "heap")
 
     def test_a_second_backward_adds_to_grad(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
-        th.backward((x * 2).sum(), engine=engine)
+        ts.backward((x * 2).sum(), engine=engine)
         first = x.grad
-        th.backward((x * 3).sum(), engine=engine)
+        ts.backward((x * 3).sum(), engine=engine)
         assert x.grad is first and torch.equal(x.grad, torch.full((3,), 5.0))
 
     def test_gradients_that_alias_each_other_are_never_summed_in_place(self, engine: Engine) -> None:
@@ -136,12 +136,12 @@ class TestBoth:
 
     def test_a_leaf_as_root(self, engine: Engine) -> None:
         x = torch.ones((), requires_grad=True)
-        th.backward(x, engine=engine)
+        ts.backward(x, engine=engine)
         assert torch.equal(x.grad, torch.ones(()))
 
     def test_given_gradients(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
-        th.backward([x * 2, (x * 3).sum()], [torch.tensor([1.0, 2.0, 3.0]), None], engine=engine)
+        ts.backward([x * 2, (x * 3).sum()], [torch.tensor([1.0, 2.0, 3.0]), None], engine=engine)
         assert torch.equal(x.grad, torch.tensor([5.0, 7.0, 9.0]))
 
     def test_embeddings_with_sparse_gradients(self, engine: Engine) -> None:
@@ -198,7 +198,7 @@ class TestBoth:
 
     def test_a_generator_of_tensors(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
-        th.backward((loss for loss in [x.sum(), (x * 2).sum()]), engine=engine)
+        ts.backward((loss for loss in [x.sum(), (x * 2).sum()]), engine=engine)
         assert torch.equal(x.grad, torch.full((3,), 3.0))
 
     def test_given_gradients_that_require_grad_are_summed_without_a_graph(self, engine: Engine) -> None:
@@ -207,7 +207,7 @@ class TestBoth:
         seen = []
         y.register_hook(lambda gradient: seen.append(gradient.requires_grad))
         gradient = torch.ones(2, requires_grad=True)
-        th.backward([y, y], [gradient, gradient], engine=engine)
+        ts.backward([y, y], [gradient, gradient], engine=engine)
         assert seen == [False]
 
     @pytest.mark.parametrize("where", ["leaf", "before", "after"])
@@ -240,13 +240,13 @@ class TestBoth:
 
         expected = raised(Tensor.backward)
         assert expected is not None
-        assert raised(lambda loss: th.backward(loss, engine=engine)) is expected
+        assert raised(lambda loss: ts.backward(loss, engine=engine)) is expected
 
     def test_a_node_hook_must_return_a_tuple(self, engine: Engine) -> None:
         y = torch.ones(3, requires_grad=True) * 2
         y.grad_fn.register_prehook(lambda gradients: gradients[0])
         with pytest.raises(TypeError, match="expected tuple"):
-            th.backward(y.sum(), engine=engine)
+            ts.backward(y.sum(), engine=engine)
 
     def test_recurrent_and_attention_modules(self, engine: Engine) -> None:
         def make() -> tuple[list[Tensor], Tensor]:
@@ -273,7 +273,7 @@ class TestBoth:
         expected = gradients_of([x, layer.weight], lambda: forward(x).sum().backward())
         calls = 0
         found = gradients_of(
-            [x, layer.weight], lambda: th.backward(checkpoint(forward, x, use_reentrant=reentrant).sum(), engine=engine)
+            [x, layer.weight], lambda: ts.backward(checkpoint(forward, x, use_reentrant=reentrant).sum(), engine=engine)
         )
         assert_equal(found, expected, bitwise=True)
         assert calls == 2
@@ -329,7 +329,7 @@ class TestBoth:
 
         log, gradients = run(Tensor.backward)
         assert len(log) == 8
-        found_log, found = run(lambda loss: th.backward(loss, engine=engine))
+        found_log, found = run(lambda loss: ts.backward(loss, engine=engine))
         assert found_log == log
         assert_equal(found, gradients, bitwise=True)
 
@@ -347,14 +347,14 @@ class TestBoth:
         y = torch.ones(2, requires_grad=True)
         seen = []
         x.register_hook(seen.append)
-        run = th.backward((Stop.apply(x.exp()) + y).sum(), engine=engine)
+        run = ts.backward((Stop.apply(x.exp()) + y).sum(), engine=engine)
         assert x.grad is None and seen == [None]
         assert torch.equal(y.grad, torch.ones(2))
         assert len(run.order) == len(run.graph)
 
     def test_an_exception_of_a_hook_keeps_its_type_and_names_the_task(self, engine: Engine) -> None:
         x = torch.ones(2, requires_grad=True)
-        with th.capture():
+        with ts.capture():
             y = x.exp()
             loss = y.sin().sum()
 
@@ -362,11 +362,11 @@ class TestBoth:
             raise KeyError("mine")
 
         y.register_hook(fail)
-        numbers = [node._sequence_nr() for node in th.graph(loss).nodes]
+        numbers = [node._sequence_nr() for node in ts.graph(loss).nodes]
         with pytest.raises(KeyError, match="mine") as caught:
-            th.backward(loss, engine=engine, trace="off")
-        assert any("tapehead: raised in" in note and "test_backward.py" in note for note in caught.value.__notes__)
-        assert [node._sequence_nr() for node in th.graph(loss).nodes] == numbers
+            ts.backward(loss, engine=engine, trace="off")
+        assert any("tapescope: raised in" in note and "test_backward.py" in note for note in caught.value.__notes__)
+        assert [node._sequence_nr() for node in ts.graph(loss).nodes] == numbers
         assert torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled()
 
     def test_a_freed_graph_is_named(self, engine: Engine) -> None:
@@ -374,7 +374,7 @@ class TestBoth:
         loss = x.exp().sum()
         loss.backward()
         with pytest.raises(RuntimeError, match="backward through the graph a second time") as caught:
-            th.backward(loss, engine=engine)
+            ts.backward(loss, engine=engine)
         assert any("ExpBackward0" in note for note in caught.value.__notes__)
 
     def test_errors_of_a_wrong_backward_are_pytorchs(self, engine: Engine) -> None:
@@ -405,11 +405,11 @@ class TestBoth:
             lambda gradient: (gradient.reshape(1, 3).to_sparse_csr(), None),
         ):
             expected = message(Tensor.backward, give)
-            found = message(lambda loss: th.backward(loss, engine=engine), give)
+            found = message(lambda loss: ts.backward(loss, engine=engine), give)
             assert found.split(" at ")[0].split(" for ")[0] == expected.split(" at ")[0].split(" for ")[0]
         for give in (lambda gradient: (torch.ones(3, dtype=torch.complex64), None), lambda gradient: (3, None)):
             message(Tensor.backward, give)
-            message(lambda loss: th.backward(loss, engine=engine), give)
+            message(lambda loss: ts.backward(loss, engine=engine), give)
 
     def test_what_fits_a_gradient_is_done_as_pytorch_does_it(self, engine: Engine) -> None:
         class Give(torch.autograd.Function):
@@ -438,25 +438,25 @@ class TestBoth:
     def test_a_loss_that_is_no_scalar_is_named(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
         with pytest.raises(RuntimeError, match="scalar outputs") as caught:
-            th.backward(x * 2, engine=engine)
+            ts.backward(x * 2, engine=engine)
         assert "output 0 has shape (3,); reduce it to a scalar" in caught.value.__notes__[0]
 
     def test_a_wrong_number_of_gradients_is_named(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
         with pytest.raises(RuntimeError, match="got 1 tensors and 2 gradients"):
-            th.backward([x * 2], [torch.ones(3), torch.ones(3)], engine=engine)
+            ts.backward([x * 2], [torch.ones(3), torch.ones(3)], engine=engine)
 
     def test_an_unknown_policy_executes_nothing(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
         loss = x.exp().sum()
         with pytest.raises(ValueError, match="known are bfs, dfs, heap"):
-            th.backward(loss, policy="best", engine=engine)
+            ts.backward(loss, policy="best", engine=engine)
         loss.backward()
 
     def test_a_users_policy_runs(self, engine: Engine) -> None:
         x = torch.ones(3, requires_grad=True)
         loss = torch.stack([x.exp(), x.sin(), x.cos()]).sum()
-        run = th.backward(loss, policy=lambda ready, state: min(ready, key=lambda task: task.name), engine=engine)
+        run = ts.backward(loss, policy=lambda ready, state: min(ready, key=lambda task: task.name), engine=engine)
         names = [run.graph.tasks[task].name for task in run.order]
         assert names[2:5] == ["CosBackward0", "ExpBackward0", "SinBackward0"]
         assert run.policy == "<lambda>" and run.engine == engine and run.longest_queue == 3
@@ -472,24 +472,24 @@ class TestBoth:
         y = x.exp()
         y.grad_fn.metadata["token"] = Token()
         loss = y.sum()
-        th.backward(loss, engine=engine)
+        ts.backward(loss, engine=engine)
         del y, loss
         gc.collect()
         assert freed == [1]
 
 
-@pytest.mark.parametrize("start", [th.backward, th.debug])
+@pytest.mark.parametrize("start", [ts.backward, ts.debug])
 def test_an_unknown_level_of_a_trace_is_told_with_those_there_are(start: Callable[..., object]) -> None:
     for wrong in ("high", True, 3):
         with pytest.raises(ValueError, match="'off', 'cheap', 'full', and None"):
             start(torch.ones(1, requires_grad=True).sum(), trace=wrong)
     with pytest.raises(ValueError, match="there is no trace 'high'"):
-        th.install("bfs", trace="high")
+        ts.install("bfs", trace="high")
 
 
 def test_an_unknown_engine_is_told_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
-        th.backward(torch.ones(1, requires_grad=True).exp(), engine="turbo")  # type: ignore[arg-type]
+        ts.backward(torch.ones(1, requires_grad=True).exp(), engine="turbo")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -506,7 +506,7 @@ def test_gradients_on_an_accelerator_and_across_devices(engine: Engine, accelera
     expected = gradients_of(leaves, lambda: loss().backward())
     for policy in CLASSIC:
         runs = []
-        found = gradients_of(leaves, lambda: runs.append(th.backward(loss(), policy=policy, engine=engine)))
+        found = gradients_of(leaves, lambda: runs.append(ts.backward(loss(), policy=policy, engine=engine)))
         assert_equal(found, expected, bitwise=False)
         assert runs[0].order == runs[0].planned
 
@@ -516,6 +516,6 @@ def test_the_memory_of_a_backward_that_reaches_no_input_is_what_the_forward_left
     engine: Engine,
 ) -> None:
     x, other = torch.ones(100, requires_grad=True), torch.ones(1, requires_grad=True)
-    run = th.backward((x * 2).sum(), memory=True, inputs=[other], engine=engine)
+    run = ts.backward((x * 2).sum(), memory=True, inputs=[other], engine=engine)
     assert run.order == () and run.timeline is not None and run.timeline.peak_bytes <= 16
     assert x.grad is None and other.grad is None

@@ -20,16 +20,16 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.hooks import RemovableHandle
 
-import tapehead as th
+import tapescope as ts
 
 VERBS: dict[str, Callable[[Callable[[], Tensor], nn.Module], object]] = {
-    "find_nan": lambda make_loss, model: th.find_nan(make_loss),
-    "find_unused": th.find_unused,
-    "order_dependent": lambda make_loss, model: th.order_dependent(make_loss, "bfs"),
-    "compare": lambda make_loss, model: th.compare(make_loss, "bfs", repetitions=1),
-    "advise": lambda make_loss, model: th.advise(make_loss, rounds=1),
-    "record_forward": lambda make_loss, model: th.record_forward(make_loss, 1),
-    "plan_mirror": lambda make_loss, model: th.plan_mirror(make_loss, seconds=0.01, repetitions=1),
+    "find_nan": lambda make_loss, model: ts.find_nan(make_loss),
+    "find_unused": ts.find_unused,
+    "order_dependent": lambda make_loss, model: ts.order_dependent(make_loss, "bfs"),
+    "compare": lambda make_loss, model: ts.compare(make_loss, "bfs", repetitions=1),
+    "advise": lambda make_loss, model: ts.advise(make_loss, rounds=1),
+    "record_forward": lambda make_loss, model: ts.record_forward(make_loss, 1),
+    "plan_mirror": lambda make_loss, model: ts.plan_mirror(make_loss, seconds=0.01, repetitions=1),
 }
 BACKWARDS = [name for name in VERBS if name != "record_forward"]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -227,7 +227,7 @@ def test_truncated_backpropagation_goes_on_from_where_it_was(verb: str) -> None:
 
 def test_a_loop_that_mirrors_itself_trains_as_without() -> None:
     losses = []
-    for call in (lambda function, *args: function(*args), th.mirrored(budget=0.9, seconds=0.01)):
+    for call in (lambda function, *args: function(*args), ts.mirrored(budget=0.9, seconds=0.01)):
         torch.manual_seed(0)
         cell, state = nn.RNNCell(4, 3), {"h": torch.zeros(3, 3)}
 
@@ -282,7 +282,7 @@ def test_a_loss_that_goes_on_for_reasons_unseen_is_told(verb: str, tmp_path: Any
         counter.write_text(str(number + 1))
         return model(X).square().mean() * number
 
-    said = rf"make_loss\(\) returned .*and when it was run again .*th.{verb} runs the program by itself"
+    said = rf"make_loss\(\) returned .*and when it was run again .*ts.{verb} runs the program by itself"
     with pytest.raises(RuntimeError, match=said) if verb == "plan_mirror" else pytest.warns(UserWarning, match=said):
         VERBS[verb](make_loss, model)
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it(monkeypatch: pytest.
         return first(X).sum() + second(X).sum()
 
     with pytest.raises(KeyError, match="it stays"):
-        th.find_unused(make_loss, first)
+        ts.find_unused(make_loss, first)
     assert first.calls == 0 and all(each.grad is None for each in first.parameters())
     assert all(each.grad is gradient for each, gradient in zip(second.parameters(), gradients, strict=True))
 
@@ -364,7 +364,7 @@ def test_what_has_no_state_to_keep_is_left_alone(kept: Any) -> None:
         assert kept is not None
         return (w * 2).sum()
 
-    assert not th.find_nan(make_loss)
+    assert not ts.find_nan(make_loss)
 
 
 class Lazy(dict[str, Any]):
@@ -383,5 +383,5 @@ def test_a_container_that_loads_its_entries_is_not_asked_for_them() -> None:
         assert lazy is not None
         return (w * 2).sum()
 
-    assert not th.find_nan(make_loss)
-    assert th.compare(make_loss, ["heap", "bfs"], repetitions=1)
+    assert not ts.find_nan(make_loss)
+    assert ts.compare(make_loss, ["heap", "bfs"], repetitions=1)

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 Backward = Callable[[Tensor], object]
 
 
 def stepped(loss: Tensor, engine: str) -> None:
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.step()
         session.run()
 
 
 WAYS: dict[str, Backward] = {
-    "native": lambda loss: th.backward(loss, engine="native", policy="bfs"),
-    "direct": lambda loss: th.backward(loss, engine="direct", policy="bfs"),
+    "native": lambda loss: ts.backward(loss, engine="native", policy="bfs"),
+    "direct": lambda loss: ts.backward(loss, engine="direct", policy="bfs"),
     "native session": lambda loss: stepped(loss, "native"),
     "direct session": lambda loss: stepped(loss, "direct"),
 }
@@ -73,9 +73,9 @@ def test_a_gradient_becomes_grad_in_the_layout_that_the_policy_asks_for(
 def test_a_prediction_under_any_layout_is_an_estimate() -> None:
     leaf = torch.ones(4, 2, 3, requires_grad=True)
     loss = LAYOUTS["permuted"](leaf)
-    assert not any("layout" in why for why in th.simulate(th.graph(loss)).estimates)
+    assert not any("layout" in why for why in ts.simulate(ts.graph(loss)).estimates)
     with any_layout():
-        assert any("enforce_grad_layout_policy" in why for why in th.simulate(th.graph(loss)).estimates)
+        assert any("enforce_grad_layout_policy" in why for why in ts.simulate(ts.graph(loss)).estimates)
 
 
 class Boxed(torch.autograd.Function):
@@ -105,9 +105,9 @@ def test_a_backward_that_gets_its_gradients_in_a_list(backward: Backward, uses_b
 
 @pytest.mark.parametrize("engine", ["native", "direct"])
 def test_inputs_in_a_dict(engine: str) -> None:
-    """torch.autograd.backward takes one from 2.13 on, th.backward on every version."""
+    """torch.autograd.backward takes one from 2.13 on, ts.backward on every version."""
     layer = nn.Linear(3, 2)
-    th.backward(layer(torch.ones(1, 3)).sum(), engine=engine, inputs={"weight": layer.weight})
+    ts.backward(layer(torch.ones(1, 3)).sum(), engine=engine, inputs={"weight": layer.weight})
     assert torch.equal(layer.weight.grad, torch.ones(2, 3))
     assert layer.bias.grad is None
 
@@ -230,9 +230,9 @@ def test_buffers_can_be_asked_for_after_a_session_too(engine: str) -> None:
     leaves, loss, _ = adding_into_the_buffer()
     loss.backward(retain_graph=True)
     expected = [leaf.grad.clone() for leaf in leaves]
-    with th.debug(loss, engine=engine, retain_graph=True) as session:
+    with ts.debug(loss, engine=engine, retain_graph=True) as session:
         session.step()
-    th.simulate(th.graph(loss))
+    ts.simulate(ts.graph(loss))
     for leaf in leaves:
         leaf.grad = None
     loss.backward()
@@ -244,13 +244,13 @@ def test_buffers_can_be_asked_for_after_a_session_too(engine: str) -> None:
 def test_what_torch_refuses_stays_refused() -> None:
     for engine in ("native", "direct"):
         _, loss, _ = adding_into_the_buffer()
-        (node,) = [node for node in th.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
+        (node,) = [node for node in ts.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
         node.register_hook(lambda *gradients: None)  # the user's own
         with pytest.raises(RuntimeError, match="input_grad_buffers"):
-            th.backward(loss, engine=engine)
+            ts.backward(loss, engine=engine)
         _, loss, _ = adding_into_the_buffer()
         with pytest.raises(RuntimeError, match="input_grad_buffers"):
-            th.backward(loss, engine=engine, create_graph=True)
-        (node,) = [node for node in th.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
+            ts.backward(loss, engine=engine, create_graph=True)
+        (node,) = [node for node in ts.graph(loss).nodes if node.name() == "AddsIntoTheBufferBackward"]
         with pytest.raises(RuntimeError, match="input_grad_buffers"):
             node.input_grad_buffers  # noqa: B018

@@ -15,8 +15,8 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.inspector.graph.kinds import Kind
 
 pytestmark = pytest.mark.heavy
 
@@ -200,44 +200,44 @@ SHORT = ("part", "custom Function")
 
 
 def captured(make_loss: Callable[[], Tensor], **knobs: Any) -> Tensor:
-    with th.capture(**knobs):
+    with ts.capture(**knobs):
         return make_loss()
 
 
 def stepped(make_loss: Callable[[], Tensor], engine: Any) -> None:
-    with th.debug(captured(make_loss), engine=engine) as session:
+    with ts.debug(captured(make_loss), engine=engine) as session:
         session.run()
 
 
 def under_policy(make_loss: Callable[[], Tensor]) -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         make_loss().backward()
 
 
 def refused(make_loss: Callable[[], Tensor]) -> None:
     with pytest.raises(NotImplementedError, match="compiled by torch.compile"):
-        th.plan_mirror(make_loss, 0.5, seconds=0.1)
+        ts.plan_mirror(make_loss, 0.5, seconds=0.1)
 
 
 Verb = Callable[[nn.Module, Callable[[], Tensor]], object]
 VERBS: dict[str, Verb] = {
     "capture": lambda model, make_loss: captured(make_loss),
     "capture(keep_inputs=True)": lambda model, make_loss: captured(make_loss, keep_inputs=True),
-    "graph": lambda model, make_loss: th.graph(make_loss()),
-    "backward": lambda model, make_loss: th.backward(make_loss(), policy="bfs", memory=True),
-    "backward(auto)": lambda model, make_loss: th.backward(make_loss(), policy="auto"),
+    "graph": lambda model, make_loss: ts.graph(make_loss()),
+    "backward": lambda model, make_loss: ts.backward(make_loss(), policy="bfs", memory=True),
+    "backward(auto)": lambda model, make_loss: ts.backward(make_loss(), policy="auto"),
     "policy": lambda model, make_loss: under_policy(make_loss),
-    "profile": lambda model, make_loss: th.profile(make_loss),
-    "profile(direct)": lambda model, make_loss: th.profile(make_loss, engine="direct"),
+    "profile": lambda model, make_loss: ts.profile(make_loss),
+    "profile(direct)": lambda model, make_loss: ts.profile(make_loss, engine="direct"),
     "debug": lambda model, make_loss: stepped(make_loss, "direct"),
     "debug(native)": lambda model, make_loss: stepped(make_loss, "native"),
-    "simulate": lambda model, make_loss: th.simulate(th.graph(make_loss()), "bfs"),
-    "plan": lambda model, make_loss: th.plan(make_loss()),
-    "find_nan": lambda model, make_loss: th.find_nan(make_loss),
-    "find_unused": lambda model, make_loss: th.find_unused(make_loss, model),
-    "groups": lambda model, make_loss: th.groups(make_loss()),
-    "compare": lambda model, make_loss: th.compare(make_loss, repetitions=1),
-    "advise": lambda model, make_loss: th.advise(make_loss),
+    "simulate": lambda model, make_loss: ts.simulate(ts.graph(make_loss()), "bfs"),
+    "plan": lambda model, make_loss: ts.plan(make_loss()),
+    "find_nan": lambda model, make_loss: ts.find_nan(make_loss),
+    "find_unused": lambda model, make_loss: ts.find_unused(make_loss, model),
+    "groups": lambda model, make_loss: ts.groups(make_loss()),
+    "compare": lambda model, make_loss: ts.compare(make_loss, repetitions=1),
+    "advise": lambda model, make_loss: ts.advise(make_loss),
     "plan_mirror": lambda model, make_loss: refused(make_loss),
 }
 
@@ -298,7 +298,7 @@ def test_more_calls_than_the_recompile_limit_leave_the_model_compiled(verb: str)
     with torch.compiler.set_stance("fail_on_recompile"):
         for _ in range(torch._dynamo.config.recompile_limit + 2):
             VERBS[verb](model, make_loss)
-    assert Kind.COMPILED in {task.kind for task in th.graph(make_loss()).tasks}
+    assert Kind.COMPILED in {task.kind for task in ts.graph(make_loss()).tasks}
 
 
 def test_a_capture_does_not_make_torch_warn_of_global_hooks() -> None:
@@ -331,7 +331,7 @@ def test_hooks_and_modes_of_the_user_stay_in_their_order() -> None:
     run = compiled(lambda x: x.sin())
     x = torch.ones(3, requires_grad=True)
     handles = [hook("before")]
-    with Counts() as outer, th.capture(), Counts() as inner:
+    with Counts() as outer, ts.capture(), Counts() as inner:
         handles.append(hook("after"))
         modes = torch.overrides._get_current_function_mode_stack()
         hooks = list(nn.modules.module._global_forward_pre_hooks.items())
@@ -350,7 +350,7 @@ def test_nothing_of_dynamos_stays_replaced() -> None:
     switch = torch._C._dynamo.eval_frame.set_eval_frame
     _, make_loss = PROGRAMS["whole"]()
     make_loss()
-    with suppress(ZeroDivisionError), th.capture():
+    with suppress(ZeroDivisionError), ts.capture():
         make_loss()
         1 / 0  # noqa: B018
     module = torch._dynamo.eval_frame
@@ -364,9 +364,9 @@ def test_nothing_of_dynamos_stays_replaced() -> None:
 def test_the_compiled_region_has_its_modules_path() -> None:
     model, make_loss = PROGRAMS["part"]()
     make_loss()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     (region,) = [task for task in graph.tasks if task.kind is Kind.COMPILED]
     assert graph.module(region) == "inner"
     named = {name.replace("_orig_mod.", "") for name, _ in model.named_parameters()}
@@ -376,9 +376,9 @@ def test_the_compiled_region_has_its_modules_path() -> None:
 def test_what_runs_uncompiled_inside_is_captured_operation_by_operation() -> None:
     _, make_loss = PROGRAMS["disabled part"]()
     make_loss()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    (sin,) = [task for task in th.graph(loss).tasks if task.name == "SinBackward0"]
+    (sin,) = [task for task in ts.graph(loss).tasks if task.name == "SinBackward0"]
     assert sin.source is not None and sin.source.function == "kept_out"
 
 
@@ -389,7 +389,7 @@ def test_a_nan_of_a_compiled_module_is_its_own() -> None:
 
     model = Around(compiled(Root()))
     x = data()
-    report = th.find_nan(lambda: model(x).sum())
+    report = ts.find_nan(lambda: model(x).sum())
     assert report.where == "forward" and report.module == "inner"
 
 
@@ -415,7 +415,7 @@ def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run() -> None:
     before = [each.clone() for each in (*model.parameters(), *model.buffers())]
     random = torch.get_rng_state()
     with pytest.raises(NotImplementedError, match=r"Net \(test_compiled.py:\d+\) is compiled .* no plan"):
-        th.plan_mirror(make_loss, 0.5)
+        ts.plan_mirror(make_loss, 0.5)
     assert all(map(torch.equal, before, [*model.parameters(), *model.buffers()]))
     assert torch.equal(random, torch.get_rng_state())
 
@@ -423,13 +423,13 @@ def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run() -> None:
 def test_a_mirror_refuses_what_was_compiled_since() -> None:
     model = Around(Net())
     x = data(64)
-    plan = th.plan_mirror(lambda: model(x).square().mean(), 0.5, seconds=0.1)
+    plan = ts.plan_mirror(lambda: model(x).square().mean(), 0.5, seconds=0.1)
     assert plan.dropped
     run = compiled(model)
     for _ in range(2):
-        with pytest.raises(NotImplementedError, match="can't be mirrored"), th.mirror(plan):
+        with pytest.raises(NotImplementedError, match="can't be mirrored"), ts.mirror(plan):
             run(x)
-    assert Kind.COMPILED in {task.kind for task in th.graph(run(x).sum()).tasks}
+    assert Kind.COMPILED in {task.kind for task in ts.graph(run(x).sum()).tasks}
 
 
 def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
@@ -443,16 +443,16 @@ def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
     torch.manual_seed(1)
     with torch.compiler.set_stance("force_eager"):
         expected = step(model, make_loss)
-        plan = th.plan_mirror(make_loss, 0.5, seconds=0.1)
+        plan = ts.plan_mirror(make_loss, 0.5, seconds=0.1)
         assert plan.dropped
 
         def mirrored() -> Tensor:
-            with th.mirror(plan):
+            with ts.mirror(plan):
                 return make_loss()
 
         for _ in range(2):
             assert_bitwise_equal(step(model, mirrored), expected)
-    assert Kind.COMPILED in {task.kind for task in th.graph(make_loss()).tasks}
+    assert Kind.COMPILED in {task.kind for task in ts.graph(make_loss()).tasks}
 
 
 def cond(x: Tensor, weight: Tensor) -> Tensor:
@@ -480,7 +480,7 @@ def test_operators_that_take_functions_run_as_in_the_program(operator: Callable[
     wanted, first = weight.grad, weight.grad.clone()
     prepare = higher_order_utils._set_compilation_env
     model = (nn.ParameterList([weight]),) if verb == "find_unused" else ()
-    str(getattr(th, verb)(make_loss, *model))
+    str(getattr(ts, verb)(make_loss, *model))
     assert weight.grad is wanted and wanted.equal(first)
     assert higher_order_utils._set_compilation_env is prepare
     make_loss().backward()
@@ -493,7 +493,7 @@ def test_a_nan_that_such_an_operator_makes_is_its_own() -> None:
     def make_loss() -> Tensor:
         return torch.cond(weight.sum() > -1, lambda w: w.sqrt() * 0, torch.cos, (weight,)).sum()
 
-    assert "CondAutogradOp" in str(th.find_nan(make_loss))
+    assert "CondAutogradOp" in str(ts.find_nan(make_loss))
 
 
 @pytest.mark.parametrize("operator", [cond, scan, mapped])
@@ -502,5 +502,5 @@ def test_a_plan_of_such_an_operator_is_refused_with_its_name_and_line(operator: 
     name = "map" if operator is mapped else operator.__name__
     line = operator.__code__.co_firstlineno + 1
     with pytest.raises(NotImplementedError, match=rf"^{name} \(test_compiled.py:{line}\)"):
-        th.plan_mirror(lambda: operator(x, weight).sum(), budget=0.5)
+        ts.plan_mirror(lambda: operator(x, weight).sum(), budget=0.5)
     assert weight.grad is None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.trace.buckets import Bucket, Reduction, reductions
+import tapescope as ts
+from tapescope.engine.trace.buckets import Bucket, Reduction, reductions
 
 from ..ranks import logs_of_ranks
 from .ddp_program import VARIANTS
@@ -126,11 +126,11 @@ def test_when_buckets_are_complete_and_reduced() -> None:
 
 def test_without_torch_distributed_a_trace_has_no_buckets_and_a_saved_one_keeps_them(tmp_path: Path) -> None:
     x = torch.ones(2, requires_grad=True)
-    run = th.backward(x.exp().sum(), trace="off")
+    run = ts.backward(x.exp().sum(), trace="off")
     assert run.trace is not None and run.trace.buckets == () == run.trace.reductions
     leaf = next(task.id for task in run.graph.tasks if task.is_leaf)
     trace = dataclasses.replace(run.trace, buckets=(bucket(0, leaf),))
-    loaded = th.load(dataclasses.replace(run, trace=trace).save(tmp_path / "run.json"))
+    loaded = ts.load(dataclasses.replace(run, trace=trace).save(tmp_path / "run.json"))
     assert loaded.trace is not None and loaded.trace.buckets == (bucket(0, leaf),)
     record = loaded.trace.of(leaf)
     assert record is not None and record.completed == record.reduced == (bucket(0, leaf),)

@@ -38,7 +38,7 @@ IN_PART = {
 """What is asked of a variant where it is not all. Where only the root is sharded, its graph has no task of
 `fully_shard`, and any order is legal. With reentrant checkpoints one forward more changes PyTorch's own next step, and
 the graph has neither the tasks of the blocks nor those of `fully_shard`. Of DistributedDataParallel a backward between
-a forward and its own leaves that one's gradients as they are on each rank, without tapehead, too."""
+a forward and its own leaves that one's gradients as they are on each rank, without tapescope, too."""
 IN_HOOKS = "the direct engine cannot gather parameters and reduce gradients as fully_shard"
 REFUSED = {
     "against a stage": "ValueError: constraint 1",
@@ -47,8 +47,8 @@ REFUSED = {
     "dynamic": "PolicyError: policy live decides while the backward runs",
     "find_unused before": "NotImplementedError: fully_shard makes the parameters",
     "switched": "PolicyError: policy dfs can't take over here",
-    "plan_mirror before": "NotImplementedError: th.plan_mirror",
-    "plan_mirror between": "NotImplementedError: th.plan_mirror",
+    "plan_mirror before": "NotImplementedError: ts.plan_mirror",
+    "plan_mirror between": "NotImplementedError: ts.plan_mirror",
 }
 """How a refusal begins, for each verb that is refused; no other is."""
 ORDINARY = ("backward heap", "backward bfs", "backward dfs")

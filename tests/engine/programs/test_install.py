@@ -1,4 +1,4 @@
-"""Whole training loops under `th.policy`, held against the same loops under PyTorch alone, logged side by side."""
+"""Whole training loops under `ts.policy`, held against the same loops under PyTorch alone, logged side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.autograd import backward as backward_by_name
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 from ..comparing import assert_equal, gradients_of
 from ..interrupts import interrupted, lines_run
@@ -30,8 +30,8 @@ TORCH_BACKWARD = torch.autograd.backward
 def _nothing_stays_installed() -> Iterator[None]:
     yield
     x = torch.ones(1, requires_grad=True)
-    seen: list[th.Run] = []
-    with th.policy("bfs", on_run=seen.append):
+    seen: list[ts.Run] = []
+    with ts.policy("bfs", on_run=seen.append):
         x.exp().backward()
     x.exp().backward()
     assert len(seen) == 1
@@ -46,7 +46,7 @@ def two_branches(x: Tensor) -> Tensor:
 def orders_in(work: Callable[[], object], *policies: str) -> list[tuple[str, tuple[int, ...]]]:
     found: list[tuple[str, tuple[int, ...]]] = []
     for policy in policies:
-        with th.policy(policy, on_run=lambda run: found.append((run.policy, run.order))):
+        with ts.policy(policy, on_run=lambda run: found.append((run.policy, run.order))):
             work()
     return found
 
@@ -114,7 +114,7 @@ def test_a_trainer_logs_what_it_logs_without(
 ) -> None:
     plain, ours = Trainer(checkpointed, autocast, accumulate), Trainer(checkpointed, autocast, accumulate)
     expected = plain.fit()
-    with th.policy(policy) as installation:
+    with ts.policy(policy) as installation:
         found = ours.fit()
     tolerance = 2e-2 if autocast else 1e-5  # other orders sum in another order
     for one, other in zip(found, expected, strict=True):
@@ -145,7 +145,7 @@ def test_a_gradient_scaler_skips_the_steps_it_skips_without() -> None:
         return log
 
     expected = train()
-    with th.policy("bfs") as installation:
+    with ts.policy("bfs") as installation:
         assert train() == pytest.approx(expected)
     assert installation.backwards == 5
 
@@ -170,7 +170,7 @@ def gradient_penalty(inputs: bool) -> list[Tensor | None]:
 @pytest.mark.parametrize("inputs", [False, True])
 def test_a_gradient_penalty_is_what_it_is_without(inputs: bool) -> None:
     expected = gradient_penalty(inputs)
-    with th.policy("bfs") as installation:
+    with ts.policy("bfs") as installation:
         found = gradient_penalty(inputs)
     assert_equal(found, expected, bitwise=False)
     assert installation.backwards == 2
@@ -189,7 +189,7 @@ def test_a_graph_shared_by_two_backwards() -> None:
         return [once, x.grad]
 
     expected = work()
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         assert_equal(work(), expected, bitwise=False)
 
 
@@ -211,12 +211,12 @@ def test_each_way_to_call_backward_takes_the_order_of_the_policy() -> None:
     with suppress(RuntimeError):  # before 2.13 PyTorch takes no dict
         ways.pop()()
         ways.append(lambda: torch.autograd.backward(two_branches(x), inputs={"x": x}))
-    expected = [th.backward(two_branches(x), policy=policy).order for policy in ("bfs", "dfs")]
+    expected = [ts.backward(two_branches(x), policy=policy).order for policy in ("bfs", "dfs")]
     assert expected[0] != expected[1]
     for way in ways:
         assert way() is None
         assert orders_in(way, "bfs", "dfs") == [("bfs", expected[0]), ("dfs", expected[1])]
-    with th.policy("bfs") as installation:
+    with ts.policy("bfs") as installation:
         torch.autograd.grad(two_branches(x), x)
         (x * weight).sum()
     assert installation.backwards == 0
@@ -224,7 +224,7 @@ def test_each_way_to_call_backward_takes_the_order_of_the_policy() -> None:
 
 def test_the_deprecated_argument_still_warns_and_counts() -> None:
     x = torch.ones(3, requires_grad=True)
-    with th.policy("bfs") as installation, pytest.warns(FutureWarning, match="grad_variables"):
+    with ts.policy("bfs") as installation, pytest.warns(FutureWarning, match="grad_variables"):
         torch.autograd.backward(x.exp(), grad_variables=torch.full((3,), 2.0))
     assert torch.equal(x.grad, 2 * x.detach().exp()) and installation.backwards == 1
 
@@ -244,14 +244,14 @@ BAD: dict[str, Callable[[Tensor], object]] = {
 def test_what_pytorch_refuses_is_refused_in_its_words(case: str) -> None:
     with pytest.raises((RuntimeError, TypeError)) as expected:
         BAD[case](torch.ones(3, requires_grad=True))
-    with th.policy("bfs"), pytest.raises(type(expected.value)) as found:
+    with ts.policy("bfs"), pytest.raises(type(expected.value)) as found:
         BAD[case](torch.ones(3, requires_grad=True))
     assert str(found.value).startswith(str(expected.value)[:40])
 
 
 def test_backwards_of_nothing_pass() -> None:
     expected: list[object] = []
-    for context in (nullcontext(), th.policy("bfs")):
+    for context in (nullcontext(), ts.policy("bfs")):
         with context:
             try:
                 expected.append(torch.autograd.backward([]))
@@ -270,9 +270,9 @@ def test_a_backward_inside_a_backward_is_redirected_too() -> None:
 
     y.register_hook(inner)
     seen: list[int] = []
-    with th.policy("bfs", on_run=lambda run: seen.append(len(run.graph))):
+    with ts.policy("bfs", on_run=lambda run: seen.append(len(run.graph))):
         y.sum().backward()
-    assert seen == [len(th.graph(two_branches(x))), 3]  # the inner one ends first
+    assert seen == [len(ts.graph(two_branches(x))), 3]  # the inner one ends first
     torch.testing.assert_close(x.grad, 2 + x.detach().exp() - x.detach().sin().sin() * x.detach().cos())
 
 
@@ -288,7 +288,7 @@ class Logged(Tensor):
 
 def test_a_tensor_subclass_has_its_say_as_often_as_without() -> None:
     logs = []
-    for context in (nullcontext(), th.policy("bfs")):
+    for context in (nullcontext(), ts.policy("bfs")):
         Logged.calls.clear()
         x = torch.ones(3).as_subclass(Logged).requires_grad_()
         with context as installation:
@@ -301,22 +301,22 @@ def test_a_tensor_subclass_has_its_say_as_often_as_without() -> None:
 
 def test_an_explicit_backward_keeps_its_own_policy_and_is_not_counted() -> None:
     x = torch.ones(3, requires_grad=True)
-    expected = th.backward(two_branches(x), policy="dfs").order
-    with th.policy("bfs") as installation:
-        run = th.backward(two_branches(x), policy="dfs")
+    expected = ts.backward(two_branches(x), policy="dfs").order
+    with ts.policy("bfs") as installation:
+        run = ts.backward(two_branches(x), policy="dfs")
     assert (run.policy, run.order) == ("dfs", expected) and installation.backwards == 0
 
 
 def test_a_policy_of_the_users_own() -> None:
     x = torch.ones(3, requires_grad=True)
-    with th.policy(lambda ready, state: ready[-1]) as installation:
+    with ts.policy(lambda ready, state: ready[-1]) as installation:
         two_branches(x).backward()
     assert "lambda" in installation.policy and x.grad is not None
 
 
 def test_the_direct_engine_refuses_inside_as_outside() -> None:
     x = torch.ones(3, requires_grad=True)
-    with th.policy("bfs", engine="direct") as installation:
+    with ts.policy("bfs", engine="direct") as installation:
         two_branches(x).backward()
         torch.testing.assert_close(x.grad, gradients_of([x], lambda: TORCH_BACKWARD(two_branches(x)))[0])
     assert installation.engine == "direct"
@@ -324,8 +324,8 @@ def test_the_direct_engine_refuses_inside_as_outside() -> None:
 
 def test_what_is_unknown_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="no policy 'bsf'"):
-        th.install("bsf")
-    with pytest.raises(ValueError, match="no engine 'indirect'"), th.policy("bfs", engine="indirect"):  # type: ignore[arg-type]
+        ts.install("bsf")
+    with pytest.raises(ValueError, match="no engine 'indirect'"), ts.policy("bfs", engine="indirect"):  # type: ignore[arg-type]
         raise AssertionError("never entered")
 
 
@@ -334,19 +334,19 @@ def test_what_is_unknown_is_refused_at_once() -> None:
 
 def test_the_latest_that_is_still_there_is_in_force() -> None:
     x = torch.ones(3, requires_grad=True)
-    outer = th.install("bfs")
-    inner = th.install("dfs")
+    outer = ts.install("bfs")
+    inner = ts.install("dfs")
     two_branches(x).backward()
     outer.remove()  # not the latest
     outer.remove()
     two_branches(x).backward()
     assert (outer.backwards, inner.backwards) == (0, 2)
-    with th.policy("heap") as third:
+    with ts.policy("heap") as third:
         two_branches(x).backward()
         assert "in force" in repr(third) and "covered" in repr(inner) and "removed" in repr(outer)
     two_branches(x).backward()
     assert (inner.backwards, third.backwards) == (3, 1)
-    th.uninstall()
+    ts.uninstall()
     two_branches(x).backward()
     assert inner.backwards == 3
 
@@ -359,10 +359,10 @@ def test_an_exception_in_the_block_or_in_a_hook_leaves_nothing_installed() -> No
         raise KeyError("of the hook")
 
     y.register_hook(fail)
-    with pytest.raises(KeyError, match="of the hook"), th.policy("bfs") as installation:
+    with pytest.raises(KeyError, match="of the hook"), ts.policy("bfs") as installation:
         y.sum().backward()
     assert installation.backwards == 0
-    with th.policy("bfs") as installation:
+    with ts.policy("bfs") as installation:
         with pytest.raises(KeyError, match="of the hook"):
             (x.exp() + y * 0).sum().backward()
         two_branches(x).backward()
@@ -372,7 +372,7 @@ def test_an_exception_in_the_block_or_in_a_hook_leaves_nothing_installed() -> No
 def test_it_decorates_a_training_step() -> None:
     seen: list[str] = []
 
-    @th.policy("bfs", on_run=lambda run: seen.append(run.policy))
+    @ts.policy("bfs", on_run=lambda run: seen.append(run.policy))
     def step(x: Tensor) -> None:
         two_branches(x).backward()
 
@@ -386,7 +386,7 @@ def test_it_decorates_a_training_step() -> None:
 def test_a_removal_inside_the_backward_lets_it_end() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
-    installation = th.install("bfs")
+    installation = ts.install("bfs")
     y.register_hook(lambda gradient: installation.remove())
     y.sum().backward()
     assert torch.equal(x.grad, x.detach().exp()) and installation.backwards == 1
@@ -397,7 +397,7 @@ def test_who_wraps_the_engine_meanwhile_and_stays_does_no_harm(monkeypatch: pyte
     x = torch.ones(3, requires_grad=True)
     wrapped: list[bool] = []
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward)
-    with th.policy("bfs") as first:
+    with ts.policy("bfs") as first:
         inner = torch.autograd._engine_run_backward
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -407,15 +407,15 @@ def test_who_wraps_the_engine_meanwhile_and_stays_does_no_harm(monkeypatch: pyte
         torch.autograd._engine_run_backward = wrapper
         two_branches(x).backward()
     two_branches(x).backward()
-    th.backward(two_branches(x), policy="dfs")
+    ts.backward(two_branches(x), policy="dfs")
     assert (first.backwards, len(wrapped)) == (1, 4)  # what was redirected comes again, to be run
-    with th.policy("dfs") as second:
+    with ts.policy("dfs") as second:
         two_branches(x).backward()
     two_branches(x).backward()
     assert (first.backwards, second.backwards, len(wrapped)) == (1, 1, 6)
     torch.autograd._engine_run_backward = inner  # put back after its end
     two_branches(x).backward()
-    with th.policy("bfs") as third:
+    with ts.policy("bfs") as third:
         two_branches(x).backward()
     assert third.backwards == 1
     found = x.grad
@@ -424,7 +424,7 @@ def test_who_wraps_the_engine_meanwhile_and_stays_does_no_harm(monkeypatch: pyte
 
 
 def test_no_graph_is_kept() -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         x = torch.ones(3, requires_grad=True)
         loss = two_branches(x)
         died: list[bool] = []
@@ -466,10 +466,10 @@ def test_several_threads_at_once_and_installations_that_come_and_go() -> None:
 
     def come_and_go() -> None:
         while not stop.is_set():
-            with th.policy("dfs"):
+            with ts.policy("dfs"):
                 stop.wait(0.001)
 
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         threads = [threading.Thread(target=train, args=(number,)) for number in range(len(data))]
         visitor = threading.Thread(target=come_and_go)
         for thread in (*threads, visitor):
@@ -502,16 +502,16 @@ def test_compiled_code_breaks_its_graph_no_more_often_than_without() -> None:
         return dict(counters["graph_break"]), dict(counters["stats"]), result
 
     expected = compiled(nullcontext())
-    found = compiled(th.policy("bfs"))
+    found = compiled(ts.policy("bfs"))
     assert found[:2] == expected[:2]
     assert torch.equal(found[2], expected[2])
 
 
 def test_installing_does_not_load_the_compiler() -> None:
     program = (
-        "import sys, torch, tapehead as th\n"
+        "import sys, torch, tapescope as ts\n"
         "x = torch.ones(3, requires_grad=True)\n"
-        "with th.policy('bfs'): x.exp().sum().backward()\n"
+        "with ts.policy('bfs'): x.exp().sum().backward()\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
@@ -519,7 +519,7 @@ def test_installing_does_not_load_the_compiler() -> None:
 
 def test_a_loss_of_several_elements_is_told_what_to_do() -> None:
     loss = torch.ones(2, requires_grad=True) * 2
-    with pytest.raises(RuntimeError, match="scalar outputs") as caught, th.policy("dfs"):
+    with pytest.raises(RuntimeError, match="scalar outputs") as caught, ts.policy("dfs"):
         loss.backward()
     (note,) = caught.value.__notes__
     assert "loss.sum() or loss.mean()" in note
@@ -530,11 +530,11 @@ def test_a_policy_that_could_not_be_put_in_force_is_not(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("tapehead.engine.programs.install.redirect_backward", fails)
+        patched.setattr("tapescope.engine.programs.install.redirect_backward", fails)
         with pytest.raises(KeyboardInterrupt):
-            th.install("bfs")
-    runs: list[th.Run] = []
-    with th.policy("dfs", on_run=runs.append):
+            ts.install("bfs")
+    runs: list[ts.Run] = []
+    with ts.policy("dfs", on_run=runs.append):
         torch.ones(2, requires_grad=True).exp().sum().backward()
     assert [run.policy for run in runs] == ["dfs"]
     torch.ones(2, requires_grad=True).exp().sum().backward()
@@ -545,7 +545,7 @@ def test_an_interrupt_at_any_line_of_a_policys_begin_and_end_leaves_backwards_as
     left_behind: Callable[[], list[str]],
 ) -> None:
     def program() -> None:
-        with th.policy("bfs"):
+        with ts.policy("bfs"):
             pass
 
     program()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 from ..interrupts import interrupted, lines_run
 
@@ -39,21 +39,21 @@ class Program:
 
 
 def graph(program: Program) -> Any:
-    return th.graph(program.loss())
+    return ts.graph(program.loss())
 
 
 def recorded(program: Program) -> None:
-    with th.record_steps():
+    with ts.record_steps():
         program.step()
 
 
 def trained(program: Program) -> None:
-    with th.training(program.model, program.optimizer):
+    with ts.training(program.model, program.optimizer):
         program.step()
 
 
 def fitted(program: Program) -> None:
-    th.fits(
+    ts.fits(
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
         lambda: torch.randn(3, 4),
         torch.optim.Adam,
@@ -63,34 +63,34 @@ def fitted(program: Program) -> None:
 
 
 def mirrored(program: Program) -> None:
-    recomputing = th.mirrored(0.9, seconds=0.1)
+    recomputing = ts.mirrored(0.9, seconds=0.1)
     for _ in range(2):
         recomputing(program.loss).backward()
     program.optimizer.zero_grad()
 
 
 def planned_backwards(program: Program) -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         program.loss().backward()
 
 
 VERBS: dict[str, Callable[[Program], object]] = {
-    "simulate": lambda program: th.simulate(graph(program)),
-    "plan": lambda program: th.plan(program.loss()),
-    "search": lambda program: th.backward(program.loss(), policy="search(0.05)"),
-    "profile": lambda program: th.profile(program.loss),
-    "measured": lambda program: th.backward(program.loss(), memory=True),
-    "compare": lambda program: th.compare(program.loss),
+    "simulate": lambda program: ts.simulate(graph(program)),
+    "plan": lambda program: ts.plan(program.loss()),
+    "search": lambda program: ts.backward(program.loss(), policy="search(0.05)"),
+    "profile": lambda program: ts.profile(program.loss),
+    "measured": lambda program: ts.backward(program.loss(), memory=True),
+    "compare": lambda program: ts.compare(program.loss),
     "fits": fitted,
-    "find_nan": lambda program: th.find_nan(program.loss),
-    "find_unused": lambda program: th.find_unused(program.loss, program.model),
-    "plan_mirror": lambda program: th.plan_mirror(program.loss, "1GB", seconds=0.1),
+    "find_nan": lambda program: ts.find_nan(program.loss),
+    "find_unused": lambda program: ts.find_unused(program.loss, program.model),
+    "plan_mirror": lambda program: ts.plan_mirror(program.loss, "1GB", seconds=0.1),
     "mirrored": mirrored,
     "record_steps": recorded,
     "training": trained,
     "policy": planned_backwards,
-    "direct": lambda program: th.backward(program.loss(), engine="direct"),
-    "native": lambda program: th.backward(program.loss(), policy="bfs"),
+    "direct": lambda program: ts.backward(program.loss(), engine="direct"),
+    "native": lambda program: ts.backward(program.loss(), policy="bfs"),
 }
 CHANGING = {"record_steps", "training"}
 """Those whose program steps."""
@@ -109,7 +109,7 @@ def interrupt(verb: str, at: int, left_behind: Callable[[], list[str]]) -> None:
     loss.backward()
     right = [weight.grad for weight in program.model.parameters()]
     program.optimizer.zero_grad()
-    th.profile(program.loss)
+    ts.profile(program.loss)
     for weight, grad in zip(program.model.parameters(), right, strict=True):
         assert torch.equal(weight.grad, grad), place
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.inspector.torch_internals.tensors import strided_parts
+import tapescope as ts
+from tapescope.inspector.torch_internals.tensors import strided_parts
 
 BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": Tensor.to_sparse,
@@ -17,11 +17,11 @@ BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
     "mkldnn": Tensor.to_mkldnn,
 }
 VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
-    "record_forward": th.record_forward,
-    "plan_mirror": lambda make_loss: th.plan_mirror(make_loss, budget=0.5),
-    "compare": th.compare,
-    "find_nan": th.find_nan,
-    "order_dependent": th.order_dependent,
+    "record_forward": ts.record_forward,
+    "plan_mirror": lambda make_loss: ts.plan_mirror(make_loss, budget=0.5),
+    "compare": ts.compare,
+    "find_nan": ts.find_nan,
+    "order_dependent": ts.order_dependent,
 }
 
 

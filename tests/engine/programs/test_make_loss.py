@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 MODEL = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
 VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
-    "profile": th.profile,
-    "compare": lambda make_loss: th.compare(make_loss, "heap", repetitions=1),
-    "find_nan": th.find_nan,
-    "find_unused": lambda make_loss: th.find_unused(make_loss, MODEL),
-    "plan_mirror": lambda make_loss: th.plan_mirror(make_loss, seconds=0.1),
-    "order_dependent": lambda make_loss: th.order_dependent(make_loss, "bfs"),
-    "advise": lambda make_loss: th.advise(make_loss, rounds=1),
-    "record_forward": lambda make_loss: th.record_forward(make_loss, 1),
+    "profile": ts.profile,
+    "compare": lambda make_loss: ts.compare(make_loss, "heap", repetitions=1),
+    "find_nan": ts.find_nan,
+    "find_unused": lambda make_loss: ts.find_unused(make_loss, MODEL),
+    "plan_mirror": lambda make_loss: ts.plan_mirror(make_loss, seconds=0.1),
+    "order_dependent": lambda make_loss: ts.order_dependent(make_loss, "bfs"),
+    "advise": lambda make_loss: ts.advise(make_loss, rounds=1),
+    "record_forward": lambda make_loss: ts.record_forward(make_loss, 1),
 }
 
 
@@ -41,7 +41,7 @@ RETURNED: dict[str, tuple[Callable[[], object], str]] = {
     "a NumPy scalar": (lambda: loss().detach().numpy()[()], r"return the tensor, without .item"),
     "a generator": (generator, "has a `yield`"),
     "the model": (lambda: MODEL, r"such as model\(x\).sum"),
-    "nothing": (lambda: None, "th.profile_step"),
+    "nothing": (lambda: None, "ts.profile_step"),
 }
 
 
@@ -49,7 +49,7 @@ RETURNED: dict[str, tuple[Callable[[], object], str]] = {
 def test_what_is_no_loss_is_answered_with_what_to_return(what: str) -> None:
     returned, said = RETURNED[what]
     with pytest.raises(TypeError, match=rf"make_loss\(\) returned .*{said}"):
-        th.find_nan(returned)  # type: ignore[arg-type]
+        ts.find_nan(returned)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -74,16 +74,16 @@ NO_GRAPH: dict[str, tuple[Callable[[], Tensor], str]] = {
 def test_why_a_loss_has_no_graph_is_said_in_errors_and_findings(how: str) -> None:
     make_loss, why = NO_GRAPH[how]
     with pytest.raises(RuntimeError, match=why):
-        th.profile(make_loss)
-    assert why.replace("\\", "") in str(th.find_nan(make_loss))
+        ts.profile(make_loss)
+    assert why.replace("\\", "") in str(ts.find_nan(make_loss))
     with torch.no_grad(), pytest.raises(RuntimeError, match="switched off here"):
-        th.graph(loss())
+        ts.graph(loss())
     with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func .*outside"):
-        torch.func.vmap(lambda row: th.graph(MODEL(row).sum()))(torch.ones(2, 3))
+        torch.func.vmap(lambda row: ts.graph(MODEL(row).sum()))(torch.ones(2, 3))
 
 
 def test_a_size_without_its_unit_is_asked_about() -> None:
     with pytest.raises(ValueError, match='budget is 50, which would be 50 bytes; write .*"50 MiB".* 0.5 for half'):
-        th.plan_mirror(loss, budget=50)
+        ts.plan_mirror(loss, budget=50)
     with pytest.raises(ValueError, match='memory is 24, which would be 24 bytes; write .*"24GB"'):
-        th.fits(MODEL, lambda: torch.ones(2, 3), torch.optim.SGD, 24)
+        ts.fits(MODEL, lambda: torch.ones(2, 3), torch.optim.SGD, 24)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
 
 class Autoencoder(nn.Module):
@@ -29,19 +29,19 @@ def parts() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: model.training_step(x)
 
 
-def paths(graph: th.Graph) -> set[str]:
+def paths(graph: ts.Graph) -> set[str]:
     return {call.path for call in graph.calls if call.path}
 
 
 def test_a_profile_and_a_comparison_name_things_after_the_model() -> None:
     model, make_loss = parts()
-    assert any("Sequential#1" in each for each in paths(th.profile(make_loss).graph))
-    run = th.profile(make_loss, model=model)
+    assert any("Sequential#1" in each for each in paths(ts.profile(make_loss).graph))
+    run = ts.profile(make_loss, model=model)
     assert {"encoder", "encoder.0", "decoder", "decoder.2"} <= paths(run.graph)
     assert {task.parameter for task in run.graph.tasks if task.is_leaf} == {
         name for name, _ in model.named_parameters()
     }
-    found = th.compare(make_loss, "heap", repetitions=1, model=model)
+    found = ts.compare(make_loss, "heap", repetitions=1, model=model)
     assert "encoder.0" in paths(found.rows[0].timeline.graph)
 
 
@@ -50,15 +50,15 @@ def test_find_nan_names_the_module_of_the_model() -> None:
     assert isinstance(model.decoder, nn.Sequential)
     with torch.no_grad():
         model.decoder[2].bias[0] = float("inf")  # type: ignore[union-attr, operator, index]
-    assert th.find_nan(make_loss).module != "decoder.2"
-    found = th.find_nan(make_loss, model=model)
+    assert ts.find_nan(make_loss).module != "decoder.2"
+    found = ts.find_nan(make_loss, model=model)
     assert found.graph is not None and "decoder.2" in paths(found.graph)
     assert found.finds and "Sequential" not in str(found)
 
 
 def test_find_unused_names_parameters_and_modules_after_it() -> None:
     model, x = Autoencoder(), torch.randn(32, 8)
-    found = th.find_unused(lambda: model.encoder(x).sum(), model)
+    found = ts.find_unused(lambda: model.encoder(x).sum(), model)
     assert {each.name for each in found} == {f"decoder.{name}" for name, _ in model.decoder.named_parameters()}
     assert found.graph is not None and "encoder.0" in paths(found.graph)
 
@@ -66,38 +66,38 @@ def test_find_unused_names_parameters_and_modules_after_it() -> None:
 @pytest.mark.heavy
 def test_a_plan_for_mirroring_names_its_rows_and_answers_by_the_model() -> None:
     model, make_loss = parts()
-    plan = th.plan_mirror(make_loss, 0.99, seconds=0.1, repetitions=1, model=model)
+    plan = ts.plan_mirror(make_loss, 0.99, seconds=0.1, repetitions=1, model=model)
     assert plan.why("encoder.tanh")[0].module == "encoder.1"
-    program = th.record_forward(make_loss, 1, model=model)
+    program = ts.record_forward(make_loss, 1, model=model)
     assert "decoder.0" in {each.module for each in program.operations}
 
 
 def test_of_a_loss_that_is_there_parts_are_named_after_the_model_too() -> None:
     model, make_loss = parts()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    assert any("Sequential#1" in each for each in paths(th.graph(loss)))
-    graph = th.graph(loss, names=model)
+    assert any("Sequential#1" in each for each in paths(ts.graph(loss)))
+    graph = ts.graph(loss, names=model)
     assert {"encoder", "encoder.0", "decoder", "decoder.2"} <= paths(graph)
     assert {task.parameter for task in graph.tasks if task.is_leaf} == {name for name, _ in model.named_parameters()}
-    assert "encoder.0" in paths(th.plan(loss, model=model).graph)
-    assert "encoder.0" in paths(th.groups(loss, model=model).graph)
-    gantt = th.makespan(loss, device_of={"encoder": "cuda:0"}, model=model)
+    assert "encoder.0" in paths(ts.plan(loss, model=model).graph)
+    assert "encoder.0" in paths(ts.groups(loss, model=model).graph)
+    gantt = ts.makespan(loss, device_of={"encoder": "cuda:0"}, model=model)
     assert set(gantt.rows) == {"cpu", "cuda:0"}
     with pytest.raises(ValueError, match="nothing in this graph is called"):
-        th.makespan(loss, device_of={"encoder": "cuda:0"})
+        ts.makespan(loss, device_of={"encoder": "cuda:0"})
     with pytest.raises(ValueError, match="model= is for a loss, and this is a graph"):
-        th.plan(graph, model=model)
+        ts.plan(graph, model=model)
     other = nn.Sequential(nn.Linear(1, 1))
-    assert paths(th.graph(loss, names=other)) == paths(th.graph(loss))
+    assert paths(ts.graph(loss, names=other)) == paths(ts.graph(loss))
 
 
 def test_a_part_is_not_named_after_another_whose_weight_it_shares() -> None:
     model = nn.ModuleDict({"encoder": nn.Embedding(10, 4), "decoder": nn.Linear(4, 10, bias=False)})
     model["decoder"].weight = model["encoder"].weight
-    with th.capture():
+    with ts.capture():
         loss = model["decoder"](torch.ones(2, 4)).sum()
-    assert [call.path for call in th.graph(loss, names=model).calls] == ["decoder"]
+    assert [call.path for call in ts.graph(loss, names=model).calls] == ["decoder"]
 
 
 def test_a_recorded_step_names_modules_after_the_model() -> None:
@@ -108,12 +108,12 @@ def test_a_recorded_step_names_modules_after_the_model() -> None:
         make_loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def followed(found: th.TrainingStep) -> set[str]:
+    def followed(found: ts.TrainingStep) -> set[str]:
         return paths(found.run.graph)
 
-    assert "encoder.0" not in followed(th.profile_step(step))
-    assert {"encoder.0", "decoder.2"} <= followed(th.profile_step(step, model=model))
-    with th.record_steps(steps=2, model=model) as steps:
+    assert "encoder.0" not in followed(ts.profile_step(step))
+    assert {"encoder.0", "decoder.2"} <= followed(ts.profile_step(step, model=model))
+    with ts.record_steps(steps=2, model=model) as steps:
         for _ in range(3):
             step()
     assert "encoder.0" in followed(steps[1])
@@ -122,12 +122,12 @@ def test_a_recorded_step_names_modules_after_the_model() -> None:
 def test_several_models_are_one_of_parts() -> None:
     generator, critic = nn.Sequential(nn.Linear(4, 8)), nn.Sequential(nn.Linear(8, 1))
     noise = torch.randn(16, 4)
-    run = th.profile(lambda: critic(generator(noise)).mean(), model=nn.ModuleDict({"G": generator, "D": critic}))
+    run = ts.profile(lambda: critic(generator(noise)).mean(), model=nn.ModuleDict({"G": generator, "D": critic}))
     assert {"G.0", "D.0"} <= paths(run.graph)
 
 
 @pytest.mark.parametrize(
-    "verb", [th.profile, th.find_nan, th.plan_mirror, th.compare, th.record_forward, th.profile_step]
+    "verb", [ts.profile, ts.find_nan, ts.plan_mirror, ts.compare, ts.record_forward, ts.profile_step]
 )
 def test_what_is_no_module_is_refused_before_anything_runs(verb: Callable[..., Any]) -> None:
     def make_loss() -> Tensor:

@@ -18,11 +18,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.measuring import measurement
-from tapehead.engine.measuring.attribution import Lives, lives_of
-from tapehead.engine.memory.timeline import Category, Keeper, Storage, Timeline
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.measuring import measurement
+from tapescope.engine.measuring.attribution import Lives, lives_of
+from tapescope.engine.memory.timeline import Category, Keeper, Storage, Timeline
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
@@ -66,7 +66,7 @@ def test_measuring_does_not_change_what_is_measured(name):
     model.zero_grad()
     expected = seen_by_torch(make_loss)
     model.zero_grad()
-    assert list(th.profile(make_loss).timeline.deltas) == expected
+    assert list(ts.profile(make_loss).timeline.deltas) == expected
 
 
 @pytest.mark.parametrize("policy", ["bfs", "heap"])
@@ -79,7 +79,7 @@ def test_the_bytes_balance(name, policy):
         losses.append(make_loss())
         return losses[0]
 
-    timeline = th.profile(kept_loss, policy).timeline
+    timeline = ts.profile(kept_loss, policy).timeline
     held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None] + losses
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
     assert timeline.end_bytes == sum(storages.values())
@@ -95,9 +95,9 @@ def test_the_bytes_balance(name, policy):
 def test_one_linear_used_fifty_times():
     _, make_loss = WORKLOADS["linear50"].build()
     mebibyte = 2**20
-    assert th.profile(make_loss, "bfs").peak_bytes / mebibyte == pytest.approx(51.0, abs=0.05)
+    assert ts.profile(make_loss, "bfs").peak_bytes / mebibyte == pytest.approx(51.0, abs=0.05)
     _, make_loss = WORKLOADS["linear50"].build()
-    assert th.profile(make_loss, "heap").peak_bytes / mebibyte == pytest.approx(3.0, abs=0.05)
+    assert ts.profile(make_loss, "heap").peak_bytes / mebibyte == pytest.approx(3.0, abs=0.05)
 
 
 class Steps(nn.Module):
@@ -125,7 +125,7 @@ def only(timeline: Timeline, nbytes: int, category: Category) -> Storage:
 
 def test_a_saved_activation_has_its_maker_keepers_and_end():
     _, make_loss = steps()
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     storage = only(run.timeline, 11 * 5 * 4, Category.SAVED)
     assert storage.made_by.module == ""
     assert storage.made_by.operation.name == "torch.Tensor.tanh"
@@ -139,7 +139,7 @@ def test_a_saved_activation_has_its_maker_keepers_and_end():
 
 def test_a_gradient_waits_and_becomes_the_parameters():
     _, make_loss = steps()
-    run = th.profile(make_loss, "bfs")
+    run = ts.profile(make_loss, "bfs")
     timeline = run.timeline
     storage = only(timeline, 7 * 5 * 4, Category.GRADIENT)
     maker = run.graph.tasks[storage.made_by.task]
@@ -157,7 +157,7 @@ def test_a_storage_saved_by_three_nodes_counts_once():
         y = x * 2
         return (y.exp() + y.sin() + y.cos() + y * y).sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     (storage,) = [each for each in run.timeline if each.born == -1 and sum(k.kind == "saved" for k in each.kept_by) > 1]
     savers = {run.graph.tasks[keeper.task].name for keeper in storage.kept_by}
     assert savers == {"SinBackward0", "CosBackward0", "MulBackward0"}
@@ -189,11 +189,11 @@ def test_lifetimes_are_those_of_weak_references(policy):
 
     def noted_loss() -> Tensor:
         loss = make_loss()
-        for node in th.graph(loss).nodes:
+        for node in ts.graph(loss).nodes:
             node.register_prehook(note)
         return loss
 
-    timeline = th.profile(noted_loss, policy).timeline
+    timeline = ts.profile(noted_loss, policy).timeline
     storages = {nbytes: only(timeline, nbytes, Category.SAVED) for nbytes in followed if nbytes != 17 * 13 * 4}
     storages[17 * 13 * 4] = next(timeline.storage(n) for n in timeline.held if timeline.nbytes[n] == 17 * 13 * 4)
     assert len(alive_at) == len(timeline.order)
@@ -220,14 +220,14 @@ def test_lifetimes_in_random_programs_are_those_of_weak_references(seed, kept, r
     def make_loss() -> Tensor:
         made.clear()
         loss = program.make_loss()
-        for node in th.graph(loss).nodes:
+        for node in ts.graph(loss).nodes:
             node.register_prehook(lambda gradients: alive_at.append([not each.expired() for _, each in made]))
         return loss
 
     found: list[Lives] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurement, "lives_of", lambda measured: found.append(lives_of(measured)) or found[0])
-        timeline = th.profile(make_loss, random_policy(seed)).timeline
+        timeline = ts.profile(make_loss, random_policy(seed)).timeline
     (lives,) = found
     born = {lives.rows[birth].address: number for number, birth in enumerate(lives.births) if birth < lives.first}
     assert len(alive_at) == len(timeline.order)
@@ -249,7 +249,7 @@ def test_what_the_user_holds_is_said_to_be_held():
         kept.append(model.first(x))
         return model.second(kept[0].tanh()).sum()
 
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     storage = next(each for each in timeline if each.number in timeline.held and each.nbytes == 11 * 5 * 4)
     assert storage.died is None
     assert Keeper("user") in storage.kept_by
@@ -268,7 +268,7 @@ def test_held_gradients():
         y.register_hook(kept.append)
         return (y * y).sum()
 
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     held = {each.nbytes for each in timeline if each.category is Category.HELD}
     assert held == {11 * 5 * 4, 11 * 7 * 4}
     assert (
@@ -289,7 +289,7 @@ def test_a_hooks_memory_is_of_the_task_before_which_it_runs():
         y.register_hook(lambda gradient: torch.empty(1000).fill_(1)[:100] * gradient)
         return y.exp().sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     (storage,) = [each for each in run.timeline if each.nbytes == 4000]
     assert run.graph.tasks[run.order[storage.born]].name == "MulBackward0"
     assert storage.category is Category.WORKSPACE
@@ -298,7 +298,7 @@ def test_a_hooks_memory_is_of_the_task_before_which_it_runs():
 
 def test_a_checkpointed_region_is_recomputed_inside_a_task():
     x, w = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
-    run = th.profile(lambda: checkpoint(lambda y: (y @ w).tanh().exp(), x, use_reentrant=False).sum())
+    run = ts.profile(lambda: checkpoint(lambda y: (y @ w).tanh().exp(), x, use_reentrant=False).sum())
     timeline = run.timeline
     recomputed = [each for each in timeline if each.category is Category.SAVED and each.born >= 0]
     assert recomputed
@@ -314,7 +314,7 @@ def test_a_reentrant_checkpoint_and_a_nested_backward():
         y.register_hook(torch.enable_grad()(lambda gradient: (w * 2).sum().backward()))
         return (y * y).sum()
 
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     grads = sum(each.grad.untyped_storage().nbytes() for each in (x, w))
     (generator_state,) = [
         each for each in timeline if any(keeper.slot == "ctx.fwd_cpu_state" for keeper in each.kept_by)
@@ -327,7 +327,7 @@ def test_an_optimizer_inside_the_backward_frees_gradients():
     model, x = Steps(), torch.randn(11, 3)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-    run = th.profile(lambda: model(x).sum())
+    run = ts.profile(lambda: model(x).sum())
     assert run.timeline.end_bytes == 4
     assert not run.timeline.grads
 
@@ -335,19 +335,19 @@ def test_an_optimizer_inside_the_backward_frees_gradients():
 def test_sparse_gradients_are_measured_and_prediction_says_estimate():
     embedding = nn.Embedding(1000, 8, sparse=True)
     tokens = torch.randint(1000, (16,))
-    run = th.profile(lambda: embedding(tokens).exp().sum())
+    run = ts.profile(lambda: embedding(tokens).exp().sum())
     gradient = embedding.weight.grad
     stored = {part.untyped_storage().data_ptr(): part for part in (gradient._values(), gradient._indices())}
     nbytes = sum(part.untyped_storage().nbytes() for part in stored.values() if part.data_ptr() != tokens.data_ptr())
     assert run.timeline.end_bytes >= nbytes
-    assert th.simulate(run.graph, "bfs", run.footprints).estimates
+    assert ts.simulate(run.graph, "bfs", run.footprints).estimates
 
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 @pytest.mark.parametrize("how", [{"retain_graph": True}, {"create_graph": True}])
 def test_a_kept_graph(how):
     _, make_loss = steps()
-    timeline = th.profile(make_loss, **how).timeline
+    timeline = ts.profile(make_loss, **how).timeline
     (saved,) = [each for each in timeline if each.nbytes == 11 * 5 * 4 and each.born == -1 and each.died is None]
     assert saved.category is Category.SAVED
     assert all(keeper.kind == "saved" for keeper in saved.kept_by)
@@ -356,10 +356,10 @@ def test_a_kept_graph(how):
 @pytest.mark.parametrize("name", SMALL)
 def test_attached_after_the_forward_it_measures_the_same(name):
     model, make_loss = WORKLOADS[name].build()
-    expected = th.profile(make_loss).timeline
+    expected = ts.profile(make_loss).timeline
     model.zero_grad()
     loss = make_loss()
-    timeline = th.backward(loss, memory=True).timeline
+    timeline = ts.backward(loss, memory=True).timeline
     assert timeline.peak_bytes == expected.peak_bytes
     assert timeline.end_bytes == expected.end_bytes
     assert timeline.task_peaks[1:] == expected.task_peaks[1:]
@@ -371,7 +371,7 @@ def test_gradients_are_those_of_pytorch():
     make_loss().backward()
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    th.profile(make_loss, "heap")
+    ts.profile(make_loss, "heap")
     assert all(map(torch.equal, expected, (parameter.grad for parameter in model.parameters())))
 
 
@@ -406,35 +406,35 @@ def _interrupted() -> Tensor:
 )
 def test_after_an_error_nothing_is_left(make_loss, error):
     with pytest.raises(error):
-        th.profile(make_loss)
+        ts.profile(make_loss)
     assert not torch.autograd._profiler_enabled()
     _, make_loss = steps()
-    assert th.profile(make_loss).peak_bytes
+    assert ts.profile(make_loss).peak_bytes
 
 
 def test_bad_arguments_are_sentences():
     loss = torch.randn(3, requires_grad=True).sum()
     with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function"):
-        th.profile(loss)
+        ts.profile(loss)
     with pytest.raises(ValueError, match="there is no engine 'python'; known are native, direct"):
-        th.profile(lambda: loss, engine="python")
-    with pytest.raises(ValueError, match=r"was not measured: th.backward\(..., memory=True\)"):
-        _ = th.backward(loss).peak_bytes
+        ts.profile(lambda: loss, engine="python")
+    with pytest.raises(ValueError, match=r"was not measured: ts.backward\(..., memory=True\)"):
+        _ = ts.backward(loss).peak_bytes
 
 
 def test_a_whole_step_that_returns_nothing_is_told_what_measures_it():
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(TypeError, match=r"returned None.* whole step itself is measured by th\.profile_step"):
-        th.profile(lambda: (x * x).sum().backward())
+    with pytest.raises(TypeError, match=r"returned None.* whole step itself is measured by ts\.profile_step"):
+        ts.profile(lambda: (x * x).sum().backward())
 
 
 def test_one_profiler_at_a_time():
     _, make_loss = steps()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]), ThreadPoolExecutor(1) as other:
         with pytest.raises(RuntimeError, match="a torch profiler is at work"):
-            th.profile(make_loss)
+            ts.profile(make_loss)
         with pytest.raises(RuntimeError, match="a torch profiler is at work"):
-            other.submit(th.profile, make_loss).result()
+            other.submit(ts.profile, make_loss).result()
         assert torch.autograd._profiler_enabled()
 
 
@@ -448,22 +448,22 @@ def test_one_measurement_at_a_time():
         return make_loss()
 
     with ThreadPoolExecutor(1) as other:
-        running = other.submit(th.profile, slow_loss)
+        running = other.submit(ts.profile, slow_loss)
         inside.wait()
         with pytest.raises(RuntimeError, match="measured already, in this thread or in another one"):
-            th.profile(make_loss)
+            ts.profile(make_loss)
         inside.wait()
-        assert running.result().peak_bytes == th.profile(make_loss).peak_bytes
+        assert running.result().peak_bytes == ts.profile(make_loss).peak_bytes
     with pytest.raises(RuntimeError, match="measured already"):
-        th.profile(lambda: th.profile(make_loss) and make_loss())
-    assert th.profile(make_loss).peak_bytes
+        ts.profile(lambda: ts.profile(make_loss) and make_loss())
+    assert ts.profile(make_loss).peak_bytes
 
 
 def test_it_prints_nothing():
     program = (
-        "import torch, tapehead as th; x = torch.randn(9, requires_grad=True); held = [torch.ones(999)]\n"
-        "th.profile(lambda: x.exp().sum() + held.pop().sum())\n"
-        "x.grad = None; th.profile(lambda: x.exp().sum()).peak_bytes"
+        "import torch, tapescope as ts; x = torch.randn(9, requires_grad=True); held = [torch.ones(999)]\n"
+        "ts.profile(lambda: x.exp().sum() + held.pop().sum())\n"
+        "x.grad = None; ts.profile(lambda: x.exp().sum()).peak_bytes"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
@@ -484,7 +484,7 @@ def test_what_a_library_keeps_for_itself_is_not_attributed():
             return gradient * 2
 
     x = torch.randn(3, requires_grad=True)
-    timeline = th.profile(lambda: Cached.apply(x).sum()).timeline
+    timeline = ts.profile(lambda: Cached.apply(x).sum()).timeline
     (storage,) = [each for each in timeline if each.nbytes == 999]
     assert storage.category is Category.UNKNOWN
     assert storage.kept_by == ()
@@ -504,7 +504,7 @@ class KeepsOnContext(torch.autograd.Function):
 
 def test_what_a_custom_function_keeps_on_ctx_is_its_nodes():
     x = torch.randn(13, requires_grad=True)
-    run = th.profile(lambda: KeepsOnContext.apply(x * 1).sum())
+    run = ts.profile(lambda: KeepsOnContext.apply(x * 1).sum())
     storage = only(run.timeline, 13 * 4, Category.SAVED)
     (keeper,) = storage.kept_by
     assert (keeper.kind, keeper.slot) == ("node", "ctx.hidden")
@@ -522,7 +522,7 @@ def test_what_a_hook_lets_go_of_was_the_users():
         y.register_hook(lambda gradient: kept.clear())
         return y.sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     (storage,) = [
         each for each in run.timeline if each.made_by.operation and each.made_by.operation.name.endswith("exp")
     ]
@@ -534,7 +534,7 @@ def test_what_a_hook_lets_go_of_was_the_users():
 def test_what_did_not_run_keeps_what_it_saved():
     x, y = torch.randn(13, requires_grad=True), torch.randn(7, requires_grad=True)
     loss = x.exp().sum() + (y * 3).sum()
-    run = th.backward(loss, inputs=[y], memory=True)
+    run = ts.backward(loss, inputs=[y], memory=True)
     storage = only(run.timeline, 13 * 4, Category.SAVED)
     assert [keeper.kind for keeper in storage.kept_by] == ["node"]
     assert storage.died is None
@@ -543,25 +543,25 @@ def test_what_did_not_run_keeps_what_it_saved():
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 def test_the_graph_of_the_gradients_keeps_them():
     x = torch.randn(13, requires_grad=True)
-    run = th.profile(lambda: x.exp().exp().sum(), create_graph=True)
+    run = ts.profile(lambda: x.exp().exp().sum(), create_graph=True)
     kept = [each for each in run.timeline if each.born >= 0 and each.died is None and each.category is Category.SAVED]
     assert kept
     assert all(each.kept_by[0].kind == "node" for each in kept)
-    assert th.simulate(run.graph, "heap", run.footprints).estimates
+    assert ts.simulate(run.graph, "heap", run.footprints).estimates
 
 
 def test_views_saved_later_do_not_change_who_made_a_storage():
     x, y = torch.randn(4, 64, 64, requires_grad=True), torch.randn(4, 64, 16, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = (x.softmax(-1) @ y).pow(2).sum()
-    timeline = th.backward(loss, memory=True).timeline
+    timeline = ts.backward(loss, memory=True).timeline
     storage = only(timeline, 4 * 64 * 64 * 4, Category.SAVED)
     assert storage.made_by.operation.name == "torch.Tensor.softmax"
 
 
 def test_the_call_of_backward_holds_the_roots_gradient_until_its_end():
     x = torch.randn(3, requires_grad=True)
-    timeline = th.profile(lambda: x.exp().sum()).timeline
+    timeline = ts.profile(lambda: x.exp().sum()).timeline
     (root,) = [each for each in timeline if Keeper("backward") in each.kept_by]
     assert (root.nbytes, root.born, root.died) == (4, -1, len(timeline.order))
 
@@ -577,7 +577,7 @@ def test_what_several_hidden_slots_may_keep_makes_an_estimate():
             copy[:50].mul_(shared)
         return torch.stack(copies).sum()
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     hidden = [each for each in run.timeline if any(keeper.slot == "hidden" for keeper in each.kept_by)]
     assert [each.nbytes for each in hidden if each.made_by.operation.name == "torch.Tensor.mul"] == [200]
     assert any("torch does not show" in limit for limit in run.footprints.limits)
@@ -587,6 +587,6 @@ def test_what_several_hidden_slots_may_keep_makes_an_estimate():
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_leaf_without_bytes_of_its_own_is_profiled_and_named_among_the_limits(layout: torch.layout) -> None:
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout, requires_grad=True)
-    run = th.profile(lambda: (nested * 2).to_padded_tensor(0.0).sum())
+    run = ts.profile(lambda: (nested * 2).to_padded_tensor(0.0).sum())
     assert run.footprints is not None and any("AccumulateGrad" in each for each in run.footprints.limits)
-    assert th.simulate(run.graph, "bfs", run.footprints).peak_bytes > 0
+    assert ts.simulate(run.graph, "bfs", run.footprints).peak_bytes > 0

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import WHOLE
-from tapehead.inspector.capturing.walk import graph
-from tapehead.inspector.torch_internals.tensors import storage_of
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import WHOLE
+from tapescope.inspector.capturing.walk import graph
+from tapescope.inspector.torch_internals.tensors import storage_of
 
 
 class Model(nn.Sequential):

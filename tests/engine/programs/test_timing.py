@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs import timing
-from tapehead.engine.programs.timing import Spread, time_backward, turns
-from tapehead.engine.queue.policy import Policy
-from tapehead.engine.studies.compare import compare
+from tapescope.engine.orders.policies import POLICIES
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.programs import timing
+from tapescope.engine.programs.timing import Spread, time_backward, turns
+from tapescope.engine.queue.policy import Policy
+from tapescope.engine.studies.compare import compare
 
 
 def test_of_three_six_rounds_are_all_the_orders_there_are() -> None:

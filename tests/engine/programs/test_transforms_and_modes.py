@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.inspector.torch_internals.modes import unobserved
+import tapescope as ts
+from tapescope.inspector.torch_internals.modes import unobserved
 
 
 def make_loss() -> Tensor:
@@ -33,23 +33,23 @@ def chain(length: int) -> Tensor:
 SMALL = nn.Linear(2, 1)
 
 
-def fitted() -> th.Fit:
-    return th.fits(
+def fitted() -> ts.Fit:
+    return ts.fits(
         SMALL, lambda: torch.ones(2), lambda given: torch.optim.SGD(given, 0.1), "1GB", lambda net, x: net(x).sum()
     )
 
 
 VERBS: dict[str, Callable[[], object]] = {
-    "profile": lambda: th.profile(make_loss),
-    "compare": lambda: th.compare(make_loss, repetitions=1),
-    "find_nan": lambda: th.find_nan(make_loss),
-    "find_unused": lambda: th.find_unused(make_loss, SMALL),
-    "plan_mirror": lambda: th.plan_mirror(make_loss, budget=0.5),
-    "mirrored": lambda: th.mirrored(budget=0.5)(make_loss),
-    "order_dependent": lambda: th.order_dependent(make_loss),
-    "advise": lambda: th.advise(make_loss),
-    "record_forward": lambda: th.record_forward(make_loss),
-    "profile_step": lambda: th.profile_step(make_loss),
+    "profile": lambda: ts.profile(make_loss),
+    "compare": lambda: ts.compare(make_loss, repetitions=1),
+    "find_nan": lambda: ts.find_nan(make_loss),
+    "find_unused": lambda: ts.find_unused(make_loss, SMALL),
+    "plan_mirror": lambda: ts.plan_mirror(make_loss, budget=0.5),
+    "mirrored": lambda: ts.mirrored(budget=0.5)(make_loss),
+    "order_dependent": lambda: ts.order_dependent(make_loss),
+    "advise": lambda: ts.advise(make_loss),
+    "record_forward": lambda: ts.record_forward(make_loss),
+    "profile_step": lambda: ts.profile_step(make_loss),
     "fits": fitted,
 }
 
@@ -58,7 +58,7 @@ VERBS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_inside_a_transform_a_verb_is_refused_by_name(verb: str, transform: Callable[..., Any]) -> None:
     def function(x: Tensor) -> Tensor:
-        with pytest.raises(RuntimeError, match=rf"th\.{verb}\(\) .*torch\.func"):
+        with pytest.raises(RuntimeError, match=rf"ts\.{verb}\(\) .*torch\.func"):
             VERBS[verb]()
         return (x * 2).sum()
 
@@ -80,18 +80,18 @@ def test_a_backward_inside_a_transform_raises_as_pytorch_s_and_runs_nothing(engi
     with pytest.raises(RuntimeError) as expected:
         grad(partial(function, run=torch.autograd.backward))(torch.ones(2))
     with pytest.raises(RuntimeError) as found:
-        grad(partial(function, run=partial(th.backward, engine=engine, trace="full")))(torch.ones(2))
+        grad(partial(function, run=partial(ts.backward, engine=engine, trace="full")))(torch.ones(2))
     assert str(found.value) == str(expected.value) and ran == []
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda loss, net: th.find_unused(loss, net),
-        lambda loss, net: th.find_nan(loss),
-        lambda loss, net: th.backward(loss(), policy="lpmf"),
-        lambda loss, net: th.backward(loss(), policy="bfs"),
-        lambda loss, net: th.profile(loss),
+        lambda loss, net: ts.find_unused(loss, net),
+        lambda loss, net: ts.find_nan(loss),
+        lambda loss, net: ts.backward(loss(), policy="lpmf"),
+        lambda loss, net: ts.backward(loss(), policy="bfs"),
+        lambda loss, net: ts.profile(loss),
     ],
 )
 def test_a_derivative_that_is_not_implemented_is_told_as_by_pytorch(verb: Callable[..., object]) -> None:
@@ -130,17 +130,17 @@ class SeeingOperations(TorchDispatchMode):
 
 
 def stepped(loss: Tensor, engine: Any) -> None:
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         while session.current is not None:
             session.step()
 
 
 BACKWARDS: dict[str, Callable[[Tensor], object]] = {
-    "native": th.backward,
-    "policy": partial(th.backward, policy="bfs"),
-    "direct": partial(th.backward, engine="direct"),
-    "full trace": partial(th.backward, trace="full"),
-    "memory": partial(th.backward, memory=True),
+    "native": ts.backward,
+    "policy": partial(ts.backward, policy="bfs"),
+    "direct": partial(ts.backward, engine="direct"),
+    "full trace": partial(ts.backward, trace="full"),
+    "memory": partial(ts.backward, memory=True),
     "native session": partial(stepped, engine="native"),
     "direct session": partial(stepped, engine="direct"),
 }

@@ -10,18 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.queue.device_queues import DeviceQueues
-from tapehead.engine.queue.pending import Pending
-from tapehead.engine.queue.policy import AnyPolicy, Policy, QueueState
+import tapescope as ts
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.queue.device_queues import DeviceQueues
+from tapescope.engine.queue.pending import Pending
+from tapescope.engine.queue.policy import AnyPolicy, Policy, QueueState
 
 from ..backward_programs import random_program
 
 DYNAMIC = Policy("dynamic", "the shortest name", key=lambda task, arrival: (len(task.name),), dynamic=True)
 
 
-def middle(ready: list[th.Task], state: QueueState) -> th.Task:
+def middle(ready: list[ts.Task], state: QueueState) -> ts.Task:
     return ready[len(ready) // 2]
 
 
@@ -31,7 +31,7 @@ POLICIES: list[AnyPolicy] = ["heap", "bfs", "dfs", "random(3)", "delay_accumulat
 class Replayed:
     """Queues that are filled anew, from all that has happened, each time they are to choose."""
 
-    def __init__(self, graph: th.Graph, policy: AnyPolicy, durations_ns: list[int], devices: list[str]) -> None:
+    def __init__(self, graph: ts.Graph, policy: AnyPolicy, durations_ns: list[int], devices: list[str]) -> None:
         self._given = graph, find_policy(policy)
         self._times = durations_ns, devices
         self._events: list[tuple[str, int]] = []
@@ -57,7 +57,7 @@ class Replayed:
 @given(st.integers(0, 10**6), st.sampled_from(POLICIES))
 def test_a_look_finds_what_queues_choose_on_which_nobody_has_looked(seed: int, policy: AnyPolicy) -> None:
     _, loss = random_program(seed)
-    graph, draw = th.graph(loss), Random(seed)
+    graph, draw = ts.graph(loss), Random(seed)
     devices = [draw.choice(["cpu", "far", "near"]) for _ in graph.tasks]
     durations_ns = [draw.choice([0, 1, 1, 5, 20]) for _ in graph.tasks]
     order: list[int] = []
@@ -95,7 +95,7 @@ def test_a_look_finds_what_queues_choose_on_which_nobody_has_looked(seed: int, p
 @pytest.mark.parametrize("ask", [True, False])
 def test_a_look_copies_no_queue(policy: str, ask: bool) -> None:
     leaves = [torch.ones(1, requires_grad=True) for _ in range(2000)]
-    graph = th.graph(torch.stack(leaves).sum())
+    graph = ts.graph(torch.stack(leaves).sum())
     devices = ["cpu" if task.id % 2 else "far" for task in graph.tasks]
     order: list[int] = []
     queues = DeviceQueues(graph, find_policy(policy), order, [1] * len(graph), devices)

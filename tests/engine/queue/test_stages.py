@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import Function
 
-import tapehead as th
-from tapehead.engine.orders.local_search import search
-from tapehead.engine.orders.lower_bound import lower_bound
-from tapehead.engine.orders.optimal import optimal
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.policy import policy_name
+import tapescope as ts
+from tapescope.engine.orders.local_search import search
+from tapescope.engine.orders.lower_bound import lower_bound
+from tapescope.engine.orders.optimal import optimal
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.policy import policy_name
 
-NAMES = [name for name in th.POLICIES if name not in ("search", "optimal", "comm_first")]
+NAMES = [name for name in ts.POLICIES if name not in ("search", "optimal", "comm_first")]
 
 
-def newest_leaf_last(ready: Sequence[th.Task], state: object) -> th.Task:
+def newest_leaf_last(ready: Sequence[ts.Task], state: object) -> ts.Task:
     return min(ready, key=lambda task: (task.is_leaf, task.id))
 
 
@@ -85,7 +85,7 @@ def gradients(groups: list[Group]) -> list[Tensor | None]:
     return [each for group in groups for each in group.reduced]
 
 
-def late(graph: th.Graph, order: Sequence[int]) -> list[int]:
+def late(graph: ts.Graph, order: Sequence[int]) -> list[int]:
     """The tasks that HEAP runs before some group is reduced, and this order after."""
     place_of = {task: place for place, task in enumerate(order)}
     heap = schedule(graph, "heap")
@@ -103,7 +103,7 @@ def test_each_policy_runs_what_a_group_waits_for_before_it_is_reduced(policy: An
     loss.backward()
     wanted = gradients(groups)
     groups, loss = model()
-    run = th.backward(loss, policy=policy, trace="off")
+    run = ts.backward(loss, policy=policy, trace="off")
     assert len(run.order) == len(run.graph) and run.order == run.planned
     for one, other in zip(gradients(groups), wanted, strict=True):
         torch.testing.assert_close(one, other)
@@ -113,7 +113,7 @@ def test_each_policy_runs_what_a_group_waits_for_before_it_is_reduced(policy: An
 @given(st.integers(0, 10_000), st.sampled_from(["bfs", "dfs", "random", "lpmf", "liu", "postorder", "list"]))
 def test_no_order_leaves_a_stage_before_it_is_over(seed: int, policy: str) -> None:
     _, loss = model(seed, width=1 + seed % 3, depth=1 + seed % 4)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     order = schedule(graph, policy)
     assert sorted(order) == list(range(len(graph))) and not late(graph, order)
     if policy == "bfs":
@@ -122,26 +122,26 @@ def test_no_order_leaves_a_stage_before_it_is_over(seed: int, policy: str) -> No
 
 def test_no_search_proves_or_promises_what_no_order_can_do() -> None:
     _, loss = model(width=2, depth=1)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     problem = Problem(graph)
     exact = optimal(problem, seconds=20.0)
     found = search(problem, problem.heap_order, seconds=0.2)
     assert not late(graph, exact.order) and not late(graph, found.order)
     least = min(problem.peak_bytes(order) for order in legal_orders(graph, 300))
     assert lower_bound(problem).nbytes <= exact.peak_bytes <= least
-    plan = th.plan(loss, seconds=0.2)
+    plan = ts.plan(loss, seconds=0.2)
     assert not [row.policy for row in plan.rows if late(graph, row.order)]
-    gantt = th.makespan(loss, policies=["bfs", "heap"])
+    gantt = ts.makespan(loss, policies=["bfs", "heap"])
     assert gantt is not None
 
 
-def legal_orders(graph: th.Graph, count: int) -> list[list[int]]:
+def legal_orders(graph: ts.Graph, count: int) -> list[list[int]]:
     return [schedule(graph, f"random({seed})") for seed in range(count)]
 
 
 def test_simulate_refuses_an_order_that_leaves_a_leaf_behind() -> None:
     _, loss = model(width=1, depth=2)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     heap = schedule(graph, "heap")
     place = next(place for place, task in enumerate(heap) if graph.tasks[task].name.startswith("RegisterPost"))
     leaf = next(task for task in heap[:place] if graph.tasks[task].is_leaf)
@@ -149,37 +149,37 @@ def test_simulate_refuses_an_order_that_leaves_a_leaf_behind() -> None:
     message = r"not a legal order: AccumulateGrad \(23rd\) comes after .* \(22nd\), and under fully_shard"
     assert len(order) == 23
     with pytest.raises(ValueError, match=message):
-        th.simulate(graph, order)
-    assert th.simulate(graph, heap).order == tuple(heap)
+        ts.simulate(graph, order)
+    assert ts.simulate(graph, heap).order == tuple(heap)
 
 
 def test_constraints_against_a_stage_are_told() -> None:
     _, loss = model(width=1, depth=2)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     _, second = (task.id for task in graph.tasks if task.name.startswith("RegisterPost"))
     leaves = {edge.next_task for edge in graph.edges if graph.tasks[edge.next_task].is_leaf and edge.task > second}
     late_leaf = min(
         leaf for leaf in leaves if schedule(graph, "heap").index(leaf) < schedule(graph, "heap").index(second)
     )
-    check = th.check_order(loss, [(second, late_leaf)])
+    check = ts.check_order(loss, [(second, late_leaf)])
     assert not check and check.remedy is None
     reduces = f"#{second} RegisterPostBackwardFunctionBackward"
     assert check.obstacle is not None and f"#{late_leaf} AccumulateGrad has to run before {reduces}" in check.obstacle
     assert f"fully_shard reduces gradients in {reduces}, which" in check.obstacle
     with pytest.raises(ValueError, match=f"fully_shard reduces gradients in {reduces}, which"):
-        th.backward(loss, policy=th.constrained("bfs", [(second, late_leaf)]))
+        ts.backward(loss, policy=ts.constrained("bfs", [(second, late_leaf)]))
     tanh = next(task.id for task in graph.tasks if task.name.startswith("Tanh"))
     sin = next(task.id for task in graph.tasks if task.name.startswith("Cos") or task.name.startswith("Sin"))
     for pair in ((tanh, sin), (sin, tanh)):
-        run = th.backward(loss, retain_graph=True, policy=th.constrained("dfs", [pair]))
+        run = ts.backward(loss, retain_graph=True, policy=ts.constrained("dfs", [pair]))
         assert run.order.index(pair[0]) < run.order.index(pair[1]) and not late(graph, run.order)
 
 
 def test_inputs_leave_the_stages_that_run() -> None:
     groups, loss = model(width=1, depth=3)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     wanted = groups[1].parameters
-    run = th.backward(loss, inputs=wanted, policy="bfs")
+    run = ts.backward(loss, inputs=wanted, policy="bfs")
     ran = [graph.tasks[task].name for task in run.order]
     assert ran.count("RegisterPostBackwardFunctionBackward") == 1 and run.order == run.planned
 
@@ -189,7 +189,7 @@ def test_another_policy_at_a_stop_keeps_the_stages() -> None:
     loss.backward()
     wanted = gradients(groups)
     groups, loss = model()
-    with th.debug(loss, policy="dfs", engine="native") as session:
+    with ts.debug(loss, policy="dfs", engine="native") as session:
         for count, policy in enumerate(["bfs", "random", "delay_accumulate", "lpmf", "heap"]):
             for _ in range(count + 2):
                 session.step()
@@ -203,14 +203,14 @@ def test_another_policy_at_a_stop_keeps_the_stages() -> None:
 
 def test_what_decides_while_it_runs_and_the_direct_engine_refuse_before_anything_runs() -> None:
     groups, loss = model()
-    live = th.Policy("live", "any", lambda task, arrival: (task.id,), dynamic=True)
-    with pytest.raises(th.PolicyError, match=r"policy live decides .* under fully_shard \(FSDP2\)"):
-        th.backward(loss, policy=live)
-    with th.debug(loss, engine="native") as session, pytest.raises(th.PolicyError, match="FSDP2"):
+    live = ts.Policy("live", "any", lambda task, arrival: (task.id,), dynamic=True)
+    with pytest.raises(ts.PolicyError, match=r"policy live decides .* under fully_shard \(FSDP2\)"):
+        ts.backward(loss, policy=live)
+    with ts.debug(loss, engine="native") as session, pytest.raises(ts.PolicyError, match="FSDP2"):
         session.policy = live
     groups, loss = model()
     with pytest.raises(NotImplementedError, match=r'as fully_shard \(FSDP2\) and .* do, .*; use engine="native"'):
-        th.backward(loss, engine="direct")
+        ts.backward(loss, engine="direct")
     assert all(each is None for each in gradients(groups))
     loss.backward()
 
@@ -222,14 +222,14 @@ def test_a_task_of_fully_shards_own_that_is_not_known_takes_pytorchs_order_alone
     SomethingNew.__module__ = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
     group = Group((4, 4), (4,))
     loss = SomethingNew.apply(group, torch.ones(4, requires_grad=True)).sum()
-    with pytest.raises(th.PolicyError, match=r"policy bfs can't be followed: SomethingNewBackward is of fully_shard"):
-        th.backward(loss, policy="bfs")
-    th.backward(loss, policy="heap")
+    with pytest.raises(ts.PolicyError, match=r"policy bfs can't be followed: SomethingNewBackward is of fully_shard"):
+        ts.backward(loss, policy="bfs")
+    ts.backward(loss, policy="heap")
 
 
 def test_one_stage_after_the_other_in_what_planners_see() -> None:
     _, loss = model(width=2, depth=2)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     problem = Problem(graph)
     order = schedule(graph, "random(5)")
     place_of = {task: place for place, task in enumerate(order)}

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.programs.timing import time_backward
+import tapescope as ts
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.programs.timing import time_backward
 
 LIMIT_S = 6.0
 
@@ -50,7 +50,7 @@ def loss_of(branches: int = 3, communicates: bool = True, longer: bool = False) 
     return leaves, total * 1.0 if longer else total
 
 
-def oldest(ready: Any, state: object) -> th.Task:
+def oldest(ready: Any, state: object) -> ts.Task:
     return min(ready, key=lambda task: task.id)
 
 
@@ -58,7 +58,7 @@ def run(policy: Any, **kinds: Any) -> dict[str, Any]:
     """One backward against that of plain torch, on both ranks."""
     leaves, total = loss_of(**kinds)
     started = time.monotonic()
-    found = th.backward(total, policy=policy)
+    found = ts.backward(total, policy=policy)
     seconds = time.monotonic() - started
     return {
         "policy": found.policy,
@@ -79,7 +79,7 @@ def plain(**kinds: Any) -> dict[str, Any]:
 def refused(call: Callable[[], object]) -> str:
     try:
         call()
-    except (th.PolicyError, NotImplementedError, RuntimeError) as error:
+    except (ts.PolicyError, NotImplementedError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "not refused"
 
@@ -87,7 +87,7 @@ def refused(call: Callable[[], object]) -> str:
 def session() -> dict[str, Any]:
     """A stepped backward, which tries to change its order under way."""
     leaves, total = loss_of()
-    with th.debug(total, engine="native", policy="bfs") as session:
+    with ts.debug(total, engine="native", policy="bfs") as session:
         session.step()
         why = refused(lambda: setattr(session, "policy", "heap"))
         found = session.run()
@@ -97,15 +97,15 @@ def session() -> dict[str, Any]:
 
 def compared(policies: list[Any]) -> dict[str, Any]:
     """What is measured of policies, or why nothing is."""
-    compare = partial(th.compare, lambda: loss_of()[1], policies, repetitions=1)
+    compare = partial(ts.compare, lambda: loss_of()[1], policies, repetitions=1)
     try:
         return {"orders": {row.policy: row.timeline.order for row in compare().rows}}
-    except th.PolicyError as error:
+    except ts.PolicyError as error:
         return {"refused": str(error)}
 
 
 def profiled(policy: Any) -> dict[str, Any]:
-    found = th.profile(lambda: loss_of()[1], policy)
+    found = ts.profile(lambda: loss_of()[1], policy)
     assert found.timeline is not None
     return {"policy": found.policy, "note": found.note, "order": found.timeline.order}
 
@@ -119,7 +119,7 @@ def timed(policy: Any) -> str:
 def main() -> None:
     rank, folder, size = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-    th.wait_for_ranks(LIMIT_S)
+    ts.wait_for_ranks(LIMIT_S)
     first = rank == 0
     results: dict[str, Any] = {"plain": plain()}
     with warnings.catch_warnings(record=True) as said:

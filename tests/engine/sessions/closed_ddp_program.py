@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tapehead as th
+import tapescope as ts
 
 STEPS = 3
 
 
 def close(loss: Tensor) -> None:
-    session = th.debug(loss, engine="native")
+    session = ts.debug(loss, engine="native")
     for _ in range(4):
         session.step()
     session.close()
@@ -28,7 +28,7 @@ def close(loss: Tensor) -> None:
 
 def leave_by_an_error(loss: Tensor) -> None:
     try:
-        with th.debug(loss, engine="native", policy="bfs") as session:
+        with ts.debug(loss, engine="native", policy="bfs") as session:
             session.run_to(len(session.graph) // 2)
             raise KeyError("the user's own")
     except KeyError:
@@ -36,14 +36,14 @@ def leave_by_an_error(loss: Tensor) -> None:
 
 
 def forget(loss: Tensor) -> None:
-    session = th.debug(loss, engine="native")
+    session = ts.debug(loss, engine="native")
     session.step()
     del session
     gc.collect()
 
 
 def close_in_a_hook(loss: Tensor) -> None:
-    session = th.debug(loss, engine="native")
+    session = ts.debug(loss, engine="native")
     handle = loss.grad_fn.next_functions[0][0].register_hook(lambda *_: session.close())
     session.run()
     handle.remove()
@@ -51,7 +51,7 @@ def close_in_a_hook(loss: Tensor) -> None:
 
 def interrupt(loss: Tensor) -> None:
     """Ctrl-C, as a policy of the user's raises it where the session waits."""
-    session = th.debug(loss, engine="native")
+    session = ts.debug(loss, engine="native")
     session.step()
     worker = session._backward.worker
     report, worker.report = worker.report, _interrupted

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 Alive = list[bool]
 
@@ -62,7 +62,7 @@ def checkpoints(backward: Callable[[Tensor], object]) -> tuple[Alive, Tensor]:
 
 
 def stepped(loss: Tensor) -> None:
-    session = th.debug(loss)
+    session = ts.debug(loss)
     while session.current is not None:
         session.step()
 
@@ -70,7 +70,7 @@ def stepped(loss: Tensor) -> None:
 for program in (view_modified_in_place, packed_by_hooks, checkpoints):
     expected, expected_gradient = program(torch.autograd.backward)
     assert not any(expected)
-    for backward in (lambda loss: th.backward(loss, engine="direct"), stepped):
+    for backward in (lambda loss: ts.backward(loss, engine="direct"), stepped):
         found, gradient = program(backward)
         assert found == expected, (program.__name__, found)
         assert torch.equal(gradient, expected_gradient), program.__name__

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.inspector.graph.collector import collector_paused
+import tapescope as ts
+from tapescope.inspector.graph.collector import collector_paused
 
 
 def fail(gradient: Tensor) -> None:
@@ -24,7 +24,7 @@ def kept_after_an_error(device: torch.device | str, **asked: object) -> bool:
     saved = ref(y.untyped_storage())
     z = y * 2
     z.register_hook(fail)
-    session = th.debug(z.cpu().sum(), **asked)  # type: ignore[arg-type]
+    session = ts.debug(z.cpu().sum(), **asked)  # type: ignore[arg-type]
     del y, z
     with pytest.raises(ValueError, match="boom") as caught:
         session.run()

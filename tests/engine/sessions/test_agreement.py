@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tapehead as th
-from tapehead.engine.sessions import agreement
-from tapehead.engine.sessions.agreement import _Asking, _Question, may_communicate
+import tapescope as ts
+from tapescope.engine.sessions import agreement
+from tapescope.engine.sessions.agreement import _Asking, _Question, may_communicate
 
 from ..ranks import logs_of_ranks
 from .agreement_program import LIMIT_S
@@ -140,9 +140,9 @@ def members(store: Any, size: int = SIZE) -> tuple[list[Rank], list[_Asking]]:
 @pytest.fixture
 def short_limit() -> Any:
     before = agreement._limit_s
-    th.wait_for_ranks(0.2)
+    ts.wait_for_ranks(0.2)
     yield
-    th.wait_for_ranks(before)
+    ts.wait_for_ranks(before)
 
 
 @pytest.mark.usefixtures("short_limit")
@@ -208,17 +208,17 @@ def test_a_group_made_anew_on_the_same_store_finds_no_answers_of_the_one_before(
 
 def test_what_could_communicate() -> None:
     x = torch.ones(3, requires_grad=True)
-    assert not may_communicate(th.graph(x.exp().sum()))
+    assert not may_communicate(ts.graph(x.exp().sum()))
     held = x * 2
     handle = held.register_hook(lambda gradient: None)
-    assert may_communicate(th.graph(held.sum()))
+    assert may_communicate(ts.graph(held.sum()))
     handle.remove()
 
 
 def test_a_limit_is_a_time() -> None:
     for wrong in (-1, float("nan"), float("inf"), "soon"):
         with pytest.raises(ValueError, match="a number from 0 on"):
-            th.wait_for_ranks(wrong)  # type: ignore[arg-type]
+            ts.wait_for_ranks(wrong)  # type: ignore[arg-type]
 
 
 DEBUGGED = """
@@ -244,7 +244,7 @@ def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> N
             [
                 sys.executable,
                 "-m",
-                "tapehead",
+                "tapescope",
                 "debug",
                 "--rank",
                 str(prompted),
@@ -261,6 +261,6 @@ def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> N
     ]
     said = [process.communicate(timeout=300)[0] for process in started]
     for rank, text in enumerate(said):
-        assert ("(tapehead)" in text) == (rank == prompted), text
+        assert ("(tapescope)" in text) == (rank == prompted), text
         assert f"rank {rank} 29.5" in text
     assert "timeout" in said[prompted] and "runs without a prompt" in said[1 - prompted]

@@ -70,7 +70,7 @@ def test_wrong_bits_fail_under_pytorchs_order_and_wrong_gradients_under_any(
     def wrong(outputs: list[Tensor], gradients: list[Tensor], **options: object) -> None:
         torch.autograd.backward(outputs, [gradient * factor for gradient in gradients])
 
-    monkeypatch.setattr(conformance.checks.th, "backward", wrong)
+    monkeypatch.setattr(conformance.checks.ts, "backward", wrong)
     checks = [check for check in conformance.checks.CHECKS if check.way == "gradients"]
     found = list(conformance.checks.findings(cube, checks))
     outcomes = {check.policy: finding.outcome for check, finding in zip(checks, found, strict=True)}
@@ -89,7 +89,7 @@ def test_an_engine_that_ignores_an_argument_fails(
     def ignores(outputs: list[Tensor], gradients: list[Tensor], **options: object) -> None:
         torch.autograd.backward(outputs, gradients)
 
-    monkeypatch.setattr(conformance.checks.th, "backward", ignores)
+    monkeypatch.setattr(conformance.checks.ts, "backward", ignores)
     checks = [check for check in conformance.checks.CHECKS if check.way == way]
     found = list(conformance.checks.findings(conformance.program.Program("product", forward), checks))
     assert {finding.outcome for finding in found} == {"failed"} and len(found) == 2
@@ -119,7 +119,7 @@ def test_refusals_errors_and_chance_are_told_apart(
     def refuses(*arguments: object, **options: object) -> None:
         raise NotImplementedError("the direct engine cannot run this")
 
-    monkeypatch.setattr(conformance.checks.th, "backward", refuses)
+    monkeypatch.setattr(conformance.checks.ts, "backward", refuses)
     assert outcome(cube) == "refused"
     assert outcome(program("raises", raising)) == "refused"
 

@@ -1,4 +1,4 @@
-"""A stepped session: `th.debug`."""
+"""A stepped session: `ts.debug`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.tasks.input_buffer import InputBuffer
+import tapescope as ts
+from tapescope.engine.tasks.input_buffer import InputBuffer
 
 
 def fan(x: Tensor) -> Tensor:
     return torch.stack([x.exp(), x.sin(), x.cos()]).sum()
 
 
-def names(session: th.Stepper) -> list[str]:
+def names(session: ts.Stepper) -> list[str]:
     return [entry.task.name.removesuffix("Backward0") for entry in session.ready]
 
 
 def test_the_ready_queue_is_seen_in_pop_order_with_its_keys() -> None:
-    session = th.debug(fan(torch.ones(1, requires_grad=True)), policy="heap")
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)), policy="heap")
     assert session.current is not None and session.current.name == "SumBackward0"
     session.step()
     session.step()
@@ -38,7 +38,7 @@ def test_the_ready_queue_is_seen_in_pop_order_with_its_keys() -> None:
 
 def test_arrivals_are_the_keys_of_bfs_and_dfs() -> None:
     for policy, expected in (("bfs", ["Exp", "Sin", "Cos"]), ("dfs", ["Cos", "Sin", "Exp"])):
-        session = th.debug(fan(torch.ones(1, requires_grad=True)), policy=policy)
+        session = ts.debug(fan(torch.ones(1, requires_grad=True)), policy=policy)
         session.step()
         session.step()
         assert names(session) == expected
@@ -47,7 +47,7 @@ def test_arrivals_are_the_keys_of_bfs_and_dfs() -> None:
 
 def test_any_ready_task_can_be_run_by_hand() -> None:
     x = torch.ones(1, requires_grad=True)
-    session = th.debug(fan(x))
+    session = ts.debug(fan(x))
     session.step()
     session.step()
     exp = session.ready[-1].task
@@ -61,7 +61,7 @@ def test_any_ready_task_can_be_run_by_hand() -> None:
 
 def test_what_waits_for_a_task_can_be_seen_and_kept() -> None:
     x = torch.ones(2, requires_grad=True)
-    session = th.debug((x.exp() * 2 + x.exp().sin() * 3).sum())
+    session = ts.debug((x.exp() * 2 + x.exp().sin() * 3).sum())
     leaf = session.graph.tasks[-1]
     assert session.waiting(leaf) == (None,)
     kept = []
@@ -76,7 +76,7 @@ def test_what_waits_for_a_task_can_be_seen_and_kept() -> None:
 
 
 def test_a_task_that_is_not_ready_is_refused_with_the_reason() -> None:
-    session = th.debug(fan(torch.ones(1, requires_grad=True)))
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)))
     leaf = session.graph.tasks[-1]
     with pytest.raises(ValueError, match=r"AccumulateGrad \(6th\) is not ready: it waits for 3 more gradients"):
         session.step(leaf)
@@ -90,7 +90,7 @@ def test_a_task_that_is_not_ready_is_refused_with_the_reason() -> None:
 
 def test_after_the_last_task_there_is_none() -> None:
     x = torch.ones(1, requires_grad=True)
-    session = th.debug(fan(x))
+    session = ts.debug(fan(x))
     for _ in range(len(session.graph)):
         session.step()
     assert session.current is None and session.ready == []
@@ -100,8 +100,8 @@ def test_after_the_last_task_there_is_none() -> None:
 
 def test_a_user_policy_that_chooses_wrongly_can_be_overruled() -> None:
     x = torch.ones(1, requires_grad=True)
-    session = th.debug(fan(x), policy=lambda ready, state: state.graph.tasks[5])
-    with pytest.raises(th.PolicyError, match="not ready"):
+    session = ts.debug(fan(x), policy=lambda ready, state: state.graph.tasks[5])
+    with pytest.raises(ts.PolicyError, match="not ready"):
         session.step()
     assert session.order == []
     while session.ready:
@@ -111,7 +111,7 @@ def test_a_user_policy_that_chooses_wrongly_can_be_overruled() -> None:
 
 def test_a_failed_step_ends_the_session_and_says_where() -> None:
     layer = nn.Linear(2, 2)
-    with th.capture():
+    with ts.capture():
         hidden = layer(torch.ones(1, 2))
         loss = hidden.exp().sum()
 
@@ -119,7 +119,7 @@ def test_a_failed_step_ends_the_session_and_says_where() -> None:
         raise ZeroDivisionError("mine")
 
     hidden.register_hook(fail)
-    session = th.debug(loss)
+    session = ts.debug(loss)
     session.step()
     session.step()
     with pytest.raises(ZeroDivisionError) as caught:
@@ -132,7 +132,7 @@ def test_a_failed_step_ends_the_session_and_says_where() -> None:
 
 
 def test_a_closed_session_holds_no_gradients_and_does_not_go_on() -> None:
-    with th.debug(fan(torch.ones(1, requires_grad=True))) as session:
+    with ts.debug(fan(torch.ones(1, requires_grad=True))) as session:
         session.step()
         session.step()
         assert session.waiting(0)[0] is not None
@@ -148,7 +148,7 @@ def test_hooks_registered_at_a_stop_run() -> None:
     loss = y.sin().sum()
     for steps in (0, 1):
         x.grad = None
-        session = th.debug(loss, retain_graph=True)
+        session = ts.debug(loss, retain_graph=True)
         for _ in range(steps):
             session.step()
         handle = y.register_hook(lambda gradient: gradient * 0)
@@ -162,7 +162,7 @@ def test_gradients_retained_at_a_stop_are_filled(length: int) -> None:
     y = x = torch.ones(1, requires_grad=True)
     for _ in range(length):
         y = y * 1
-    session = th.debug(y.exp().sum())
+    session = ts.debug(y.exp().sum())
     y.retain_grad()
     session.run()
     torch.testing.assert_close(y.grad, torch.ones(1).exp())
@@ -170,7 +170,7 @@ def test_gradients_retained_at_a_stop_are_filled(length: int) -> None:
 
 
 def test_a_session_says_what_it_is_doing() -> None:
-    session = th.debug(fan(torch.ones(1, requires_grad=True)), policy="bfs")
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)), policy="bfs")
     assert repr(session) == "<Stepper under bfs: 0 of 6 tasks have run, 1 ready>"
     run = session.run()
     assert repr(run).startswith("<Run of 6 tasks under bfs, direct engine:") and "longest queue 3" in repr(run)
@@ -198,11 +198,11 @@ def test_only_sums_that_nobody_else_holds_are_added_to_in_place() -> None:
 def test_a_policy_is_asked_once_for_each_state_of_the_queue() -> None:
     asked = []
 
-    def alternate(ready: list[th.Task], state: object) -> th.Task:
+    def alternate(ready: list[ts.Task], state: object) -> ts.Task:
         asked.append(len(ready))
         return ready[len(asked) % len(ready)]
 
-    session = th.debug(fan(torch.ones(1, requires_grad=True)), policy=alternate)
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)), policy=alternate)
     while session.ready:
         assert session.current is session.current
         expected = session.current
@@ -212,7 +212,7 @@ def test_a_policy_is_asked_once_for_each_state_of_the_queue() -> None:
 
 def test_a_session_can_be_stepped_inside_a_checkpoint_group_of_the_users() -> None:
     x = torch.ones(2, requires_grad=True)
-    session = th.debug(torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False).sum())
+    session = ts.debug(torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False).sum())
     session.step()
     with torch.utils.checkpoint.GraphExecGroup():
         session.step()
@@ -221,7 +221,7 @@ def test_a_session_can_be_stepped_inside_a_checkpoint_group_of_the_users() -> No
 
 
 def test_entries_of_the_queue_read_as_one_line() -> None:
-    session = th.debug(fan(torch.ones(1, requires_grad=True)))
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)))
     session.step()
     session.step()
     assert repr(session.ready) == "[<#2 <Task 2 Cos>>, <#1 <Task 1 Sin>>, <#0 <Task 0 Exp>>]"
@@ -242,7 +242,7 @@ class _Both(torch.autograd.Function):
 def test_two_leaves_never_share_the_values_of_a_sparse_gradient() -> None:
     first, second = torch.ones(10, 3, requires_grad=True), torch.ones(10, 3, requires_grad=True)
     rows = nn.functional.embedding(torch.tensor([1, 2, 2]), _Both.apply(first, second), sparse=True)
-    th.backward(rows.sum(), engine="direct")
+    ts.backward(rows.sum(), engine="direct")
     assert first.grad.layout is second.grad.layout is torch.sparse_coo
     first.grad._values().zero_()
     assert torch.equal(second.grad.to_dense()[1:3], torch.tensor([[1.0], [2.0]]).expand(2, 3))
@@ -268,7 +268,7 @@ def test_a_thousand_sessions_leave_nothing() -> None:
         if number % 4 == 3:
             y = _Failing.apply(y)
         loss = y.sum()
-        session = th.debug(loss, policy="bfs", trace="cheap")
+        session = ts.debug(loss, policy="bfs", trace="cheap")
         found = [weakref.ref(each) for each in (x, y, loss)]
         if number % 4 == 3:
             with suppress(ZeroDivisionError):
@@ -313,7 +313,7 @@ class _Spread(torch.autograd.Function):
 def test_a_sparse_gradient_with_gaps_or_overlaps_is_copied(engine: Literal["native", "direct"]) -> None:
     x = torch.ones(8, 3, requires_grad=True)
     for times in (1, 2):
-        th.backward(_Spread.apply(x).sum(), engine=engine)
+        ts.backward(_Spread.apply(x).sum(), engine=engine)
         assert torch.equal(x.grad.to_dense(), torch.full((8, 3), float(times)))
         assert x.grad._values().data_ptr() != _Spread.values.data_ptr()
 
@@ -329,7 +329,7 @@ def test_threads_that_share_a_leaf_lose_no_gradient() -> None:
 
             def work(loss: Tensor) -> None:
                 start.wait()
-                th.backward(loss, engine="direct")
+                ts.backward(loss, engine="direct")
 
             threads = [threading.Thread(target=work, args=(loss,)) for loss in losses]
             for thread in threads:
@@ -358,7 +358,7 @@ def test_a_session_is_not_told_to_go_on_from_inside_itself(verb: str) -> None:
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
     y.register_hook(lambda gradient: call())
-    session = th.debug(y.sum())
+    session = ts.debug(y.sum())
     with pytest.raises(RuntimeError, match=r"only stop\(\) and close\(\) may be called from a hook"):
         session.run()
 
@@ -367,7 +367,7 @@ def test_a_session_closed_in_a_hook_ends_after_that_task() -> None:
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
     y.register_hook(lambda gradient: session.close())
-    session = th.debug(y.sum())
+    session = ts.debug(y.sum())
     run = session.run()
     assert [run.graph.tasks[task].short_name for task in run.order] == ["Sum", "Exp"] and x.grad is None
     assert session.current is None and session.ready == []
@@ -376,7 +376,7 @@ def test_a_session_closed_in_a_hook_ends_after_that_task() -> None:
 
 
 def test_a_stop_asked_for_before_the_run_is_not_lost() -> None:
-    session = th.debug(fan(torch.ones(1, requires_grad=True)))
+    session = ts.debug(fan(torch.ones(1, requires_grad=True)))
     session.stop()
     assert len(session.run().order) == 0
     assert len(session.run().order) == 6
@@ -385,7 +385,7 @@ def test_a_stop_asked_for_before_the_run_is_not_lost() -> None:
 def test_a_closed_session_holds_no_saved_tensors() -> None:
     factor = torch.ones(2)
     alive = weakref.ref(factor)
-    session = th.debug((torch.ones(2, requires_grad=True) * factor).sum())
+    session = ts.debug((torch.ones(2, requires_grad=True) * factor).sum())
     del factor
     session.step()
     assert alive() is not None
@@ -395,8 +395,8 @@ def test_a_closed_session_holds_no_saved_tensors() -> None:
 
 def test_a_policy_that_fails_leaves_the_session_to_another() -> None:
     x = torch.ones(1, requires_grad=True)
-    session = th.debug(fan(x), policy=lambda ready, state: 7)
-    with pytest.raises(th.PolicyError):
+    session = ts.debug(fan(x), policy=lambda ready, state: 7)
+    with pytest.raises(ts.PolicyError):
         session.run()
     session.policy = "heap"
     session.run()
@@ -404,13 +404,13 @@ def test_a_policy_that_fails_leaves_the_session_to_another() -> None:
 
 
 def test_what_is_given_to_a_session_must_be_its_own() -> None:
-    one, other = (th.debug(fan(torch.ones(1, requires_grad=True))) for _ in range(2))
+    one, other = (ts.debug(fan(torch.ones(1, requires_grad=True))) for _ in range(2))
     with pytest.raises(ValueError, match="a task of another graph"):
         one.step(other.current)
     with pytest.raises(TypeError, match="not a float"):
         one.replace(0.0)
     with pytest.raises(TypeError, match="got a Linear, which is a model: pass the loss"):
-        th.debug(nn.Linear(1, 1))
+        ts.debug(nn.Linear(1, 1))
 
 
 def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward(accelerator: torch.device) -> None:
@@ -418,7 +418,7 @@ def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward(accel
     a, b = x.exp(), x.sin()
     seen: list[int] = []
     torch.autograd.graph.register_multi_grad_hook((a, b), lambda gradients: seen.append(len(gradients)))
-    session = th.debug((a * b).sum())
+    session = ts.debug((a * b).sum())
     while session.current is not None:
         session.step()
     assert seen == [2]
@@ -432,7 +432,7 @@ def test_a_hook_runs_in_a_long_backward_though_the_program_holds_its_dict(trace:
     loss = leaf * 1.0
     for _ in range(1500):
         loss = loss * 1.0
-    th.backward(loss.sum(), engine="direct", trace=trace)
+    ts.backward(loss.sum(), engine="direct", trace=trace)
     handle.remove()
     assert ran == [[1.0] * 3]
     del held

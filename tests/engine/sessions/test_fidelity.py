@@ -17,7 +17,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node, register_multi_grad_hook, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 from ..comparing import ENGINES, compiled_loss
 
@@ -493,7 +493,7 @@ def test_a_program_logs_what_it_logs_under_pytorch(name: str, engine: str) -> No
     expected = outcome(PROGRAMS[name], torch.autograd.backward)
 
     def run(*args: Any, **kwargs: Any) -> None:
-        th.backward(*args, **kwargs, engine=engine)
+        ts.backward(*args, **kwargs, engine=engine)
 
     assert outcome(PROGRAMS[name], run) == expected
 

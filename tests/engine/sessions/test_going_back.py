@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
-import tapehead as th
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.tasks.backward_call import BackwardCall
+import tapescope as ts
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.tasks.backward_call import BackwardCall
 
 from ..backward_programs import random_policy, random_program
 
@@ -184,8 +184,8 @@ def test_doing_something_else_begins_a_branch_and_keeps_the_old_one() -> None:
     assert len(session.branches) == 2, "what runs again is no other branch"
 
 
-@pytest.mark.parametrize("rule", [th.Accumulation(), th.Accumulation("list", "never")], ids=lambda rule: rule.name)
-def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: th.Accumulation) -> None:
+@pytest.mark.parametrize("rule", [ts.Accumulation(), ts.Accumulation("list", "never")], ids=lambda rule: rule.name)
+def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: ts.Accumulation) -> None:
     weight = torch.randn(64, 64, requires_grad=True)
     x = torch.randn(8, 64)
 
@@ -202,10 +202,10 @@ def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: th.Accumul
     assert one.parts_at is not None and two.peak_bytes >= one.peak_bytes
     weight.grad = None
     assert [row.peak_bytes for row in (one, two)] == [
-        th.simulate(th.graph(make_loss()), policy, accumulate=rule.accumulate, release=rule.release).peak_bytes
+        ts.simulate(ts.graph(make_loss()), policy, accumulate=rule.accumulate, release=rule.release).peak_bytes
         for policy in ("heap", "bfs")
     ]
-    assert (two.peak_bytes > one.peak_bytes) == (rule == th.Accumulation()), "lists have to wait for all that comes"
+    assert (two.peak_bytes > one.peak_bytes) == (rule == ts.Accumulation()), "lists have to wait for all that comes"
     assert "(current)" in str(session.compare_branches()) and "<table" in session.compare_branches()._repr_html_()
 
 
@@ -577,7 +577,7 @@ def test_going_back_too_far_or_without_a_history_is_refused() -> None:
     _, make_loss = small_model()
     session = Stepper(make_loss())
     session.step()
-    with pytest.raises(RuntimeError, match="keeps no history to go back in: start it with th.debug"):
+    with pytest.raises(RuntimeError, match="keeps no history to go back in: start it with ts.debug"):
         session.back()
     session.keep_history()
     with pytest.raises(ValueError, match="no tasks can be taken back: a history was asked for after 1 task"):
@@ -698,9 +698,9 @@ def test_what_was_taken_back_of_a_branch_is_told_until_it_has_run_again() -> Non
 
 def test_a_module_is_entered_again_after_going_back() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.randn(2, 3)).sum()
-    session = th.debug(loss, history=True)
+    session = ts.debug(loss, history=True)
     session.break_at("module:0")
     for _ in range(3):
         session.run()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.tasks import hook_state
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.tasks import hook_state
 
 pytestmark = pytest.mark.leaves_hooks  # those on several tensors, and on retained ones that stand in their own lists
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.inspector.graph.collector import collector_paused
+import tapescope as ts
+from tapescope.inspector.graph.collector import collector_paused
 
 from ..interrupts import interrupted, lines_run
 
@@ -41,7 +41,7 @@ def program() -> tuple[Tensor, Tensor, ref[Any]]:
 
 def session_of(kind: str) -> tuple[Any, Tensor, ref[Any]]:
     loss, weight, saved = program()
-    session = th.debug(loss, **KINDS[kind])
+    session = ts.debug(loss, **KINDS[kind])
     session.step()
     return session, weight, saved
 
@@ -67,7 +67,7 @@ def after_an_interrupt(kind: str, verb: Callable[[Any], object], at: int, left: 
     assert saved() is None, f"interrupted at {place}, it holds what the forward saved"
     assert not left(), place
     loss, weight, _ = program()
-    th.backward(loss, engine="direct")
+    ts.backward(loss, engine="direct")
     assert torch.equal(weight.grad, right()), place
 
 

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.autograd import Function, Variable
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.torch_internals.engine import devices_are_held
+import tapescope as ts
+from tapescope.inspector.torch_internals.engine import devices_are_held
 
 from ..comparing import assert_equal
 from .test_queues_per_device import branches, pytorchs_gradients
 
 Devices = tuple[torch.device, torch.device]
-Session = th.NativeSession
+Session = ts.NativeSession
 
 POLICIES = ("heap", "bfs", "dfs")
 ENDS_WITHIN_S = 60.0
@@ -39,7 +39,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     yield
     for thread in threading.enumerate():
-        if thread.name == "tapehead backward":
+        if thread.name == "tapescope backward":
             thread.join(ENDS_WITHIN_S)
             assert not thread.is_alive()
     assert not devices_are_held()
@@ -49,7 +49,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def lanes(loss: Tensor, **options: Any) -> Session:
-    return th.debug(loss, engine="native", queues="per device", **options)
+    return ts.debug(loss, engine="native", queues="per device", **options)
 
 
 def apart(devices: Devices, middle: Callable[[Tensor], Tensor] = lambda x: x) -> tuple[list[nn.Linear], Tensor]:
@@ -74,11 +74,11 @@ def run_all_of(session: Session, device: str | torch.device) -> str:
             return str(error)
 
 
-def named(session: Session, part: str) -> th.Task:
+def named(session: Session, part: str) -> ts.Task:
     return next(task for task in session.graph.tasks if part in task.name)
 
 
-def step_up_to(session: Session, task: th.Task) -> None:
+def step_up_to(session: Session, task: ts.Task) -> None:
     """The CPU's tasks, then those of the task's device, until it is the one that device has taken."""
     run_all_of(session, "cpu")
     while session.next_on(task.device) is not task:
@@ -110,7 +110,7 @@ def test_stepped_or_run_the_gradients_are_pytorchs(accelerators: Devices, policy
 def test_each_devices_tasks_run_in_its_own_thread(accelerators: Devices) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     threads: dict[str, set[int]] = {}
     handles = [
         node.register_prehook(
@@ -190,7 +190,7 @@ def test_tasks_of_two_devices_run_at_once(accelerators: Devices) -> None:
 def test_at_a_breakpoint_all_devices_stop(accelerators: Devices) -> None:
     model, x = branches(accelerators)
     expected = pytorchs_gradients(model, x)
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(x)
     with lanes(loss) as session:
         session.break_at("right_after.2.weight")
@@ -243,14 +243,14 @@ def test_an_error_ends_the_session_while_another_device_is_held(
     accelerators: Devices, kind: type[Function], error: type[Exception]
 ) -> None:
     layers, loss = apart(accelerators, kind.apply)
-    nodes = th.graph(loss).nodes
+    nodes = ts.graph(loss).nodes
     with lanes(loss) as session, warnings.catch_warnings():
         warnings.simplefilter("error")
         step_up_to(session, named(session, kind.__name__))
         held = session.next_on(accelerators[1])
         with pytest.raises(error) as raised:
             session.step(device=accelerators[0])
-        assert any(f"tapehead: raised in {kind.__name__}Backward" in note for note in raised.value.__notes__)
+        assert any(f"tapescope: raised in {kind.__name__}Backward" in note for note in raised.value.__notes__)
         assert held.id not in session.order
         assert session.over == f"{error.__name__} in the backward"
     assert not any("traceback_" in node.metadata for node in nodes)
@@ -280,7 +280,7 @@ def test_an_error_in_a_hook_is_raised_as_it_is_and_says_where(accelerators: Devi
 
 def test_an_error_after_the_task_itself_ends_the_session_too(accelerators: Devices) -> None:
     _, loss = apart(accelerators)
-    node = next(node for node in th.graph(loss).nodes if node.name() == "TanhBackward0")
+    node = next(node for node in ts.graph(loss).nodes if node.name() == "TanhBackward0")
     handles = []
     with lanes(loss) as session:
         run_all_of(session, "cpu")
@@ -371,7 +371,7 @@ def test_devices_have_their_threads_where_the_user_has_switched_that_off(acceler
 def test_the_users_own_anomaly_mode_goes_on_to_speak(accelerators: Devices) -> None:
     with torch.autograd.set_detect_anomaly(True):
         _, loss = apart(accelerators, Raises.apply)
-    nodes = th.graph(loss).nodes
+    nodes = ts.graph(loss).nodes
     traces = [node.metadata.get("traceback_") for node in nodes]
     assert any(traces)
     with (
@@ -418,7 +418,7 @@ def test_closed_in_the_midst_nothing_is_left(accelerators: Devices, steps: int) 
     gc.collect()
     before = [module.memory_allocated(device.index) for device in accelerators]
     layers, loss = apart(accelerators)
-    nodes = len(th.graph(loss))
+    nodes = len(ts.graph(loss))
     session = lanes(loss)
     del loss
     for _ in range(steps):
@@ -493,9 +493,9 @@ def test_other_backwards_run_meanwhile_in_any_thread(accelerators: Devices) -> N
         thread.join(ENDS_WITHIN_S)
         assert_equal(found, expected, bitwise=True)
         other.zero_grad()
-        with th.debug(other(x)) as direct:
+        with ts.debug(other(x)) as direct:
             direct.run()
-        th.backward(other(x), queues="per device", trace="off")
+        ts.backward(other(x), queues="per device", trace="off")
         assert torch._C._is_multithreading_enabled() == multithreading
         session.run()
     assert_equal(gradients_of(model), expected, bitwise=True)
@@ -518,7 +518,7 @@ def test_devices_are_stepped_by_one_session_at_a_time(accelerators: Devices) -> 
 def test_what_needs_one_queue_is_refused(accelerators: Devices) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    dynamic = th.Policy("dynamic", "by arrival", key=lambda task, arrival: (arrival,), dynamic=True)
+    dynamic = ts.Policy("dynamic", "by arrival", key=lambda task, arrival: (arrival,), dynamic=True)
     for options in ({"policy": dynamic}, {"create_graph": True}):
         with pytest.raises(NotImplementedError, match="needs one queue for all devices.*: a session of"):
             lanes(loss, **options)
@@ -542,7 +542,7 @@ def test_on_one_device_alone_there_is_one_queue() -> None:
 
 
 def test_a_record_says_which_thread_ran_what(accelerators: Devices) -> None:
-    from tapehead.widgets.deck.run_document import run_document
+    from tapescope.widgets.deck.run_document import run_document
 
     _, loss = apart(accelerators)
     with lanes(loss, trace="cheap") as session:
@@ -552,12 +552,12 @@ def test_a_record_says_which_thread_ran_what(accelerators: Devices) -> None:
 
 
 def test_a_deck_has_the_same_fields_as_of_the_direct_engine(accelerators: Devices) -> None:
-    from tapehead.widgets.deck.live.live import Live
+    from tapescope.widgets.deck.live.live import Live
 
     contents = []
     for engine in ("direct", "native"):
         _, loss = apart(accelerators)
-        session = th.debug(loss, engine=engine, queues="per device", trace="off")
+        session = ts.debug(loss, engine=engine, queues="per device", trace="off")
         live = Live(session, "heap", "", False, False, lambda news: None)
         run_all_of(session, "cpu")
         last = live.running.step(device=accelerators[1])

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-import tapehead as th
-from tapehead.engine.orders.live_sequence_numbers import LiveNumbers
-from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.pending import Pending
-from tapehead.engine.queue.policy import Policy
-from tapehead.inspector.torch_internals.hooks import node_hooks
-from tapehead.inspector.torch_internals.sequence_numbers import Pin
+import tapescope as ts
+from tapescope.engine.orders.live_sequence_numbers import LiveNumbers
+from tapescope.engine.orders.policies import CLASSIC
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.pending import Pending
+from tapescope.engine.queue.policy import Policy
+from tapescope.inspector.torch_internals.hooks import node_hooks
+from tapescope.inspector.torch_internals.sequence_numbers import Pin
 
 from ..backward_programs import random_program
 from ..comparing import assert_equal, compiled_loss, engine_order, gradients_of
 
 
-def heavy_first(ready: Sequence[th.Task], state: object) -> th.Task:
+def heavy_first(ready: Sequence[ts.Task], state: object) -> ts.Task:
     return max(ready, key=lambda task: (sum(meta.nbytes or 0 for meta in task.inputs), -task.id))
 
 
@@ -41,12 +41,12 @@ ALL_POLICIES = [*CLASSIC, heavy_first]
 def test_the_order_is_what_the_engine_does_although_nobody_watches(seed: int, policy: object, limited: bool) -> None:
     leaves, loss = random_program(seed)
     inputs = leaves[seed % 6 : seed % 6 + 2] if limited else None
-    graph = th.graph(loss)
-    runs: list[th.Run] = []
-    ran = engine_order(graph, lambda: runs.append(th.backward(loss, inputs=inputs, policy=policy, retain_graph=True)))
+    graph = ts.graph(loss)
+    runs: list[ts.Run] = []
+    ran = engine_order(graph, lambda: runs.append(ts.backward(loss, inputs=inputs, policy=policy, retain_graph=True)))
     assert list(runs[0].order) == list(runs[0].planned) == ran
     assert limited or sorted(ran) == list(range(len(graph)))
-    traced = th.backward(loss, inputs=inputs, policy=policy, trace="off")
+    traced = ts.backward(loss, inputs=inputs, policy=policy, trace="off")
     assert list(traced.order) == ran and traced.trace is not None and list(traced.trace.order) == ran
 
 
@@ -55,9 +55,9 @@ def test_several_roots_with_inputs_below_only_one_of_them() -> None:
     for inputs in ([x], [y], [x, y], {"x": x}, x):
         for policy in CLASSIC:
             losses = [x.exp().sum(), (y.sin() * x).sum(), y.cos().sum()]
-            graph = th.graph(losses)
-            runs: list[th.Run] = []
-            ran = engine_order(graph, lambda: runs.append(th.backward(losses, inputs=inputs, policy=policy)))
+            graph = ts.graph(losses)
+            runs: list[ts.Run] = []
+            ran = engine_order(graph, lambda: runs.append(ts.backward(losses, inputs=inputs, policy=policy)))
             assert list(runs[0].order) == ran
 
 
@@ -65,9 +65,9 @@ def test_an_input_which_is_no_leaf_keeps_its_gradient_and_its_own_task_runs() ->
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
     loss = y.sin().sum()
-    graph = th.graph(loss)
-    runs: list[th.Run] = []
-    ran = engine_order(graph, lambda: runs.append(th.backward(loss, inputs=[y], policy="bfs")))
+    graph = ts.graph(loss)
+    runs: list[ts.Run] = []
+    ran = engine_order(graph, lambda: runs.append(ts.backward(loss, inputs=[y], policy="bfs")))
     assert list(runs[0].order) == ran and x.grad is None
     assert torch.equal(y.grad, y.detach().cos())
 
@@ -76,31 +76,31 @@ def test_nothing_is_hooked_into_the_graph_without_a_trace() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
     handles = RemovableHandle.next_id
-    th.backward(y.sum(), policy="bfs")
+    ts.backward(y.sum(), policy="bfs")
     assert RemovableHandle.next_id == handles
-    th.backward(x.exp().sum(), policy="bfs", trace="off")
+    ts.backward(x.exp().sum(), policy="bfs", trace="off")
     assert RemovableHandle.next_id > handles
 
 
 def test_a_generator_of_inputs_and_of_gradients_is_read_once() -> None:
     x = torch.ones(3, requires_grad=True)
-    th.backward(iter([x * 2, x * 3]), (torch.ones(3) for _ in range(2)), inputs=(each for each in [x]), policy="bfs")
+    ts.backward(iter([x * 2, x * 3]), (torch.ones(3) for _ in range(2)), inputs=(each for each in [x]), policy="bfs")
     assert torch.equal(x.grad, torch.full((3,), 5.0))
 
 
 def test_native_retains_and_creates_graphs_as_pytorch_does() -> None:
     x = torch.full((3,), 2.0, requires_grad=True)
     loss = (x**3).sum()
-    th.backward(loss, retain_graph=True)
+    ts.backward(loss, retain_graph=True)
     x.grad = None
-    th.backward(loss, create_graph=True, policy="bfs")
+    ts.backward(loss, create_graph=True, policy="bfs")
     (second,) = torch.autograd.grad(x.grad.sum(), x)
     assert torch.equal(second, torch.full((3,), 12.0))
 
 
 def test_native_frees_the_graph_unless_told_otherwise() -> None:
     loss = torch.ones(3, requires_grad=True).exp().sum()
-    th.backward(loss)
+    ts.backward(loss)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
 
@@ -108,9 +108,9 @@ def test_native_frees_the_graph_unless_told_otherwise() -> None:
 def test_pinned_numbers_and_hooks_are_gone_afterwards() -> None:
     x = torch.ones(3, requires_grad=True)
     loss = (x.exp() + x.sin()).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     numbers = [node._sequence_nr() for node in graph.nodes]
-    th.backward(loss, policy="bfs", retain_graph=True)
+    ts.backward(loss, policy="bfs", retain_graph=True)
     assert [node._sequence_nr() for node in graph.nodes] == numbers
     assert [node_hooks(node) for node in graph.nodes] == [([], [])] * len(graph)
 
@@ -119,7 +119,7 @@ def test_an_interrupt_leaves_numbers_and_hooks_as_they_were() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
     loss = (y + x.sin()).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     numbers = [node._sequence_nr() for node in graph.nodes]
 
     def interrupt(gradient: Tensor) -> None:
@@ -127,22 +127,22 @@ def test_an_interrupt_leaves_numbers_and_hooks_as_they_were() -> None:
 
     handle = y.register_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        th.backward(loss, policy="bfs", retain_graph=True)
+        ts.backward(loss, policy="bfs", retain_graph=True)
     handle.remove()
     assert [node._sequence_nr() for node in graph.nodes] == numbers
     x.grad = None
-    th.backward(loss, policy="dfs")
+    ts.backward(loss, policy="dfs")
     torch.testing.assert_close(x.grad, x.detach().exp() + x.detach().cos())
 
 
 def test_numbers_of_shared_leaves_come_back_after_backwards_in_several_threads() -> None:
     layer = nn.Linear(8, 8)
     leaves = [node for node, _ in layer(torch.ones(1, 8)).grad_fn.next_functions if node is not None]
-    runs: list[th.Run] = []
+    runs: list[ts.Run] = []
 
     def work() -> None:
         for _ in range(20):
-            runs.append(th.backward(layer(torch.ones(4, 8)).sum(), policy="bfs"))
+            runs.append(ts.backward(layer(torch.ones(4, 8)).sum(), policy="bfs"))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -162,7 +162,7 @@ def test_the_order_leaves_out_what_a_backward_inside_the_backward_runs() -> None
             (x * 3).sum().backward()
 
     y.register_hook(inner)
-    run = th.backward(y.sum())
+    run = ts.backward(y.sum())
     assert run.order == run.planned and torch.equal(x.grad, torch.full((2,), 5.0))
 
 
@@ -174,17 +174,17 @@ def test_a_pinned_backward_inside_a_pinned_one_spoils_no_order(outer: str, inner
     numbers = [torch.autograd.graph.get_gradient_edge(leaf).node._sequence_nr() for leaf in leaves]
     nodes = [torch.autograd.graph.get_gradient_edge(leaf).node for leaf in leaves]
     y = torch.stack([leaf * leaf for leaf in leaves])
-    inner_runs: list[th.Run] = []
+    inner_runs: list[ts.Run] = []
 
     def backward_inside(gradients: object) -> None:
         with torch.enable_grad():
-            inner_runs.append(th.backward(torch.stack([leaf.exp() for leaf in leaves]).sum(), policy=inner))
+            inner_runs.append(ts.backward(torch.stack([leaf.exp() for leaf in leaves]).sum(), policy=inner))
 
     product = y.grad_fn.next_functions[2][0]
     product.register_prehook(backward_inside)
     loss = y.sum()
-    runs: list[th.Run] = []
-    ran = engine_order(th.graph(loss), lambda: runs.append(th.backward(loss, policy=outer, trace="off")))
+    runs: list[ts.Run] = []
+    ran = engine_order(ts.graph(loss), lambda: runs.append(ts.backward(loss, policy=outer, trace="off")))
     own = [task for position, task in enumerate(ran) if task not in ran[:position]]  # leaves run twice
     assert len(inner_runs) == 1 and len(ran) == len(own) + len(leaves)
     assert list(runs[0].order) == list(runs[0].planned)
@@ -201,12 +201,12 @@ def test_the_heap_of_a_graph_whose_leaves_are_pinned_is_pytorchs() -> None:
     def look(gradient: Tensor) -> None:
         with torch.enable_grad():
             loss = (x.exp() + x.sin()).sum()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         assert [task.sequence_nr for task in graph.tasks if task.is_leaf] == [2**64 - 1]
-        found.append((schedule(graph, "heap"), engine_order(graph, lambda: th.backward(loss))))
+        found.append((schedule(graph, "heap"), engine_order(graph, lambda: ts.backward(loss))))
 
     y.register_hook(look)
-    th.backward(y.sum(), policy="bfs")
+    ts.backward(y.sum(), policy="bfs")
     assert len(found) == 1 and found[0][0] == found[0][1]
 
 
@@ -220,7 +220,7 @@ def test_an_order_that_another_backward_spoils_is_told() -> None:
 
     z.grad_fn.register_prehook(spoil)
     with pytest.warns(UserWarning, match="another backward renumbered leaves") as told:
-        th.backward((z + y).sum(), policy="bfs")
+        ts.backward((z + y).sum(), policy="bfs")
     assert [each.filename for each in told] == [__file__]
     assert x.grad is not None
 
@@ -237,12 +237,12 @@ class Bad(torch.autograd.Function):
 
 def test_a_custom_function_that_raises_is_named_although_nobody_watches() -> None:
     x = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = (Bad.apply(x.exp()) + Bad.apply(x.sin())).sum()
     with pytest.raises(ZeroDivisionError, match="bad") as caught:
-        th.backward(loss, policy="bfs")
+        ts.backward(loss, policy="bfs")
     (note,) = caught.value.__notes__
-    assert note.startswith("tapehead: raised in BadBackward (3rd, test_native.py:")
+    assert note.startswith("tapescope: raised in BadBackward (3rd, test_native.py:")
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
@@ -254,9 +254,9 @@ def test_what_is_not_known_is_not_guessed() -> None:
 
     y.register_hook(fail)
     with pytest.raises(ZeroDivisionError) as caught:
-        th.backward(y.sum(), policy="bfs")
+        ts.backward(y.sum(), policy="bfs")
     (note,) = caught.value.__notes__
-    assert note == 'tapehead: run it again on a fresh forward with trace="off" to be told in which task'
+    assert note == 'tapescope: run it again on a fresh forward with trace="off" to be told in which task'
 
 
 @pytest.mark.parametrize("where", ["tensor", "leaf", "before", "inside", "after", "accumulated", "end"])
@@ -281,9 +281,9 @@ def test_a_watched_backward_says_exactly_where_it_raised(where: str) -> None:
         y.register_hook(lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(fail))
     loss = (Bad.apply(y) if where == "inside" else y * 1).sum()
     with pytest.raises(ZeroDivisionError) as caught:
-        th.backward(loss, policy="bfs", trace="off")
+        ts.backward(loss, policy="bfs", trace="off")
     assert caught.value.__notes__ == [
-        "tapehead: raised "
+        "tapescope: raised "
         + {
             "tensor": "in the hooks that run before ExpBackward0 (3rd)",
             "leaf": "in the hooks that run before AccumulateGrad (4th)",
@@ -310,7 +310,7 @@ def test_the_trace_has_the_hooks_of_the_user_and_none_of_ours() -> None:
     y.grad_fn.register_hook(after)
     x.register_hook(leaf)
     x.register_post_accumulate_grad_hook(leaf)
-    trace = th.backward(y.sum(), policy="bfs", trace="off").trace
+    trace = ts.backward(y.sum(), policy="bfs", trace="off").trace
     found = [[(hook.kind, hook.name.rsplit(".", 1)[-1]) for hook in record.hooks] for record in trace]
     assert found == [[], [("pre", "before"), ("post", "after")], [("tensor", "leaf"), ("post_accumulate", "leaf")]]
 
@@ -320,16 +320,16 @@ def test_the_trace_has_the_hooks_of_the_user_and_none_of_ours() -> None:
 def test_a_dynamic_policy_runs_the_least_key_of_what_is_ready(seed: int, limited: bool) -> None:
     leaves, loss = random_program(seed)
     inputs = leaves[seed % 6 : seed % 6 + 2] if limited else None
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     before = [node._sequence_nr() for node in graph.nodes]
     pick = random.Random(seed)
     keys: dict[int, tuple[int, ...]] = {}
 
-    def key(task: th.Task, arrival: int) -> tuple[int, ...]:
+    def key(task: ts.Task, arrival: int) -> tuple[int, ...]:
         keys[task.id] = (pick.randrange(5), pick.randrange(2))
         return keys[task.id]
 
-    run = th.backward(loss, inputs=inputs, policy=Policy("random", "", key, dynamic=True), retain_graph=True)
+    run = ts.backward(loss, inputs=inputs, policy=Policy("random", "", key, dynamic=True), retain_graph=True)
     assert [node._sequence_nr() for node in graph.nodes] == before
     needed = set(run.order)
     pending = Pending(graph, needed)
@@ -359,11 +359,11 @@ def test_live_numbers_are_numbered_anew_where_there_is_no_room_left() -> None:
 def test_a_policys_own_error_arrives_as_it_is() -> None:
     x = torch.ones(2, requires_grad=True)
 
-    def key(task: th.Task, arrival: int) -> tuple[int, ...]:
+    def key(task: ts.Task, arrival: int) -> tuple[int, ...]:
         return (1 // (2 - arrival),)
 
     with pytest.raises(ZeroDivisionError):
-        th.backward(x.exp().sin().cos().sum(), policy=Policy("broken", "", key, dynamic=True))
+        ts.backward(x.exp().sin().cos().sum(), policy=Policy("broken", "", key, dynamic=True))
 
 
 @pytest.mark.parametrize("trace", [None, "off"])
@@ -378,7 +378,7 @@ def test_nothing_is_left_alive_after_an_error_either(trace: str | None) -> None:
     y = Bad.apply(x.exp())
     y.grad_fn.metadata["token"] = Token()
     with pytest.raises(ZeroDivisionError) as caught:
-        th.backward(y.sum(), policy="bfs", trace=trace)
+        ts.backward(y.sum(), policy="bfs", trace=trace)
     del y, caught
     gc.collect()
     assert freed == [1]
@@ -388,7 +388,7 @@ def test_nothing_is_left_alive_after_an_error_either(trace: str | None) -> None:
 def test_native_runs_compiled_regions(policy: str) -> None:
     x = torch.arange(3.0, requires_grad=True)
     expected = gradients_of([x], lambda: compiled_loss(x).backward())
-    found = gradients_of([x], lambda: th.backward(compiled_loss(x), policy=policy))
+    found = gradients_of([x], lambda: ts.backward(compiled_loss(x), policy=policy))
     assert_equal(found, expected, bitwise=False)
 
 
@@ -405,8 +405,8 @@ def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: s
         return near(hidden.cpu()).sum() + far(hidden).square().mean().cpu()
 
     expected = gradients_of(leaves, lambda: loss().backward())
-    runs: list[th.Run] = []
-    found = gradients_of(leaves, lambda: runs.append(th.backward(loss(), policy=policy, queues=queues, trace="off")))
+    runs: list[ts.Run] = []
+    found = gradients_of(leaves, lambda: runs.append(ts.backward(loss(), policy=policy, queues=queues, trace="off")))
     assert_equal(found, expected, bitwise=False)
     (run,) = runs
     assert sorted(run.order) == sorted(run.planned) and run.trace is not None
@@ -420,7 +420,7 @@ def test_on_several_devices_each_queue_follows_the_policy(queues: str, policy: s
 COMPILED = """
 import torch
 from torch._dynamo.utils import counters
-import tapehead as th
+import tapescope as ts
 
 def step(x, use):
     y = (x * 2).sin()
@@ -438,8 +438,8 @@ def compiled_frames(use):
 
 frames, gradient = compiled_frames(torch._dynamo.disable(torch.autograd.backward))
 runs, graphs = [], []
-for use in (th.backward, lambda loss: runs.append(th.backward(loss)), lambda loss: graphs.append(th.graph(loss))):
-    found, found_gradient = compiled_frames(use if use is th.backward else torch._dynamo.disable(use))
+for use in (ts.backward, lambda loss: runs.append(ts.backward(loss)), lambda loss: graphs.append(ts.graph(loss))):
+    found, found_gradient = compiled_frames(use if use is ts.backward else torch._dynamo.disable(use))
     assert found <= frames, (found, frames)
     assert graphs or torch.equal(found_gradient, gradient)
 assert runs[0].order and not graphs[0].nodes
@@ -447,7 +447,7 @@ assert runs[0].order and not graphs[0].nodes
 
 
 @pytest.mark.slow
-def test_compiled_code_that_calls_it_compiles_nothing_of_tapehead() -> None:
+def test_compiled_code_that_calls_it_compiles_nothing_of_tapescope() -> None:
     """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.batching.groups import Groups
-from tapehead.engine.sessions.direct_backward import DirectBackward
-from tapehead.engine.sessions.native_backward import NativeBackward
-from tapehead.engine.tasks import hook_state
-from tapehead.engine.trace.bare_record import BareRecord
-from tapehead.engine.trace.recorder import Recorder
-from tapehead.inspector.graph.collector import collector_paused
-from tapehead.inspector.graph.graph import Graph
+import tapescope as ts
+from tapescope.engine.batching.groups import Groups
+from tapescope.engine.sessions.direct_backward import DirectBackward
+from tapescope.engine.sessions.native_backward import NativeBackward
+from tapescope.engine.tasks import hook_state
+from tapescope.engine.trace.bare_record import BareRecord
+from tapescope.engine.trace.recorder import Recorder
+from tapescope.inspector.graph.collector import collector_paused
+from tapescope.inspector.graph.graph import Graph
 
-OURS = (Recorder, BareRecord, DirectBackward, NativeBackward, th.Stepper, th.NativeSession, th.Run, Graph, Groups)
+OURS = (Recorder, BareRecord, DirectBackward, NativeBackward, ts.Stepper, ts.NativeSession, ts.Run, Graph, Groups)
 
 
 @pytest.fixture(autouse=True)
 def _without_the_collector() -> Iterator[None]:
     loss, _ = program(2)
-    th.backward(loss, engine="direct")  # what is kept once for all
+    ts.backward(loss, engine="direct")  # what is kept once for all
     loss, _ = program(2)
-    th.backward(loss)
+    ts.backward(loss)
     del loss
     gc.collect()
     with collector_paused():
@@ -56,7 +56,7 @@ def program(tasks: int, fails: bool = False) -> tuple[Tensor, ref[Any]]:
 def left() -> list[str]:
     """What of ours is alive; of a graph that is compared with later ones the outline is kept, without its nodes."""
     for thread in threading.enumerate():
-        if thread.name == "tapehead backward":
+        if thread.name == "tapescope backward":
             thread.join()
     found = [each for each in gc.get_objects() if type(each) in OURS]
     return sorted(type(each).__name__ for each in found if not isinstance(each, Graph) or each.nodes)
@@ -95,7 +95,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_session_is_gone_with_its_name(kind: str, state: str) -> None:
     before = left()
     loss, saved = program(6, fails=state == "an error")
-    session = th.debug(loss, **KINDS[kind])
+    session = ts.debug(loss, **KINDS[kind])
     del loss
     STATES[state](session)
     del session
@@ -108,11 +108,11 @@ def test_a_session_is_gone_with_its_name(kind: str, state: str) -> None:
 @pytest.mark.parametrize("engine", ["direct", "native"])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_backward_is_gone_with_its_run(captured: bool, engine: Any, trace: Any, tasks: int) -> None:
-    with th.capture() if captured else nullcontext():
+    with ts.capture() if captured else nullcontext():
         other, _ = program(2)  # graphs are compared with earlier ones only where no captured graph is alive
     before = left()
     loss, saved = program(tasks)
-    th.backward(loss, engine=engine, trace=trace)
+    ts.backward(loss, engine=engine, trace=trace)
     del loss
     assert left() == before
     assert saved() is None
@@ -127,7 +127,7 @@ def test_the_code_of_a_hook_is_not_kept() -> None:
         codes.append(ref(names["hook"].__code__))
         x = torch.ones(2, requires_grad=True)
         handle = x.register_hook(names["hook"])
-        with th.debug((x * 2).sum(), history=True) as session:
+        with ts.debug((x * 2).sum(), history=True) as session:
             session.run()
         handle.remove()
         del names, handle, session, x

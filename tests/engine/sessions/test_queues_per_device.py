@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.studies.makespan import makespan
-from tapehead.engine.workloads.workload_models_pr4746 import TwoDevices
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.studies.makespan import makespan
+from tapescope.engine.workloads.workload_models_pr4746 import TwoDevices
+from tapescope.widgets.deck.run_document import run_document
 
 from ..comparing import assert_equal, engine_order
 
@@ -62,14 +62,14 @@ def two_chains(far: torch.device, *, far_last: bool) -> Tensor:
     return model(x).sum()
 
 
-def by_device(graph: th.Graph, order: Sequence[int]) -> dict[str, list[int]]:
+def by_device(graph: ts.Graph, order: Sequence[int]) -> dict[str, list[int]]:
     found = defaultdict(list)
     for task in order:
         found[str(graph.tasks[task].device)].append(task)
     return found
 
 
-def step_until_it_waits(session: th.Stepper, device: str | torch.device) -> str:
+def step_until_it_waits(session: ts.Stepper, device: str | torch.device) -> str:
     """What is said where no task of the device is ready any more."""
     while True:
         try:
@@ -89,7 +89,7 @@ def pytorchs_gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 def test_gradients_are_pytorchs_whatever_the_policy(accelerators: Devices, policy: str) -> None:
     model, x = branches(accelerators)
     expected = pytorchs_gradients(model, x)
-    with th.debug(model(x), policy=policy) as session:
+    with ts.debug(model(x), policy=policy) as session:
         assert session.queues == "per device"
         session.run()
     assert_equal([parameter.grad for parameter in model.parameters()], expected, bitwise=policy == "heap")
@@ -98,9 +98,9 @@ def test_gradients_are_pytorchs_whatever_the_policy(accelerators: Devices, polic
 @pytest.mark.parametrize("far_last", [False, True])
 def test_each_device_runs_its_tasks_in_pytorchs_own_order(accelerators: Devices, far_last: bool) -> None:
     loss = two_chains(accelerators[0], far_last=far_last)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     theirs = engine_order(graph, lambda: loss.backward(retain_graph=True))
-    with th.debug(loss) as session:
+    with ts.debug(loss) as session:
         ours = session.run().order
     assert by_device(graph, ours) == by_device(graph, theirs)
     as_one = list(ours) == schedule(graph, "heap")
@@ -113,8 +113,8 @@ def test_tasks_run_in_the_order_in_which_a_simulation_of_devices_starts_them(
 ) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    expected = makespan(th.graph(loss), policy).order
-    with th.debug(loss, policy=policy) as session:
+    expected = makespan(ts.graph(loss), policy).order
+    with ts.debug(loss, policy=policy) as session:
         foretold, steps = session.planned, []
         while session.current is not None:
             assert session.ready[0].task is session.current
@@ -126,13 +126,13 @@ def test_tasks_run_in_the_order_in_which_a_simulation_of_devices_starts_them(
 def test_one_queue_is_the_policys_total_order(accelerators: Devices) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    graph = th.graph(loss)
-    with th.debug(loss, queues="one", policy="bfs") as session:
+    graph = ts.graph(loss)
+    with ts.debug(loss, queues="one", policy="bfs") as session:
         assert session.queues == "one"
         assert list(session.run().order) == schedule(graph, "bfs")
-    run = th.backward(model(x), policy="bfs", engine="direct")
-    assert list(run.order) == schedule(graph, "bfs"), "th.backward has one queue, unless it is told"
-    run = th.backward(model(x), policy="bfs", engine="direct", queues="per device")
+    run = ts.backward(model(x), policy="bfs", engine="direct")
+    assert list(run.order) == schedule(graph, "bfs"), "ts.backward has one queue, unless it is told"
+    run = ts.backward(model(x), policy="bfs", engine="direct", queues="per device")
     assert run.order == makespan(graph, "bfs").order
 
 
@@ -140,7 +140,7 @@ def test_a_device_goes_ahead_until_it_waits_for_another(accelerators: Devices) -
     model, x = branches(accelerators)
     expected = pytorchs_gradients(model, x)
     first, second = map(str, accelerators)
-    with th.debug(model(x), history=True) as session:
+    with ts.debug(model(x), history=True) as session:
         with pytest.raises(ValueError, match=f"{first} stands still: .* waits for .*, which runs .*, on cpu"):
             session.step(device=first)
         assert step_until_it_waits(session, "cpu") == "cpu has run all of its tasks"
@@ -154,7 +154,7 @@ def test_a_device_goes_ahead_until_it_waits_for_another(accelerators: Devices) -
 
 def test_several_steps_of_a_device_run_so_many(accelerators: Devices) -> None:
     model, x = branches(accelerators)
-    with th.debug(model(x)) as session:
+    with ts.debug(model(x)) as session:
         while session.current.device != accelerators[0]:
             session.step()
         before = len(session.order)
@@ -166,7 +166,7 @@ def test_several_steps_of_a_device_run_so_many(accelerators: Devices) -> None:
 def test_going_back_finds_the_queues_as_they_were(accelerators: Devices, policy: str) -> None:
     model, x = branches(accelerators)
     expected = pytorchs_gradients(model, x)
-    with th.debug(model(x), policy=policy, history=True) as session:
+    with ts.debug(model(x), policy=policy, history=True) as session:
         while len({each.task.device for each in session.ready}) < 2 or len(session.order) < 12:
             session.step()
         ready, planned, begun = session.ready, session.planned, len(session.order)
@@ -186,7 +186,7 @@ def test_going_back_finds_the_queues_as_they_were(accelerators: Devices, policy:
 
 def test_another_policy_takes_the_queues_over(accelerators: Devices) -> None:
     model, x = branches(accelerators)
-    with th.debug(model(x), policy="heap") as session:
+    with ts.debug(model(x), policy="heap") as session:
         session.step(count=10)
         session.policy = "bfs"
         assert session.ready[0].task is session.current
@@ -195,9 +195,9 @@ def test_another_policy_takes_the_queues_over(accelerators: Devices) -> None:
 
 def test_breakpoints_and_watchpoints_stop_as_with_one_queue(accelerators: Devices) -> None:
     model, x = branches(accelerators)
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(x)
-    with th.debug(loss) as session:
+    with ts.debug(loss) as session:
         session.break_at("head.weight")
         session.run()
         assert session.current.parameter == "head.weight" and session.stopped.why == "breakpoint"
@@ -211,11 +211,11 @@ def test_a_users_policy_is_offered_the_tasks_of_one_device(accelerators: Devices
     expected = pytorchs_gradients(model, x)
     offered = set()
 
-    def latest(ready: Sequence[th.Task], state: object) -> th.Task:
+    def latest(ready: Sequence[ts.Task], state: object) -> ts.Task:
         offered.add(len({task.device for task in ready}))
         return ready[-1]
 
-    with th.debug(model(x), policy=latest) as session:
+    with ts.debug(model(x), policy=latest) as session:
         session.run()
     assert offered == {1}
     assert_equal([parameter.grad for parameter in model.parameters()], expected, bitwise=False)
@@ -225,10 +225,10 @@ def test_what_several_queues_do_not_do_is_refused(accelerators: Devices) -> None
     model, x = branches(accelerators)
     loss = model(x)
     with pytest.raises(NotImplementedError, match="batch="):
-        th.debug(loss, batch="auto", queues="per device")
-    with th.debug(loss, batch="auto") as session:
+        ts.debug(loss, batch="auto", queues="per device")
+    with ts.debug(loss, batch="auto") as session:
         assert session.queues == "one"
-    with th.debug(model(x), engine="native") as session:
+    with ts.debug(model(x), engine="native") as session:
         assert session.queues == "one"
         with pytest.raises(NotImplementedError, match="one queue for all devices"):
             session.step(device=accelerators[0])
@@ -237,7 +237,7 @@ def test_what_several_queues_do_not_do_is_refused(accelerators: Devices) -> None
 def test_on_the_cpu_there_is_one_queue_whatever_is_asked_for() -> None:
     x = torch.ones(2, requires_grad=True)
     for queues in (None, "one", "per device"):
-        with th.debug(x.exp().sum(), queues=queues) as session:
+        with ts.debug(x.exp().sum(), queues=queues) as session:
             assert session.queues == "one"
             session.step(device="cpu")
             session.run()
@@ -246,10 +246,10 @@ def test_on_the_cpu_there_is_one_queue_whatever_is_asked_for() -> None:
 def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence() -> None:
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(ValueError, match="queues"):
-        th.debug(x.exp().sum(), queues="two")
+        ts.debug(x.exp().sum(), queues="two")
     with pytest.raises(ValueError, match="queues"):
-        th.debug(x.exp().sum(), queues="two", engine="native")
-    with th.debug(x.exp().sum()) as session:
+        ts.debug(x.exp().sum(), queues="two", engine="native")
+    with ts.debug(x.exp().sum()) as session:
         with pytest.raises(ValueError, match="no task of this backward runs on cuda:3; it runs on cpu"):
             session.step(device="cuda:3")
         with pytest.raises(TypeError, match="device"):
@@ -262,7 +262,7 @@ def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies
     accelerators: Devices,
 ) -> None:
     loss = two_chains(accelerators[0], far_last=False)
-    run = th.backward(loss, queues="per device", trace="off")
+    run = ts.backward(loss, queues="per device", trace="off")
     content = run_document(run).content
     own, *others = content["schedules"]
     assert content["queues"] == "per device"
@@ -272,5 +272,5 @@ def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies
     bfs = next(each for each in others if each["policy"] == "bfs")
     assert bfs["order"] == list(makespan(run.graph, "bfs", run).order)
     assert len(bfs["clock"]["start"]) == len(run.graph)
-    with th.debug(two_chains(accelerators[0], far_last=False), trace="off") as session:
+    with ts.debug(two_chains(accelerators[0], far_last=False), trace="off") as session:
         assert run_document(session.run()).content["queues"] == "one", "which ran in one thread, one after the other"

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.queue.policy import Policy
+import tapescope as ts
+from tapescope.engine.queue.policy import Policy
 
 from ..backward_programs import Scale
 from ..comparing import ENGINES
@@ -33,12 +33,12 @@ def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger()
     y = x = torch.ones(1, requires_grad=True)
     for _ in range(1200):
         y = y * 1
-    assert th.backward(y, retain_graph=True, engine="direct").engine == "direct" and len(strangers) == 2
+    assert ts.backward(y, retain_graph=True, engine="direct").engine == "direct" and len(strangers) == 2
     x.grad = None
     handle = x.register_hook(lambda gradient: gradient * 0)
     gc.freeze()
     try:
-        th.backward(y, engine="direct")
+        ts.backward(y, engine="direct")
     finally:
         gc.unfreeze()
         handle.remove()
@@ -48,7 +48,7 @@ def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger()
 def test_the_direct_engine_refuses_nested_gradients() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
     with pytest.raises(NotImplementedError, match="nested gradients"):
-        th.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
+        ts.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
 
 
 @pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="needs Tensor.grad_dtype")
@@ -56,9 +56,9 @@ def test_a_leaf_that_takes_gradients_of_any_dtype_is_left_to_pytorchs_engine() -
     leaf = torch.ones(2, requires_grad=True)
     leaf.grad_dtype = None
     with pytest.raises(NotImplementedError, match="AccumulateGrad in the dtype in which it comes"):
-        th.backward((leaf * 2).sum(), engine="direct")
+        ts.backward((leaf * 2).sum(), engine="direct")
     assert leaf.grad is None
-    th.backward((leaf * 2).sum(), policy="bfs")
+    ts.backward((leaf * 2).sum(), policy="bfs")
     assert torch.equal(leaf.grad, torch.full((2,), 2.0))
 
 
@@ -71,13 +71,13 @@ def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         for engine in ENGINES:
             with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
-                th.backward(loss(), engine=engine)
+                ts.backward(loss(), engine=engine)
     assert x.grad is None
 
 
 def test_functions_with_arguments_that_are_no_tensors() -> None:
     x = torch.ones(2, requires_grad=True)
-    th.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
+    ts.backward(Scale.apply(x, 3.0, torch.tensor([1.0, 0.0])).sum(), engine="direct")
     assert torch.equal(x.grad, torch.tensor([3.0, 0.0]))
 
 
@@ -95,7 +95,7 @@ def freed(h: Tensor) -> Tensor:
 @pytest.mark.parametrize("engine", ["direct", "native"])
 def test_a_backward_that_is_refused_leaves_its_inputs_as_they_were(make: Any, engine: Any) -> None:
     retained = []
-    for backward in (torch.autograd.backward, partial(th.backward, engine=engine)):
+    for backward in (torch.autograd.backward, partial(ts.backward, engine=engine)):
         h = torch.ones(3, requires_grad=True) * 2
         loss = make(h)
         with pytest.raises(RuntimeError):
@@ -107,7 +107,7 @@ def test_a_backward_that_is_refused_leaves_its_inputs_as_they_were(make: Any, en
 def test_an_input_that_requires_no_grad_leaves_the_others_as_they_were() -> None:
     h, x = torch.ones(3, requires_grad=True) * 2, torch.ones(3)
     with pytest.raises(RuntimeError, match="requires_grad=False"):
-        th.backward((h * 3).sum(), inputs=[h, x], engine="direct")
+        ts.backward((h * 3).sum(), inputs=[h, x], engine="direct")
     assert not h.retains_grad
 
 
@@ -118,7 +118,7 @@ def test_a_policy_that_fails_to_plan_leaves_inputs_as_they_were(engine: Any) -> 
 
     h = torch.ones(3, requires_grad=True) * 2
     with pytest.raises(LookupError, match="no plan"):
-        th.backward((h * 3).sum(), inputs=[h], engine=engine, policy=Policy("bad", "fails", plan=plan))
+        ts.backward((h * 3).sum(), inputs=[h], engine=engine, policy=Policy("bad", "fails", plan=plan))
     assert not h.retains_grad
 
 
@@ -130,7 +130,7 @@ def test_a_profiler_that_a_hook_sets_stays() -> None:
 
     handle = h.register_hook(lambda gradient: sys.setprofile(profiler))
     try:
-        with th.debug((h * h).sum()) as session:
+        with ts.debug((h * h).sum()) as session:
             session.run()
         found = sys.getprofile()
     finally:

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.engine.orders.auto import forget_plans
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue import kept_turns
-from tapehead.engine.queue.policy import Policy
-from tapehead.engine.queue.ready_queue import KeyedQueue
-from tapehead.engine.sessions.direct_backward import DirectBackward
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.tasks import task_runner
-from tapehead.engine.tasks.hook_watch import HookWatch
-from tapehead.inspector.graph.facts import Facts
+import tapescope as ts
+from tapescope.engine.orders.auto import forget_plans
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue import kept_turns
+from tapescope.engine.queue.policy import Policy
+from tapescope.engine.queue.ready_queue import KeyedQueue
+from tapescope.engine.sessions.direct_backward import DirectBackward
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.tasks import task_runner
+from tapescope.engine.tasks.hook_watch import HookWatch
+from tapescope.inspector.graph.facts import Facts
 
 from ..backward_programs import random_program
 
@@ -63,7 +63,7 @@ def slowly() -> Any:
 
 
 def whole(policy: str, trace: Any = None) -> Stepper:
-    session = th.debug(branches()[0], policy=policy, trace=trace)
+    session = ts.debug(branches()[0], policy=policy, trace=trace)
     session.run()
     return session
 
@@ -80,10 +80,10 @@ def test_the_second_time_the_queue_hears_of_the_root_alone(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_order_gradients_and_trace_are_those_of_single_tasks(seed: int, policy: str) -> None:
-    def run() -> tuple[th.Run, list[Tensor | None]]:
+    def run() -> tuple[ts.Run, list[Tensor | None]]:
         torch.manual_seed(1)
         leaves, loss = random_program(seed)
-        done = th.backward(loss, engine="direct", policy=policy, trace="off")
+        done = ts.backward(loss, engine="direct", policy=policy, trace="off")
         return done, [leaf.grad for leaf in leaves]
 
     run()
@@ -114,7 +114,7 @@ def test_where_it_stops_the_queue_is_what_it_would_have_been(policy: str) -> Non
         found: list[object] = []
         for context in (nullcontext(), slowly()):
             with context:
-                session = th.debug(branches()[0], policy=policy)
+                session = ts.debug(branches()[0], policy=policy)
                 session.run_to(task)
             states = [shown(session)]
             session.step(session.ready[-1].task)
@@ -131,7 +131,7 @@ def test_who_has_run_another_task_first_goes_on_by_the_policy() -> None:
     whole("heap")
     found = []
     for together in (True, False):
-        session = th.debug(branches()[0])
+        session = ts.debug(branches()[0])
         session.run_to(session.planned[4])
         session.step(session.ready[-1].task)
         if together:
@@ -163,9 +163,9 @@ def test_a_graph_that_is_not_like_it_has_its_own_order(make: Callable[[bool], Te
     orders, graphs = [], []
     for first in (True, False):
         for _ in range(2):
-            run = th.backward(make(first), engine="direct", policy=policy)
+            run = ts.backward(make(first), engine="direct", policy=policy)
         with slowly():
-            again = th.backward(make(first), engine="direct", policy=policy)
+            again = ts.backward(make(first), engine="direct", policy=policy)
         assert run.order == again.order
         orders.append(run.order)
         graphs.append(run.graph)
@@ -174,33 +174,33 @@ def test_a_graph_that_is_not_like_it_has_its_own_order(make: Callable[[bool], Te
 
 def test_the_order_is_not_followed_in_a_graph_that_is_not_like_it() -> None:
     """These two have as many tasks of the same kinds, and the one's order is not the other's."""
-    th.backward(made_in_turn(True), engine="direct")
+    ts.backward(made_in_turn(True), engine="direct")
     loss = made_in_turn(False)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     ours = schedule(graph, "heap")
     (kept,) = [each for found in kept_turns._turns.values() for each in found._found.values()]
     assert len(kept) == len(ours) and list(kept) != ours
-    run = th.backward(loss, engine="direct")
+    run = ts.backward(loss, engine="direct")
     assert list(run.order) == ours
 
 
 def test_a_policy_of_the_users_own_is_asked_each_time() -> None:
     asked: list[int] = []
 
-    def key(task: th.Task, arrival: int) -> tuple[int, ...]:
+    def key(task: ts.Task, arrival: int) -> tuple[int, ...]:
         asked.append(task.id)
         return (arrival,)
 
     for _ in range(3):
         before = len(asked)
-        run = th.backward(branches()[0], engine="direct", policy=Policy("mine", "as they come", key))
+        run = ts.backward(branches()[0], engine="direct", policy=Policy("mine", "as they come", key))
         assert len(asked) - before >= len(run.order)
 
 
 class OfTheUsers:
     """A key that may hold much."""
 
-    def __call__(self, task: th.Task, arrival: int) -> tuple[int, ...]:
+    def __call__(self, task: ts.Task, arrival: int) -> tuple[int, ...]:
         return (arrival,)
 
 
@@ -211,7 +211,7 @@ class Unhashable(OfTheUsers):
 @pytest.mark.parametrize("kind", [OfTheUsers, Unhashable])
 def test_a_kept_order_holds_nothing_of_a_policy_of_the_users_own(kind: type[OfTheUsers]) -> None:
     policy: Policy | None = Policy("mine", "as they come", kind(), keeps=True)
-    orders = [list(th.backward(branches()[0], engine="direct", policy=policy).order) for _ in range(3)]
+    orders = [list(ts.backward(branches()[0], engine="direct", policy=policy).order) for _ in range(3)]
     assert orders == [list(whole("bfs").order)] * 3
     key = ref(policy.key)
     del policy
@@ -241,11 +241,11 @@ def summed() -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [branches, summed])
 def test_who_looks_while_it_runs_sees_the_queue(make: Callable[[], tuple[Tensor, list[Tensor]]], policy: str) -> None:
-    th.backward(make()[0], engine="direct", policy=policy, trace="off")
+    ts.backward(make()[0], engine="direct", policy=policy, trace="off")
     found = []
     for context in (nullcontext(), slowly()):
         looks: list[str] = []
-        session = th.debug(make()[0], policy=policy)
+        session = ts.debug(make()[0], policy=policy)
         with context, Looking(lambda: looks.append(repr((session.ready, session.planned)))):
             session.run()
         found.append(list(dict.fromkeys(looks)))
@@ -257,7 +257,7 @@ def test_stop_asked_for_while_it_runs() -> None:
     whole("heap", "off")
     found = []
     for context in (nullcontext(), slowly()):
-        session = th.debug(branches()[0])
+        session = ts.debug(branches()[0])
         seen: list[None] = []
 
         def look(session: Stepper = session, seen: list[None] = seen) -> None:
@@ -278,10 +278,10 @@ def test_a_breakpoint_that_is_made_while_it_runs_stops_it(ahead: bool) -> None:
         whole("heap", "off")
     found = []
     for context in (nullcontext(), slowly()):
-        session = th.debug(branches()[0])
-        made: list[th.Breakpoint] = []
+        session = ts.debug(branches()[0])
+        made: list[ts.Breakpoint] = []
 
-        def look(session: Stepper = session, made: list[th.Breakpoint] = made) -> None:
+        def look(session: Stepper = session, made: list[ts.Breakpoint] = made) -> None:
             if len(session.order) == 5 and not made:
                 made.append(session.break_at(session.planned[8]))
 
@@ -306,11 +306,11 @@ def spoiled(spoil: bool) -> Tensor:
 
 
 def test_an_error_is_the_same() -> None:
-    th.backward(spoiled(False), engine="direct")
+    ts.backward(spoiled(False), engine="direct")
     notes = []
     for context in (nullcontext(), slowly()):
         with context, pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
-            th.backward(spoiled(True), engine="direct")
+            ts.backward(spoiled(True), engine="direct")
         notes.append(raised.value.__notes__)
     assert notes[0] == notes[1]
 
@@ -320,7 +320,7 @@ def test_back_from_the_end() -> None:
     found = []
     for context in (nullcontext(), slowly()):
         with context:
-            session = th.debug(branches()[0])
+            session = ts.debug(branches()[0])
             session.run_to(session.planned[6])
         session.keep_history()
         session.run()

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.queue.pending import dependencies
-from tapehead.engine.queue.policy import Policy
-from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals.hooks import node_hooks
+import tapescope as ts
+from tapescope.engine.orders.policies import CLASSIC
+from tapescope.engine.queue.pending import dependencies
+from tapescope.engine.queue.policy import Policy
+from tapescope.engine.trace.run import Engine
+from tapescope.inspector.torch_internals.hooks import node_hooks
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of
@@ -44,7 +44,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def session_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "tapehead backward"]
+    return [thread for thread in threading.enumerate() if thread.name == "tapescope backward"]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -54,8 +54,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def native(loss: Tensor, **options: object) -> th.NativeSession:
-    return th.debug(loss, engine="native", **options)
+def native(loss: Tensor, **options: object) -> ts.NativeSession:
+    return ts.debug(loss, engine="native", **options)
 
 
 def fan() -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ def fan() -> tuple[Tensor, Tensor]:
     return x, torch.stack([x.exp(), x.sin(), x.cos()]).sum()
 
 
-def names(tasks: list[th.Task]) -> list[str]:
+def names(tasks: list[ts.Task]) -> list[str]:
     return [task.short_name for task in tasks]
 
 
@@ -88,7 +88,7 @@ def test_steps_run_what_the_queue_foretold_and_leave_pytorchs_gradients(seed: in
                 assert session.order == ran
             assert session.ready == [] and list(session.trace.order) == ran
 
-    assert engine_order(th.graph(loss), step_all) == ran
+    assert engine_order(ts.graph(loss), step_all) == ran
     assert_equal([leaf.grad for leaf in leaves], expected, bitwise=policy == "heap")
 
 
@@ -111,12 +111,12 @@ def test_another_policy_at_a_stop_holds_for_all_that_comes_after_the_current_tas
     assert without_ties(session.graph, run.order) == without_ties(session.graph, expected)
 
 
-def without_ties(graph: th.Graph, order: Sequence[int]) -> list[int]:
+def without_ties(graph: ts.Graph, order: Sequence[int]) -> list[int]:
     """Leaves have equal numbers under "heap": which of them runs first is the engine's business."""
     return [-1 if graph.tasks[task].is_leaf else task for task in order]
 
 
-def rest_by_hand(graph: th.Graph, ran: list[int], policy: str) -> list[int]:
+def rest_by_hand(graph: ts.Graph, ran: list[int], policy: str) -> list[int]:
     """The order of a policy that takes over after some tasks have run, as plainly as can be."""
     missing = dependencies(graph)
     arrived: list[int] = []
@@ -359,7 +359,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nothing(monkeypatch: pytest
 
     for interrupted in (before, after):
         x, loss = fan()
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         numbers = [node._sequence_nr() for node in graph.nodes]
         session = native(loss, policy="bfs")
         with monkeypatch.context() as patch:
@@ -373,7 +373,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nothing(monkeypatch: pytest
         loss.backward()
 
 
-VERBS: dict[str, Callable[[th.NativeSession], object]] = {
+VERBS: dict[str, Callable[[ts.NativeSession], object]] = {
     "step": lambda session: session.step(),
     "run": lambda session: session.run(),
     "run_to": lambda session: session.run_to(0),
@@ -422,7 +422,7 @@ def test_close_while_the_session_runs_ends_it(where: str) -> None:
             wait_for(lambda: session._backward.worker.abandoned)
 
     x, loss = stretched(hook)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     numbers = [node._sequence_nr() for node in graph.nodes]
     session = native(loss, policy="bfs")
     assert len(session.run().order) == 22
@@ -486,7 +486,7 @@ def test_an_ended_session_that_is_held_has_let_go_of_the_graph(how: str) -> None
     assert session.ready == [] and session.current is None and len(session.trace) == len(session.order)
 
 
-def assert_untouched(graph: th.Graph, numbers: list[int]) -> None:
+def assert_untouched(graph: ts.Graph, numbers: list[int]) -> None:
     assert [node._sequence_nr() for node in graph.nodes] == numbers
     assert [node_hooks(node) for node in graph.nodes] == [([], [])] * len(graph)
 
@@ -514,7 +514,7 @@ class Kept:
 @pytest.mark.parametrize("how", ["close", "with", "collected", "never started"])
 def test_an_abandoned_session_leaves_no_thread_hook_or_number(how: str) -> None:
     _, loss = fan()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     numbers = [node._sequence_nr() for node in graph.nodes]
     session = native(loss, policy="bfs", retain_graph=True)
     if how != "never started":
@@ -585,7 +585,7 @@ def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
             return Failing.apply(self.inner(x))
 
     model = nn.Sequential(Model())
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(1, 2)).sum()
     session = native(loss, policy="bfs")
     graph = session.graph
@@ -593,7 +593,7 @@ def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         session.run()
     (note,) = caught.value.__notes__
-    assert note.startswith("tapehead: raised in FailingBackward (module 0, 2nd, test_session.py:")
+    assert note.startswith("tapescope: raised in FailingBackward (module 0, 2nd, test_session.py:")
     assert [entry.name for entry in caught.traceback][-1] == "backward"
     assert not session_threads()
     assert_untouched(graph, numbers)
@@ -612,7 +612,7 @@ def test_a_hook_that_raises_at_a_stop_is_told_from_the_task_that_had_run() -> No
     session = native(y.sum())
     with pytest.raises(ZeroDivisionError) as caught:
         session.step()
-    assert caught.value.__notes__ == ["tapehead: raised in the hooks that run before ExpBackward0 (2nd)"]
+    assert caught.value.__notes__ == ["tapescope: raised in the hooks that run before ExpBackward0 (2nd)"]
     assert session.order == [1]
 
 
@@ -770,9 +770,9 @@ def test_hundreds_of_sessions_leave_nothing() -> None:
 
 def test_an_open_session_does_not_hold_up_the_interpreters_end() -> None:
     script = (
-        "import torch, tapehead as th\n"
+        "import torch, tapescope as ts\n"
         "x = torch.ones(2, requires_grad=True)\n"
-        "session = th.debug(x.exp().sum(), engine='native')\n"
+        "session = ts.debug(x.exp().sum(), engine='native')\n"
         "session.step()\n"
         "kept = [session]; kept.append(kept)\n"
         "print(session.current.short_name, flush=True)\n"
@@ -799,7 +799,7 @@ def test_two_sessions_at_once_share_leaves_and_each_keeps_its_order() -> None:
 
 def test_a_session_in_a_thread_other_than_the_main_one() -> None:
     x, loss = fan()
-    runs: list[th.Run] = []
+    runs: list[ts.Run] = []
     thread = threading.Thread(target=lambda: runs.append(native(loss).run()))
     thread.start()
     thread.join()
@@ -808,10 +808,10 @@ def test_a_session_in_a_thread_other_than_the_main_one() -> None:
 
 def test_debug_picks_the_engine() -> None:
     _, loss = fan()
-    assert type(th.debug(loss)) is th.Stepper
-    assert type(th.debug(loss, engine="native")) is th.NativeSession
+    assert type(ts.debug(loss)) is ts.Stepper
+    assert type(ts.debug(loss, engine="native")) is ts.NativeSession
     with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
-        th.debug(loss, engine="turbo")
+        ts.debug(loss, engine="turbo")
 
 
 def test_a_session_has_the_callers_device_and_streams_and_one_queue(accelerator: torch.device) -> None:
@@ -828,7 +828,7 @@ def test_a_session_has_the_callers_device_and_streams_and_one_queue(accelerator:
         while session.current is not None:
             foretold = session.current
             assert session.step() is foretold
-    assert seen == [(stream, "tapehead backward")]
+    assert seen == [(stream, "tapescope backward")]
     assert torch.equal(x.grad, torch.full((64,), 2.0, device=accelerator))
 
 
@@ -869,7 +869,7 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
         return torch.autograd.grad(squares + sum((each * each).sum() for each in values), leaves)
 
     def stepped(loss: Tensor) -> None:
-        session = th.NativeSession(th.BackwardCall(loss, create_graph=True))
+        session = ts.NativeSession(ts.BackwardCall(loss, create_graph=True))
         session.step()
         assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None, "made while it stands still"
         session.run()
@@ -878,7 +878,7 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
     assert all(map(torch.equal, second(stepped), expected))
 
 
-GOING_BACK: list[Callable[[th.NativeSession], object]] = [
+GOING_BACK: list[Callable[[ts.NativeSession], object]] = [
     lambda session: session.back(),
     lambda session: session.back(3),
     lambda session: session.goto(session.order[0]),
@@ -891,7 +891,7 @@ GOING_BACK: list[Callable[[th.NativeSession], object]] = [
 
 
 @pytest.mark.parametrize("verb", GOING_BACK)
-def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[th.NativeSession], object]) -> None:
+def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[ts.NativeSession], object]) -> None:
     x, loss = fan()
     with pytest.raises(NotImplementedError) as of_a_history:
         native(loss, history=True)
@@ -922,10 +922,10 @@ def test_goto_goes_on_and_restore_says_what_is_not_kept() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_count_of_steps_runs_what_so_many_steps_run(engine: Engine) -> None:
     x, loss = fan()
-    with th.debug(loss, engine=engine, retain_graph=True) as session:
+    with ts.debug(loss, engine=engine, retain_graph=True) as session:
         one_by_one = [session.step().id for _ in range(session.left)]
     expected, x.grad = x.grad, None
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         assert session.step(count=3).id == one_by_one[2] and session.left == len(one_by_one) - 3
         assert session.step(session.current, count=2).id == one_by_one[4]
         assert session.step(count=1000).id == one_by_one[-1] and session.left == 0 and session.stopped is None
@@ -940,7 +940,7 @@ def test_a_count_of_steps_ends_early_at_what_stops_a_run(engine: Engine) -> None
     x = torch.ones(2, requires_grad=True)
     hidden = x.exp()
     loss = torch.stack([hidden.sin(), hidden.cos()]).sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.break_at(session.planned[2])
         assert session.step(count=10).id == session.planned[1]
         assert session.stopped is not None and session.stopped.task == session.planned[2]
@@ -953,7 +953,7 @@ def test_a_count_of_steps_ends_early_at_what_stops_a_run(engine: Engine) -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_count_that_is_no_number_of_tasks_is_refused_before_anything_runs(engine: Engine) -> None:
     _, loss = fan()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         for count in (0, -1):
             with pytest.raises(ValueError, match="the number of tasks to run must be at least 1"):
                 session.step(count=count)
@@ -966,7 +966,7 @@ def test_a_count_that_is_no_number_of_tasks_is_refused_before_anything_runs(engi
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_session_saves_what_has_run_as_its_run_does(engine: Engine, tmp_path: Path) -> None:
     _, loss = fan()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.step(count=2)
-        saved = th.load(session.save_trace(tmp_path / "part.tape.json"))
+        saved = ts.load(session.save_trace(tmp_path / "part.tape.json"))
         assert list(saved.order) == session.order and saved.engine == engine

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.programs.debug import debug
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.engine.tasks.backward_call import BackwardCall
+import tapescope as ts
+from tapescope.engine.programs.debug import debug
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.tasks.backward_call import BackwardCall
 
 SECOND_TIME = "Trying to backward through the graph a second time"
 
@@ -77,10 +77,10 @@ def again(loss: Tensor, w: Tensor) -> Iterator[tuple[str, Callable[[], object]]]
     yield "keeping", lambda: loss.backward(retain_graph=True)
     yield "another loss", lambda: (loss * 2).backward()
     yield "grad", lambda: torch.autograd.grad(loss, w)
-    yield "th native", lambda: th.backward(loss)
-    yield "th bfs", lambda: th.backward(loss, policy="bfs")
-    yield "th traced", lambda: th.backward(loss, trace="off")
-    yield "th direct", lambda: th.backward(loss, engine="direct")
+    yield "ts native", lambda: ts.backward(loss)
+    yield "ts bfs", lambda: ts.backward(loss, policy="bfs")
+    yield "ts traced", lambda: ts.backward(loss, trace="off")
+    yield "ts direct", lambda: ts.backward(loss, engine="direct")
     yield "session", lambda: Stepper(loss).run()
     yield "with a history", lambda: Stepper(loss, history=True).run()
     yield "debug", lambda: debug(loss)
@@ -189,27 +189,27 @@ def test_debug_says_at_once_where_the_graph_is_freed() -> None:
         w = torch.ones(3, requires_grad=True)
         loss = (w * 2).exp().sum()
         loss.backward()
-        with pytest.raises(RuntimeError, match=rf"{SECOND_TIME}.*MulBackward0; compute the loss again, then th\.debug"):
+        with pytest.raises(RuntimeError, match=rf"{SECOND_TIME}.*MulBackward0; compute the loss again, then ts\.debug"):
             debug(loss, engine=engine)
 
 
 @pytest.mark.parametrize(
     ("verb", "options"),
     [
-        (th.plan, {}),
-        (th.unpack_order, {}),
-        (th.debug, {}),
-        (th.backward, {}),
-        (th.debug, {"history": True}),
-        (th.backward, {"history": True}),
-        (th.plan, {"engine": "native"}),
+        (ts.plan, {}),
+        (ts.unpack_order, {}),
+        (ts.debug, {}),
+        (ts.backward, {}),
+        (ts.debug, {"history": True}),
+        (ts.backward, {"history": True}),
+        (ts.plan, {"engine": "native"}),
     ],
 )
 def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
     verb: Callable[[Tensor], object], options: dict[str, Any]
 ) -> None:
     loss = plain(torch.ones(2, requires_grad=True))
-    session = th.debug(loss, **options)
+    session = ts.debug(loss, **options)
     session.step(count=2)
     told = f"an open session has run 2 of {len(session.graph)} tasks there: its run() goes on, its close() ends it"
     with pytest.raises(RuntimeError) as caught:
@@ -217,7 +217,7 @@ def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
     assert told in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     session.close()
     with pytest.raises(RuntimeError) as caught:
-        th.plan(loss)
+        ts.plan(loss)
     assert "open session" not in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 
@@ -225,7 +225,7 @@ def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
 def test_a_session_does_not_speak_of_itself_as_open_elsewhere(engine: Any) -> None:
     shared = torch.ones(2, requires_grad=True).exp()
     loss = (shared * 2).exp().sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.step()
         (shared * 3).sum().backward()  # frees what this session is to run yet
         with pytest.raises(RuntimeError, match=SECOND_TIME) as caught:
@@ -233,7 +233,7 @@ def test_a_session_does_not_speak_of_itself_as_open_elsewhere(engine: Any) -> No
     assert "open session" not in "\n".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("start", [th.debug, th.deck])
+@pytest.mark.parametrize("start", [ts.debug, ts.deck])
 def test_a_number_of_tasks_given_as_a_task_is_told_how_to_say_it(start: Callable[[Tensor], Any]) -> None:
     session = start(plain(torch.ones(2, requires_grad=True)))
     with pytest.raises(ValueError, match=r"there is no task 100; .* For 100 tasks: step\(count=100\)"):

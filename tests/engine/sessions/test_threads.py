@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.queue.policy import QueueState
-from tapehead.inspector.graph.graph import Task
+import tapescope as ts
+from tapescope.engine.queue.policy import QueueState
+from tapescope.inspector.graph.graph import Task
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ SESSIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("read", [each for each in READS if each != "waiting"])
 def test_who_only_reads_a_running_session_disturbs_nothing(kind: str, read: str) -> None:
     loss, weights = program()
-    session = th.debug(loss, **SESSIONS[kind])
+    session = ts.debug(loss, **SESSIONS[kind])
     with reading(lambda: READS[read](session)) as raised:
         session.run()
     assert not raised and not session.left
@@ -106,7 +106,7 @@ def test_current_is_none_only_once_all_have_run() -> None:
     y = x
     for _ in range(100):
         y = y.sin()
-    session = th.debug(y.sum())
+    session = ts.debug(y.sum())
     early = []
 
     def read() -> None:
@@ -123,14 +123,14 @@ def test_current_is_none_only_once_all_have_run() -> None:
 @pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
 def test_reading_changes_no_order(policy: str) -> None:
     loss, _ = program(12)
-    with th.debug(loss, policy=policy) as session:
+    with ts.debug(loss, policy=policy) as session:
         while session.current is not None:
             by_hand = session.ready[-1] if len(session.order) == 3 else None
             assert session.planned[len(session.order)] == session.current.id == session.ready[0].task.id
             session.step(by_hand)
         looked = session.order[:]
     loss, _ = program(12)
-    with th.debug(loss, policy=policy) as session:
+    with ts.debug(loss, policy=policy) as session:
         session.step(count=3)
         session.step(session.ready[-1])
         session.run()
@@ -143,7 +143,7 @@ def test_of_two_threads_that_step_one_session_one_is_told_so(engine: str, verbs:
     right = expected()
     for _ in range(4):
         loss, weights = program()
-        session = th.debug(loss, engine=engine)  # type: ignore[arg-type]
+        session = ts.debug(loss, engine=engine)  # type: ignore[arg-type]
         wrong: list[BaseException] = []
         start = threading.Barrier(2)
 
@@ -172,7 +172,7 @@ def test_an_edit_beside_a_step_of_another_thread_is_of_the_task_that_it_was_for(
     """Scaling by 1 changes nothing, whichever task comes next meanwhile."""
     right = expected()
     loss, weights = program()
-    session = th.debug(loss)
+    session = ts.debug(loss)
 
     def scale() -> None:
         try:
@@ -208,14 +208,14 @@ def test_a_policy_that_asks_the_session_what_comes_next_is_told_not_to(engine: s
     x = torch.ones(2, requires_grad=True)
     loss = (x.sin() + x.cos()).sum()
     if engine == "native":
-        with th.debug(loss, engine="native", policy=choose) as session:
+        with ts.debug(loss, engine="native", policy=choose) as session:
             sessions.append(session)
             session.run()
         assert x.grad is not None
         return
-    with th.debug(loss, policy=choose) as session:
+    with ts.debug(loss, policy=choose) as session:
         sessions.append(session)
-        with pytest.raises(th.PolicyError, match=f"choose.*session.{asks}|session.{asks}.*choose"):
+        with pytest.raises(ts.PolicyError, match=f"choose.*session.{asks}|session.{asks}.*choose"):
             session.run()
         sessions.clear()
         session.run()

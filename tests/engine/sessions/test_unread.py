@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, save_on_cpu
 
-import tapehead as th
-from tapehead.engine.orders import kept_orders
-from tapehead.engine.orders.auto import forget_plans
-from tapehead.engine.sessions import unread
-from tapehead.inspector.graph import facts
-from tapehead.inspector.torch_internals.nodes import notes_on
+import tapescope as ts
+from tapescope.engine.orders import kept_orders
+from tapescope.engine.orders.auto import forget_plans
+from tapescope.engine.sessions import unread
+from tapescope.inspector.graph import facts
+from tapescope.inspector.torch_internals.nodes import notes_on
 
 from ..backward_programs import random_program
 
-STATIC = [name for name in th.POLICIES if name not in ("comm_first", "search", "optimal")]
+STATIC = [name for name in ts.POLICIES if name not in ("comm_first", "search", "optimal")]
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,10 @@ def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each graph that is read for a backward how many tasks it has."""
     found: list[int] = []
-    for module in ("tapehead.engine.sessions.unread", "tapehead.engine.tasks.backward_call"):
+    for module in ("tapescope.engine.sessions.unread", "tapescope.engine.tasks.backward_call"):
         real = __import__(module, fromlist=["graph_of"]).graph_of
 
-        def read(outputs: Any, real: Callable[..., th.Graph] = real) -> th.Graph:
+        def read(outputs: Any, real: Callable[..., ts.Graph] = real) -> ts.Graph:
             graph = real(outputs)
             found.append(len(graph))
             return graph
@@ -66,7 +66,7 @@ def branches(width: int = 4) -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: sum((branch(x).square().sum() for branch in model), start=torch.zeros(()))
 
 
-def leaves_in_order(model: nn.Module, run: Callable[[], th.Run]) -> tuple[th.Run, list[str]]:
+def leaves_in_order(model: nn.Module, run: Callable[[], ts.Run]) -> tuple[ts.Run, list[str]]:
     """The leaves in the order in which they really got their gradients."""
     seen: list[str] = []
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -82,8 +82,8 @@ def leaves_in_order(model: nn.Module, run: Callable[[], th.Run]) -> tuple[th.Run
 
 def test_heap_reads_no_graph_until_it_is_asked_for(reads: list[int]) -> None:
     _, make_loss = branches()
-    run = th.backward(make_loss())
-    with th.policy("heap"):
+    run = ts.backward(make_loss())
+    with ts.policy("heap"):
         make_loss().backward()
     assert reads == []
     assert len(run.order) == len(run.graph) == len(run.planned)
@@ -92,14 +92,14 @@ def test_heap_reads_no_graph_until_it_is_asked_for(reads: list[int]) -> None:
 
 def test_a_run_read_late_is_the_one_that_was_read_before() -> None:
     _, make_loss = branches()
-    late = th.backward(make_loss())
-    with th.capture():  # whose facts are read before
-        read = th.backward(make_loss())
+    late = ts.backward(make_loss())
+    with ts.capture():  # whose facts are read before
+        read = ts.backward(make_loss())
     assert [task.name for task in late.graph.tasks] == [task.name for task in read.graph.tasks]
     assert (late.graph.edges, late.order, late.planned) == (read.graph.edges, read.order, read.planned)
     assert (late.policy, late.engine, late.note, late.trace) == (read.policy, read.engine, read.note, read.trace)
     assert repr(late).startswith(f"<Run of {len(read.graph)} tasks under heap, native engine: ")
-    assert replace(th.backward(make_loss()), note="mine").order == read.order
+    assert replace(ts.backward(make_loss()), note="mine").order == read.order
     with pytest.raises(AttributeError, match="'Run' object has no attribute 'ordre'"):
         late.ordre  # type: ignore[attr-defined]  # noqa: B018
 
@@ -120,7 +120,7 @@ def test_what_was_saved_is_freed_as_ever(policy: str) -> None:
     watched: list[ref[Tensor]] = []
     w = torch.ones(3, requires_grad=True)
     for _ in range(2):
-        run = th.backward(Watched.apply(w.exp()).exp().sum(), policy=policy)
+        run = ts.backward(Watched.apply(w.exp()).exp().sum(), policy=policy)
     del run
     gc.collect()
     assert [each() for each in watched] == [None, None]
@@ -144,7 +144,7 @@ def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
     scales = []
     for _ in range(3):
         loss, scale = forward()
-        th.backward(loss, policy="bfs")
+        ts.backward(loss, policy="bfs")
         scales.append(scale)
     del loss
     gc.collect()
@@ -164,7 +164,7 @@ def test_in_inference_mode_gradients_are_those_of_pytorch(policy: str) -> None:
 
     expected = gradients(Tensor.backward)
     for _ in range(2):
-        found = gradients(partial(th.backward, policy=policy))
+        found = gradients(partial(ts.backward, policy=policy))
         assert len(found) == len(expected)
         for mine, torchs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, torchs)
@@ -176,12 +176,12 @@ def test_the_kept_order_is_the_one_that_was_planned(policy: str, reads: list[int
     orders = []
     for step in range(4):
         model.zero_grad()
-        run, seen = leaves_in_order(model, lambda: th.backward(make_loss(), policy=policy))
+        run, seen = leaves_in_order(model, lambda: ts.backward(make_loss(), policy=policy))
         orders.append((run.order, run.policy, run.note, seen))
         if step == 1:
             reads.clear()
     model.zero_grad()
-    direct, seen = leaves_in_order(model, lambda: th.backward(make_loss(), policy=policy, engine="direct"))
+    direct, seen = leaves_in_order(model, lambda: ts.backward(make_loss(), policy=policy, engine="direct"))
     assert orders[1:] == orders[:1] * 3
     assert (direct.order, seen) == (orders[0][0], orders[0][3])
     assert len(reads) == 2  # of two late runs whose order was asked for
@@ -189,18 +189,18 @@ def test_the_kept_order_is_the_one_that_was_planned(policy: str, reads: list[int
 
 def test_a_loop_reads_its_graph_once_however_the_policy_is_entered(reads: list[int]) -> None:
     model, make_loss = branches()
-    with th.policy("lpmf"):
+    with ts.policy("lpmf"):
         for _ in range(3):
             model.zero_grad()
             make_loss().backward()
     for _ in range(3):
         model.zero_grad()
-        with th.policy("lpmf"):
+        with ts.policy("lpmf"):
             make_loss().backward()
     assert len(reads) == 1
     forget_plans()
     model.zero_grad()
-    with th.policy("lpmf"):
+    with ts.policy("lpmf"):
         make_loss().backward()
     assert len(reads) == 2
 
@@ -216,7 +216,7 @@ def test_what_hooks_packed_makes_another_plan_for_what_plans_memory() -> None:
                     y = (y * y).exp()
                 branches.append(y.sum())
             loss = torch.stack([*branches, (x @ x).relu().sum()]).sum()
-        return list(th.backward(loss, policy="list").order)
+        return list(ts.backward(loss, policy="list").order)
 
     alone = []
     for packs in (True, False):
@@ -235,7 +235,7 @@ def test_gradients_that_are_there_make_another_plan_for_what_plans_memory(reads:
             parameter.grad = None
         model, make_loss = branches()
         for _ in range(3):
-            th.backward(make_loss(), policy=policy)
+            ts.backward(make_loss(), policy=policy)
         assert len(reads) == graphs
         model.zero_grad()
 
@@ -247,7 +247,7 @@ def test_gradients_are_those_of_pytorch_over_many_steps(seed: int) -> None:
     expected = torch.autograd.grad(loss, leaves, allow_unused=True)
     for _ in range(4):
         leaves, loss = random_program(seed)
-        th.backward(loss, policy=policy)
+        ts.backward(loss, policy=policy)
         for leaf, gradient in zip(leaves, expected, strict=True):
             torch.testing.assert_close(leaf.grad, gradient)
 
@@ -262,7 +262,7 @@ def test_a_graph_that_only_looks_alike_gets_its_gradients_and_is_told_as_it_ran(
     for swapped in (False, False, True, True, False):
         leaves, loss = make_loss(swapped)
         expected = torch.autograd.grad(loss, leaves, retain_graph=True)
-        run = th.backward(loss, policy="bfs")
+        run = ts.backward(loss, policy="bfs")
         assert all(leaf.grad is not None and leaf.grad.equal(g) for leaf, g in zip(leaves, expected, strict=True))
         pending = {task.id: len(run.graph.in_edges[task.id]) for task in run.graph.tasks}
         for task_id in run.order:
@@ -288,8 +288,8 @@ def test_an_order_that_the_edges_do_not_allow_is_told_as_it_ran() -> None:
         def note(node: Node, *gradients: object, ran: list[Node] = ran) -> None:
             ran.append(node)
 
-        handles = [node.register_hook(partial(note, node)) for node in th.graph(loss).nodes]
-        run = th.backward(loss, policy="dfs")
+        handles = [node.register_hook(partial(note, node)) for node in ts.graph(loss).nodes]
+        run = ts.backward(loss, policy="dfs")
         for handle in handles:
             handle.remove()
         assert [run.graph.nodes[task_id] for task_id in run.order] == ran
@@ -301,7 +301,7 @@ def test_threads_that_ask_for_the_order_at_once_get_one() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(50):
-            run = th.backward(make_loss(), policy="bfs")
+            run = ts.backward(make_loss(), policy="bfs")
             with ThreadPoolExecutor(4) as pool:
                 graphs, orders = zip(*pool.map(lambda _, run=run: (run.graph, run.order), range(4)), strict=True)
             assert len(set(map(id, graphs))) == len(set(orders)) == 1
@@ -312,14 +312,14 @@ def test_threads_that_ask_for_the_order_at_once_get_one() -> None:
 def test_where_devices_have_queues_of_their_own_the_graph_is_read(reads: list[int]) -> None:
     _, make_loss = branches()
     for policy in ("heap", "bfs"):
-        th.backward(make_loss(), policy=policy, queues="per device")
+        ts.backward(make_loss(), policy=policy, queues="per device")
     assert len(reads) == 2
 
 
 def test_shapes_that_change_are_noticed_in_time(reads: list[int]) -> None:
     w = torch.ones(3, requires_grad=True)
     for size in (1, 1, 2, 2):
-        th.backward((w * torch.ones(size, 1)).exp().sum(), policy="bfs")
+        ts.backward((w * torch.ones(size, 1)).exp().sum(), policy="bfs")
     assert len(reads) == 2
 
 
@@ -329,7 +329,7 @@ def test_a_hook_on_the_loss_is_called_once_also_where_nothing_was_planned() -> N
     for _ in range(3):
         loss = make_loss()
         loss.register_hook(lambda gradient: calls.append(gradient.item()))
-        th.backward(loss, policy="bfs")
+        ts.backward(loss, policy="bfs")
     assert calls == [1.0] * 3
 
 
@@ -341,7 +341,7 @@ def test_a_backward_inside_a_hook_has_a_plan_of_its_own() -> None:
     def inside() -> None:
         make_loss().backward()
 
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         for _ in range(3):
             model.zero_grad()
             x = torch.ones(2, requires_grad=True)
@@ -358,9 +358,9 @@ def test_a_backward_inside_a_hook_has_a_plan_of_its_own() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_what_a_hook_raises_leaves_all_numbers_as_they_were(error: type[BaseException]) -> None:
     model, make_loss = branches()
-    th.backward(make_loss(), policy="bfs")
+    ts.backward(make_loss(), policy="bfs")
     loss = make_loss()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     numbers = [node._sequence_nr() for node in graph.nodes]
 
     def stop(gradient: Tensor) -> None:
@@ -368,14 +368,14 @@ def test_what_a_hook_raises_leaves_all_numbers_as_they_were(error: type[BaseExce
 
     handle = next(model.parameters()).register_hook(stop)
     with pytest.raises(error, match="enough") as raised:
-        th.backward(loss, policy="bfs")
+        ts.backward(loss, policy="bfs")
     handle.remove()
     assert [node._sequence_nr() for node in graph.nodes] == numbers
     if error is ValueError:
-        assert any("tapehead: " in note for note in raised.value.__notes__)
+        assert any("tapescope: " in note for note in raised.value.__notes__)
     model.zero_grad()
     expected = torch.autograd.grad(make_loss(), list(model.parameters()))
-    th.backward(make_loss(), policy="bfs")
+    ts.backward(make_loss(), policy="bfs")
     assert all(
         each.grad is not None and each.grad.equal(g) for each, g in zip(model.parameters(), expected, strict=True)
     )
@@ -384,24 +384,24 @@ def test_what_a_hook_raises_leaves_all_numbers_as_they_were(error: type[BaseExce
 @pytest.mark.parametrize("policy", ["heap", "bfs"])
 def test_a_second_backward_is_refused_with_the_task(policy: str) -> None:
     _, make_loss = branches()
-    th.backward(make_loss(), policy=policy)
+    ts.backward(make_loss(), policy=policy)
     loss = make_loss()
-    th.backward(loss, policy=policy)
+    ts.backward(loss, policy=policy)
     with pytest.raises(RuntimeError, match="backward through the graph a second time") as raised:
-        th.backward(loss, policy=policy)
+        ts.backward(loss, policy=policy)
     assert any("PowBackward0" in note for note in raised.value.__notes__)
 
 
 def test_threads_that_share_leaves_take_turns_or_read() -> None:
     model, make_loss = branches(6)
     expected = torch.autograd.grad(make_loss(), list(model.parameters()))
-    numbers = [node._sequence_nr() for node in th.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
+    numbers = [node._sequence_nr() for node in ts.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
     failed: list[BaseException] = []
 
     def train() -> None:
         try:
             for _ in range(10):
-                th.backward(make_loss(), policy="bfs")
+                ts.backward(make_loss(), policy="bfs")
         except BaseException as error:
             failed.append(error)
 
@@ -413,7 +413,7 @@ def test_threads_that_share_leaves_take_turns_or_read() -> None:
     assert not failed
     for each, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(each.grad, 40 * gradient)
-    after = [node._sequence_nr() for node in th.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
+    after = [node._sequence_nr() for node in ts.graph(make_loss()).nodes if node.name().endswith("AccumulateGrad")]
     assert after == numbers == [2**64 - 1] * len(numbers)
 
 
@@ -423,10 +423,10 @@ def test_a_deep_graph_whose_order_is_kept_dies_node_by_node(monkeypatch: pytest.
     _, make_loss = branches()
     for _ in range(2):
         loss = make_loss()
-        th.backward(loss, policy="bfs")
+        ts.backward(loss, policy="bfs")
     assert len(reads) == 1 and loss.grad_fn is not None
     (dying,) = (each[::-1] for each in notes_on(loss.grad_fn).values())
-    assert {loss.grad_fn, *dying} == set(th.graph(loss).nodes)
+    assert {loss.grad_fn, *dying} == set(ts.graph(loss).nodes)
     places = {node: place for place, node in enumerate(dying)}
     assert all(places[node] < places[child] for node in dying for child, _ in node.next_functions if child is not None)
 
@@ -435,13 +435,13 @@ def test_a_deep_graph_whose_order_is_kept_dies_node_by_node(monkeypatch: pytest.
 def test_the_second_of_two_deep_graphs_dies_without_a_stack_overflow() -> None:
     program = """
 import torch
-import tapehead as th
+import tapescope as ts
 for _ in range(2):
     x = weight = torch.ones(2, requires_grad=True)
     for _ in range(60_000):
         x = x + weight
     loss = x.sum()
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         loss.backward()
     del x, loss
 """
@@ -452,7 +452,7 @@ for _ in range(2):
 
 def test_gradients_that_look_alike_are_kept_once() -> None:
     _, make_loss = branches()
-    th.backward(make_loss(), policy="bfs")
+    ts.backward(make_loss(), policy="bfs")
     (order,) = kept_orders._orders._found.values()
     assert len(set(map(id, order._metas))) == len(set(order._metas)) < len(order) / 4
 
@@ -462,15 +462,15 @@ def test_what_is_kept_is_bounded() -> None:
         x = torch.ones(2, requires_grad=True)
         for _ in range(size):
             x = x.exp()
-        th.backward(x.sum(), policy="bfs")
+        ts.backward(x.sum(), policy="bfs")
     found = kept_orders._orders
     assert len(found) > 0 and sum(len(found.get(key) or ()) for key in list(found._found)) <= kept_orders._MOST_NODES
 
 
 def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
     _, make_loss = branches()
-    mine = replace(th.POLICIES["bfs"], name="mine")
+    mine = replace(ts.POLICIES["bfs"], name="mine")
     for _ in range(3):
-        th.backward(make_loss(), policy=mine)
+        ts.backward(make_loss(), policy=mine)
     assert len(reads) == 3
-    assert unread.run_unread(th.BackwardCall(make_loss()), mine, "one") is None
+    assert unread.run_unread(ts.BackwardCall(make_loss()), mine, "one") is None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tapehead.engine.measuring.allocator import CpuAllocator
+from tapescope.engine.measuring.allocator import CpuAllocator
 
 
 class Block(nn.Module):

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Adam
 
-import tapehead as th
-from tapehead.__main__ import main
-from tapehead.commands.fits import fit_told
-from tapehead.engine.steps.remedies import repeated_layers
-from tapehead.engine.words.estimates import direction_of
+import tapescope as ts
+from tapescope.__main__ import main
+from tapescope.commands.fits import fit_told
+from tapescope.engine.steps.remedies import repeated_layers
+from tapescope.engine.words.estimates import direction_of
 
 from .small_models import (
     MODELS,
@@ -52,7 +52,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("name", MODELS)
 def test_each_phase_has_what_the_allocator_was_seen_to_give(name: str, optimizer: str) -> None:
     make_model, make_batch, loss_of = MODELS[name]
-    fit = th.fits(make_model, make_batch, OPTIMIZERS[optimizer], "1GiB", loss_of)
+    fit = ts.fits(make_model, make_batch, OPTIMIZERS[optimizer], "1GiB", loss_of)
     found = {each.phase: each.nbytes for each in fit.phases}
     wanted = measured(make_model, make_batch, OPTIMIZERS[optimizer], loss_of)
     assert fit.estimates == ()
@@ -63,7 +63,7 @@ def test_each_phase_has_what_the_allocator_was_seen_to_give(name: str, optimizer
 
 
 def test_categories_are_what_walking_finds() -> None:
-    fit = th.fits(perceptron, pairs, OPTIMIZERS["adam"], "1GiB", cross_entropy)
+    fit = ts.fits(perceptron, pairs, OPTIMIZERS["adam"], "1GiB", cross_entropy)
     model = perceptron()
     weights = sum(each.numel() * 4 for each in model.parameters())
     optimizer = fit.parts["optimizer"]
@@ -81,7 +81,7 @@ def test_nothing_is_allocated_and_the_generators_are_as_they_were() -> None:
         torch.manual_seed(5)
         return nn.Sequential(*(nn.Linear(100_000, 100_000) for _ in range(3)))  # 112 GiB
 
-    fit = th.fits(huge, lambda size=1: torch.randn(size, 100_000), OPTIMIZERS["adam"], "80GB", lambda m, b: m(b).sum())
+    fit = ts.fits(huge, lambda size=1: torch.randn(size, 100_000), OPTIMIZERS["adam"], "80GB", lambda m, b: m(b).sum())
     assert not fit.fits and fit.peak_bytes > 4 * 3 * 4 * 10**10
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -89,8 +89,8 @@ def test_nothing_is_allocated_and_the_generators_are_as_they_were() -> None:
 def test_a_real_model_is_left_alone_and_counts_as_one_that_is_made() -> None:
     model = Gpt()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    of_real = th.fits(model, tokens, OPTIMIZERS["adam"], "1GiB")
-    of_made = th.fits(Gpt, tokens, OPTIMIZERS["adam"], "1GiB")
+    of_real = ts.fits(model, tokens, OPTIMIZERS["adam"], "1GiB")
+    of_made = ts.fits(Gpt, tokens, OPTIMIZERS["adam"], "1GiB")
     assert of_real.peak_bytes == of_made.peak_bytes
     assert all(each.grad is None and type(each) is nn.Parameter for each in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -114,7 +114,7 @@ def test_a_model_may_be_a_deep_copy_and_hold_deep_copies(deep_copy: bool) -> Non
     model = Teacher()
     assert model.tied[0] is model.tied[1]
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    fit = th.fits(
+    fit = ts.fits(
         (lambda: copy.deepcopy(model)) if deep_copy else Teacher,
         lambda: torch.randn(4, 8),
         partial(torch.optim.SGD, lr=0.1),
@@ -127,14 +127,14 @@ def test_a_model_may_be_a_deep_copy_and_hold_deep_copies(deep_copy: bool) -> Non
 
 
 def test_in_a_notebook_it_is_a_table() -> None:
-    shown = th.fits(perceptron, pairs, OPTIMIZERS["adam"], "4MiB", cross_entropy)._repr_html_()
+    shown = ts.fits(perceptron, pairs, OPTIMIZERS["adam"], "4MiB", cross_entropy)._repr_html_()
     assert "<p>It fits" in shown
     assert shown.count("<table>") == 1
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    def fits_in(memory: str, batch: Callable[..., Any] = pairs, **options: Any) -> th.Fit:
-        return th.fits(perceptron, batch, OPTIMIZERS["adam"], memory, cross_entropy, **options)
+    def fits_in(memory: str, batch: Callable[..., Any] = pairs, **options: Any) -> ts.Fit:
+        return ts.fits(perceptron, batch, OPTIMIZERS["adam"], memory, cross_entropy, **options)
 
     largest = fits_in("3MiB").largest_batch
     assert largest is not None and largest > 64  # which has a peak of other tensors than batches of 1 and 2
@@ -156,8 +156,8 @@ class Carrying(nn.Module):
 
 
 def test_a_program_that_takes_one_size_alone_is_answered_for_that_size() -> None:
-    def fit(memory: str) -> th.Fit:
-        return th.fits(Carrying, lambda size=4: torch.randn(5, size, 8), partial(Adam, lr=1e-3), memory, total)
+    def fit(memory: str) -> ts.Fit:
+        return ts.fits(Carrying, lambda size=4: torch.randn(5, size, 8), partial(Adam, lr=1e-3), memory, total)
 
     assert "fits with a batch of 4" in str(fit("1GB")) and "not known" in str(fit("1GB"))
     small = fit("3KB")  # which looks for remedies, too: smaller batches are none
@@ -172,7 +172,7 @@ def test_a_program_that_takes_one_size_alone_is_answered_for_that_size() -> None
 @pytest.mark.parametrize("memory", ["2KB", "1GB"])
 def test_batches_that_end_with_the_data_are_not_called_larger(memory: str) -> None:
     data = torch.randn(64, 8)
-    fit = th.fits(nn.Linear(8, 1), lambda size=4: data[:size], partial(Adam, lr=1e-3), memory, total)
+    fit = ts.fits(nn.Linear(8, 1), lambda size=4: data[:size], partial(Adam, lr=1e-3), memory, total)
     assert "64×8" in str(fit)
     with pytest.raises(ValueError, match=r"make_batch\(\d+\) .* 64×8"):
         _ = fit.largest_batch
@@ -199,9 +199,9 @@ def padded(size: int) -> Tensor:
     return torch.zeros(-(-size // 8) * 8, 8)
 
 
-def fit_of(make_batch: Callable[..., Any], size: int) -> th.Fit:
+def fit_of(make_batch: Callable[..., Any], size: int) -> ts.Fit:
     first = lambda model, batch: total(model, batch[0] if isinstance(batch, tuple) else batch)  # noqa: E731
-    return th.fits(nn.Linear(8, 1), make_batch, partial(Adam, lr=1e-3), "1GB", first, batch_size=size)
+    return ts.fits(nn.Linear(8, 1), make_batch, partial(Adam, lr=1e-3), "1GB", first, batch_size=size)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_batch_that_follows_it_in_its_own_way_is_taken(make_batch: Any, size: 
 
 
 def test_the_largest_batch_of_a_function_that_pads_is_found() -> None:
-    fit = th.fits(nn.Linear(8, 1), padded, partial(Adam, lr=1e-3), "16KB", total)
+    fit = ts.fits(nn.Linear(8, 1), padded, partial(Adam, lr=1e-3), "16KB", total)
     assert fit.largest_batch is not None
     assert fit.largest_batch % 8 == 0 and fit_of(padded, fit.largest_batch).peak_bytes <= 16_000
     assert fit_of(padded, fit.largest_batch + 1).peak_bytes > 16_000
@@ -241,7 +241,7 @@ def test_the_largest_batch_of_a_function_that_pads_is_found() -> None:
 
 def test_a_batch_in_parts_is_no_remedy_where_its_sparse_gradients_cannot_be_added() -> None:
     model = nn.EmbeddingBag(50, 8, sparse=True)
-    fit = th.fits(model, lambda size=6: torch.zeros(size, 3, dtype=torch.long), torch.optim.SparseAdam, "1KB", total)
+    fit = ts.fits(model, lambda size=6: torch.zeros(size, 3, dtype=torch.long), torch.optim.SparseAdam, "1KB", total)
     assert "does not fit" in str(fit) and "accumulation" not in {each.name for each in fit.remedies}
 
 
@@ -252,7 +252,7 @@ def test_each_batch_is_run_once_that_of_the_default_size_too() -> None:
         asked(size)
         return pairs(size)
 
-    fit = th.fits(perceptron, batches, OPTIMIZERS["adam"], "3MiB", cross_entropy)
+    fit = ts.fits(perceptron, batches, OPTIMIZERS["adam"], "3MiB", cross_entropy)
     assert fit.batch_size == 2 and "with a batch of 2: " in str(fit)
     assert fit.largest_batch is not None and fit.largest_batch > 2
     sizes = [call.args[0] for call in asked.call_args_list]
@@ -261,18 +261,18 @@ def test_each_batch_is_run_once_that_of_the_default_size_too() -> None:
 
 
 def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = th.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
-    from tapehead.engine.steps import fake_step
+    exact = ts.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
+    from tapescope.engine.steps import fake_step
 
     monkeypatch.setattr(fake_step, "_MOST_BYTES_WHERE_SLOW", 700_000)  # what convolutions of a batch of 2 stay below
-    told = th.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
+    told = ts.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
     assert exact.estimates == told.estimates == ()
     assert told.peak_bytes == pytest.approx(exact.peak_bytes, rel=0.005)
 
 
 @pytest.mark.slow
 def test_remedies_take_as_much_as_they_say() -> None:
-    fit = th.fits(Gpt, lambda size=8: tokens(size), OPTIMIZERS["adam, foreach"], "6MiB")
+    fit = ts.fits(Gpt, lambda size=8: tokens(size), OPTIMIZERS["adam, foreach"], "6MiB")
     assert not fit.fits
     found = {each.name: each for each in fit.remedies}
     assert {"accumulation", "checkpoints"} <= set(found)
@@ -294,10 +294,10 @@ def test_remedies_take_as_much_as_they_say() -> None:
 
 
 def test_a_fused_optimizer_is_a_remedy_where_the_optimizer_is_the_peak() -> None:
-    fit = th.fits(perceptron, lambda size=2: pairs(size), OPTIMIZERS["adam, foreach"], "1MiB", cross_entropy)
+    fit = ts.fits(perceptron, lambda size=2: pairs(size), OPTIMIZERS["adam, foreach"], "1MiB", cross_entropy)
     assert fit.highest.phase == "optimizer"
     fused = next(each for each in fit.remedies if each.name == "fused")
-    wanted = th.fits(perceptron, lambda size=2: pairs(size), lambda p: Adam(p, fused=True), "1MiB", cross_entropy)
+    wanted = ts.fits(perceptron, lambda size=2: pairs(size), lambda p: Adam(p, fused=True), "1MiB", cross_entropy)
     assert fused.peak_bytes == wanted.peak_bytes
     assert "torch.optim.Adam(..., fused=True)" in fused.how
 
@@ -318,12 +318,12 @@ def test_batches_and_outputs_of_all_kinds() -> None:
             return {"loss": functional.mse_loss(out, labels), "logits": out} if labels is not None else out
 
     sgd = OPTIMIZERS["sgd"]
-    as_dict = th.fits(WithLoss, lambda n: {"x": torch.randn(n, 4), "labels": torch.randn(n)}, sgd, "1MB")
-    as_tuple = th.fits(WithLoss, lambda n: (torch.randn(n, 4), torch.randn(n)), sgd, "1MB")
+    as_dict = ts.fits(WithLoss, lambda n: {"x": torch.randn(n, 4), "labels": torch.randn(n)}, sgd, "1MB")
+    as_tuple = ts.fits(WithLoss, lambda n: (torch.randn(n, 4), torch.randn(n)), sgd, "1MB")
     assert as_dict.batch_size == as_tuple.batch_size == 1
     assert as_dict.peak_bytes == as_tuple.peak_bytes
     with pytest.raises(ValueError, match=r"returned a tensor of shape \(3,\).*loss_of=lambda model, batch"):
-        th.fits(WithLoss, lambda: torch.randn(3, 4), sgd, "1MB")
+        ts.fits(WithLoss, lambda: torch.randn(3, 4), sgd, "1MB")
 
 
 def test_what_has_no_answer_on_fakes_is_named_with_its_line() -> None:
@@ -336,14 +336,14 @@ def test_what_has_no_answer_on_fakes_is_named_with_its_line() -> None:
         return out[out > 0].sum()  # type: ignore[no-any-return]
 
     with pytest.raises(NotImplementedError, match=r"test_fits\.py:\d+: the program asks for a number.*\.item\(\)"):
-        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_item)
+        ts.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_item)
     with pytest.raises(NotImplementedError, match=r"test_fits\.py:\d+: the program asks for as many elements"):
-        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_mask)
+        ts.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", with_mask)
     with pytest.raises(NotImplementedError, match="LBFGS"):
-        th.fits(perceptron, pairs, torch.optim.LBFGS, "1GB", cross_entropy)
+        ts.fits(perceptron, pairs, torch.optim.LBFGS, "1GB", cross_entropy)
     if not torch.backends.cuda.is_built():
         with pytest.raises(NotImplementedError, match="for which this torch was not built"):
-            th.fits(lambda: perceptron().to("cuda"), pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
+            ts.fits(lambda: perceptron().to("cuda"), pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_model_that_is_converted_as_it_is_made_counts_as_what_it_has_become(co
     def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).sum()  # type: ignore[no-any-return]
 
-    fit = th.fits(make_model, make_batch, OPTIMIZERS["adam"], "1GiB", loss_of)
+    fit = ts.fits(make_model, make_batch, OPTIMIZERS["adam"], "1GiB", loss_of)
     wanted = measured(make_model, make_batch, OPTIMIZERS["adam"], loss_of)
     assert {each.phase: each.nbytes for each in fit.phases} == pytest.approx(wanted, rel=0.001)
     assert torch.utils.swap_tensors.__module__ == "torch.utils"
@@ -406,8 +406,8 @@ def through_nested(x: Tensor) -> Tensor:
     ids=["csr", "mkldnn", "cond", "nested"],
 )
 def test_what_does_not_run_on_fakes_is_named_with_its_line(function: Callable[[Tensor], Tensor], named: str) -> None:
-    with pytest.raises(NotImplementedError, match=rf"^test_fits\.py:\d+: .*{named}.* th\.profile_step"):
-        th.fits(OfFunction(function), lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+    with pytest.raises(NotImplementedError, match=rf"^test_fits\.py:\d+: .*{named}.* ts\.profile_step"):
+        ts.fits(OfFunction(function), lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
@@ -424,19 +424,19 @@ def test_what_does_not_run_on_fakes_is_named_with_its_line(function: Callable[[T
 )
 def test_a_buffer_of_which_there_is_no_fake_is_named(make: Callable[[Tensor], Tensor], kind: str) -> None:
     model = WithBuffer(make)
-    with pytest.raises(NotImplementedError, match=rf"WithBuffer\.kept .*{kind}.* th\.profile_step"):
-        th.fits(model, lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+    with pytest.raises(NotImplementedError, match=rf"WithBuffer\.kept .*{kind}.* ts\.profile_step"):
+        ts.fits(model, lambda: torch.ones(3, 4), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
 
 
 @pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_are_an_estimate_or_refused_by_name(make: Callable[..., nn.Module]) -> None:
     model, ids = make(100, 4, sparse=True), lambda: torch.tensor([[1, 2], [2, 3]])
     for optimizer in (torch.optim.SGD, torch.optim.SparseAdam):
-        fit = th.fits(model, ids, lambda p, kind=optimizer: kind(p, 0.1), "1GB", total)
+        fit = ts.fits(model, ids, lambda p, kind=optimizer: kind(p, 0.1), "1GB", total)
         assert "the bytes of sparse tensors" in str(fit) and "at least" in str(fit)
         assert direction_of(fit.estimates) == "at least"
     with pytest.raises(NotImplementedError, match=r"optimizer's step: .*mul_.*sparse=False"):
-        th.fits(model, ids, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "1GB", total)
+        ts.fits(model, ids, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "1GB", total)
     assert all(each.grad is None for each in model.parameters())
 
 
@@ -455,7 +455,7 @@ def test_numbers_by_which_a_model_is_made_are_known() -> None:
             parts = [functional.dropout(layer(x), rate) for layer, rate in zip(self.layers, self.rates, strict=True)]
             return torch.cat(parts, 1).sum()
 
-    fit = th.fits(Dropped, lambda: torch.randn(64, 32), OPTIMIZERS["sgd"], "1GiB")
+    fit = ts.fits(Dropped, lambda: torch.randn(64, 32), OPTIMIZERS["sgd"], "1GiB")
     Dropped()
     assert made[0] == made[-1]
     wanted = measured(Dropped, lambda: torch.randn(64, 32), OPTIMIZERS["sgd"], lambda model, batch: model(batch))
@@ -465,7 +465,7 @@ def test_numbers_by_which_a_model_is_made_are_known() -> None:
         return model(batch) * torch.arange(3)[1].item()  # type: ignore[no-any-return]
 
     with pytest.raises(NotImplementedError, match="the program asks for a number"):
-        th.fits(lambda: nn.Linear(3, 1), lambda: torch.randn(2, 3), OPTIMIZERS["sgd"], "1GiB", asks)
+        ts.fits(lambda: nn.Linear(3, 1), lambda: torch.randn(2, 3), OPTIMIZERS["sgd"], "1GiB", asks)
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_wrong_arguments_get_a_sentence(arguments: dict[str, Any], message: str)
         "loss_of": cross_entropy,
     }
     with pytest.raises((TypeError, ValueError), match=message):
-        th.fits(**{**given, **arguments})
+        ts.fits(**{**given, **arguments})
 
 
 def test_an_error_of_the_program_leaves_nothing_behind() -> None:
@@ -499,7 +499,7 @@ def test_an_error_of_the_program_leaves_nothing_behind() -> None:
             raise KeyError("of the user's")
 
     with pytest.raises(KeyError, match="of the user's"):
-        th.fits(lambda: Raising(3, 3), lambda: torch.ones(1, 3), OPTIMIZERS["sgd"], "1GB")
+        ts.fits(lambda: Raising(3, 3), lambda: torch.ones(1, 3), OPTIMIZERS["sgd"], "1GB")
     assert torch.is_grad_enabled()
     assert type(torch.empty(2)) is Tensor
     gc.collect()
@@ -536,7 +536,7 @@ def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_an_optimizer_that_is_made_of_the_model_is_told_that_it_gets_the_parameters() -> None:
     with pytest.raises(AttributeError, match="no attribute 'parameters'") as caught:
-        th.fits(nn.Linear(2, 2), lambda: torch.ones(1, 2), lambda model: Adam(model.parameters()), memory="1GB")
+        ts.fits(nn.Linear(2, 2), lambda: torch.ones(1, 2), lambda model: Adam(model.parameters()), memory="1GB")
     assert "make_optimizer gets the list of the model's parameters, not the model" in caught.value.__notes__[0]
 
 
@@ -552,16 +552,16 @@ class Rating(nn.Module):
 
 def test_what_a_backward_asks_numbers_of_is_named_with_module_and_line() -> None:
     with pytest.raises(NotImplementedError, match=r"the backward of embedding \(items, test_fits\.py:\d+\) asks for"):
-        th.fits(Rating, lambda: torch.zeros(3, 2, dtype=torch.long), OPTIMIZERS["sgd"], "1GB", lambda m, b: m(b).mean())
+        ts.fits(Rating, lambda: torch.zeros(3, 2, dtype=torch.long), OPTIMIZERS["sgd"], "1GB", lambda m, b: m(b).mean())
 
 
 def test_a_model_on_the_meta_device_is_on_no_gpu() -> None:
     def make_model(device: str) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16, device=device), nn.Linear(16, 4, device=device))
 
-    def fit_on(device: str) -> th.Fit:
+    def fit_on(device: str) -> ts.Fit:
         model = make_model(device)
-        return th.fits(model, lambda: torch.ones(2, 8, device=device), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
+        return ts.fits(model, lambda: torch.ones(2, 8, device=device), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
 
     meta, cpu = fit_on("meta"), fit_on("cpu")
     assert meta.fits and (meta.reserve, meta.estimates, meta.peak_bytes) == (0, (), cpu.peak_bytes)
@@ -570,23 +570,23 @@ def test_a_model_on_the_meta_device_is_on_no_gpu() -> None:
 
 def test_the_reserve_that_nobody_asked_for_is_at_most_half_of_the_memory() -> None:
     arguments = (lambda: nn.Linear(8, 4), lambda: torch.ones(2, 8), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
-    fit = th.fits(*arguments, device="cuda")
+    fit = ts.fits(*arguments, device="cuda")
     assert fit.fits and fit.reserve == 500_000_000 and "in reserve" in str(fit)
-    assert th.fits(*arguments, device="cuda", reserve=0).usable_bytes == 10**9
+    assert ts.fits(*arguments, device="cuda", reserve=0).usable_bytes == 10**9
 
 
 def test_memory_of_a_gpu_is_in_blocks_of_512_bytes_and_keeps_a_reserve() -> None:
     arguments = (perceptron, lambda size=3: pairs(size), OPTIMIZERS["sgd"])
-    plain = th.fits(*arguments, "3GiB", cross_entropy)
-    fit = th.fits(*arguments, "3GiB", cross_entropy, device="cuda")
+    plain = ts.fits(*arguments, "3GiB", cross_entropy)
+    fit = ts.fits(*arguments, "3GiB", cross_entropy, device="cuda")
     assert (plain.reserve, plain.estimates, plain.device.type) == (0, (), "cpu") and 'device="cuda"' in str(plain)
     assert (fit.reserve, fit.usable_bytes, fit.device.type) == (2**30, 2**31, "cuda")
     sizes = [each.numel() * 4 for each in perceptron().parameters()]
     assert fit.parts["optimizer"]["parameters"] == sum(-(-size // 512) * 512 for size in sizes) > sum(sizes)
     assert direction_of(fit.estimates) == "unknown" and "1.0 GiB in reserve" in str(fit) and "about " in str(fit)
-    tight = th.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes)
+    tight = ts.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes)
     assert tight.fits
-    more = th.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes + 512)
+    more = ts.fits(*arguments, 2 * fit.peak_bytes, cross_entropy, device="cuda", reserve=fit.peak_bytes + 512)
     assert not more.fits
 
 
@@ -600,10 +600,10 @@ def test_memory_of_a_gpu_is_in_blocks_of_512_bytes_and_keeps_a_reserve() -> None
 def test_wrappers_are_refused_and_say_what_to_pass(wrap: Callable[[nn.Module], nn.Module], what: str) -> None:
     for given in (wrap(perceptron()), lambda: wrap(perceptron())):
         with pytest.raises(NotImplementedError, match=what):
-            th.fits(given, pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
+            ts.fits(given, pairs, OPTIMIZERS["sgd"], "1GB", cross_entropy)
     wrapped = wrap(perceptron())
     with pytest.raises(NotImplementedError, match="DataParallel"):
-        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: cross_entropy(wrapped, batch))
+        ts.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: cross_entropy(wrapped, batch))
 
 
 @pytest.fixture
@@ -624,26 +624,26 @@ def test_data_parallel_wrappers_of_ranks_are_refused() -> None:
         (sharded, "sharded over ranks"),
     ):
         with pytest.raises(NotImplementedError, match=what):
-            th.fits(
+            ts.fits(
                 given, lambda: torch.randn(4, 32), OPTIMIZERS["sgd"], "1GB", lambda model, batch: model(batch).sum()
             )
     with pytest.raises(NotImplementedError, match="buckets"):
-        th.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: ddp(batch[0]).sum())
+        ts.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GB", lambda model, batch: ddp(batch[0]).sum())
 
 
 @pytest.mark.slow
 def test_each_remedy_followed_literally_takes_what_it_says() -> None:
     make_batch = lambda size=64: tokens(size)  # noqa: E731
-    fit = th.fits(Gpt, make_batch, OPTIMIZERS["sgd"], "10MiB")
+    fit = ts.fits(Gpt, make_batch, OPTIMIZERS["sgd"], "10MiB")
     found = {each.name: each for each in fit.remedies}
     assert {"mirror", "accumulation", "checkpoints"} <= set(found)
     mirror = found["mirror"]
     (budget,) = re.findall(r"plan_mirror\(make_loss, (\d+)\)", mirror.how)
     batch = tokens(64)
-    plan = th.plan_mirror(partial(Gpt(), *batch), int(budget))
+    plan = ts.plan_mirror(partial(Gpt(), *batch), int(budget))
 
     def mirrored(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with th.mirror(plan):
+        with ts.mirror(plan):
             return model(*batch)  # type: ignore[no-any-return]
 
     taken = max(measured(Gpt, lambda: batch, OPTIMIZERS["sgd"], mirrored).values())
@@ -664,7 +664,7 @@ def test_each_remedy_followed_literally_takes_what_it_says() -> None:
 
 def test_anomaly_mode_does_not_keep_a_step_from_being_simulated() -> None:
     make_model, make_batch, loss_of = MODELS["perceptron"]
-    wanted = th.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes
+    wanted = ts.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes
     with torch.autograd.set_detect_anomaly(True):
-        assert th.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes == wanted
+        assert ts.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes == wanted
         assert torch.is_anomaly_check_nan_enabled()

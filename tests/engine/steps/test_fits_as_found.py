@@ -1,4 +1,4 @@
-"""`th.fits` leaves what its functions lead to as it was: no fake tensor stays anywhere."""
+"""`ts.fits` leaves what its functions lead to as it was: no fake tensor stays anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-import tapehead as th
+import tapescope as ts
 
 
 class Keeps(nn.Module):
@@ -64,9 +64,9 @@ def real_with_gradients() -> Keeps:
 def test_a_model_that_a_function_returns_is_copied_as_one_that_is_given(wrap: Callable[[Any], nn.Module]) -> None:
     model = real_with_gradients()
     before = state_of(model)
-    found = th.fits(lambda: wrap(model), batch, adam, "1GB", loss_of)
+    found = ts.fits(lambda: wrap(model), batch, adam, "1GB", loss_of)
     assert state_of(model) == before
-    assert found.phases == th.fits(lambda: wrap(Keeps()), batch, adam, "1GB", loss_of).phases
+    assert found.phases == ts.fits(lambda: wrap(Keeps()), batch, adam, "1GB", loss_of).phases
     assert found.largest_batch is None or found.largest_batch > 0
     tuple(found.remedies)  # are tried on fakes, too
     assert state_of(model) == before
@@ -94,7 +94,7 @@ def test_what_the_functions_refer_to_is_left_as_it_was() -> None:
         loss: Tensor = ((model(given) - teacher(given)) * weight).square().mean()
         return loss
 
-    found = th.fits(make_model, lambda: x, make_optimizer, "1GB", distilled)
+    found = ts.fits(make_model, lambda: x, make_optimizer, "1GB", distilled)
     tuple(found.remedies)
     assert state_of(teacher, weight, x, count) == before
     assert kept == {"outputs": [], "model": None, "optimizer": None}
@@ -106,11 +106,11 @@ def test_functions_that_use_a_real_model_in_place_of_what_they_are_given_are_ref
     before = state_of(model)
     make_model = model if given == "a model" else Keeps
     with pytest.raises(ValueError, match="make_optimizer.* of 6 parameters that it was not given"):
-        th.fits(make_model, batch, lambda parameters: adam(list(model.parameters())), "1GB", loss_of)
+        ts.fits(make_model, batch, lambda parameters: adam(list(model.parameters())), "1GB", loss_of)
     with pytest.raises(
         ValueError, match=r"loss_of\(model, batch\) returned a loss in which no parameter of `model` is"
     ):
-        th.fits(make_model, batch, adam, "1GB", lambda fake, x: loss_of(model, x))
+        ts.fits(make_model, batch, adam, "1GB", lambda fake, x: loss_of(model, x))
     assert state_of(model) == before
 
 
@@ -118,14 +118,14 @@ def test_a_program_that_cannot_run_on_fakes_leaves_nothing_either() -> None:
     model = real_with_gradients()
     before = state_of(model)
     with pytest.raises(NotImplementedError, match="asks for a number"):
-        th.fits(lambda: model, batch, adam, "1GB", lambda fake, x: loss_of(fake, x) * fake(x).sum().item())
+        ts.fits(lambda: model, batch, adam, "1GB", lambda fake, x: loss_of(fake, x) * fake(x).sum().item())
     assert state_of(model) == before
 
 
 def test_a_retained_graph_of_the_models_can_still_be_run() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     loss = loss_of(model, batch())
-    th.fits(lambda: model, batch, adam, "1GB", loss_of)
+    ts.fits(lambda: model, batch, adam, "1GB", loss_of)
     loss.backward()  # raises where a parameter was modified in the meantime
     assert all(each.grad is not None for each in model.parameters())
 
@@ -133,5 +133,5 @@ def test_a_retained_graph_of_the_models_can_still_be_run() -> None:
 def test_one_look_at_all_objects_of_the_process_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, real = [], gc.get_objects
     monkeypatch.setattr(gc, "get_objects", lambda: looks.append(None) or real())
-    th.fits(nn.Linear(4, 1), batch, adam, "1GB", loss_of)
+    ts.fits(nn.Linear(4, 1), batch, adam, "1GB", loss_of)
     assert len(looks) == 1

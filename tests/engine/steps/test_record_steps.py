@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-import tapehead as th
-from tapehead.engine.steps.step_timeline import StepTimeline
+import tapescope as ts
+from tapescope.engine.steps.step_timeline import StepTimeline
 
 Loop = Callable[[nn.Module], Iterator[Any]]
 
@@ -140,7 +140,7 @@ def held_after_optimizer(timeline: StepTimeline) -> dict[str, int]:
 def test_state_gradients_and_parameters_are_the_walked_sums_to_the_byte(name: str) -> None:
     loop = LOOPS[name](model())
     sums = []
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for optimizers in loop:
             sums.append(walked(optimizers))
             if len(sums) == 5:
@@ -155,7 +155,7 @@ def test_state_gradients_and_parameters_are_the_walked_sums_to_the_byte(name: st
 def test_a_profiled_step_holds_the_same(name: str) -> None:
     loop = LOOPS[name](model())
     held: list[dict[str, int]] = []
-    step = th.profile_step(lambda: held.append(walked(next(loop))))
+    step = ts.profile_step(lambda: held.append(walked(next(loop))))
     found = step.timeline.parts_at(len(step.timeline.events))
     assert {kind: found.get(kind, 0) for kind in held[step.number]} == held[step.number]
 
@@ -167,7 +167,7 @@ def test_training_is_bit_by_bit_as_without(name: str) -> None:
         torch.manual_seed(1)
         loop = LOOPS[name](made)
         if recorded:
-            with th.record_steps(steps=2):
+            with ts.record_steps(steps=2):
                 for _ in range(4):
                     optimizers = next(loop)
         else:
@@ -205,7 +205,7 @@ def in_place() -> list[Any]:
 def test_nothing_stays_in_place(error: type[BaseException] | None, after: int) -> None:
     before = in_place()
     loop = adam()(model())
-    steps = th.record_steps(steps=3)
+    steps = ts.record_steps(steps=3)
 
     def run() -> None:
         with steps:
@@ -237,7 +237,7 @@ def test_an_error_inside_of_a_step_leaves_nothing_in_place(where: str) -> None:
         optimizer.register_step_post_hook(fail)
 
     def run() -> None:
-        with th.record_steps():
+        with ts.record_steps():
             loss_of(made).backward()
             optimizer.step()
 
@@ -249,18 +249,18 @@ def test_an_error_inside_of_a_step_leaves_nothing_in_place(where: str) -> None:
 def test_the_loop_goes_on_unseen_when_the_steps_are_there() -> None:
     before = in_place()
     loop = adam()(model())
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(4):
             next(loop)
         assert in_place() == before
-        th.profile(lambda: loss_of(model()))  # memory can be measured again
+        ts.profile(lambda: loss_of(model()))  # memory can be measured again
         next(loop)
     assert len(steps) == 2
 
 
 def test_a_recording_is_true_while_its_block_is_open_and_where_there_are_steps() -> None:
     loop = adam()(model())
-    steps = th.record_steps(steps=2)
+    steps = ts.record_steps(steps=2)
     assert not steps
     with steps:
         assert steps
@@ -276,7 +276,7 @@ def test_a_recording_is_true_while_its_block_is_open_and_where_there_are_steps()
 
 def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
     loop = adam(foreach=True)(model())
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for _ in range(5):
             next(loop)
     first, second, third = steps
@@ -296,7 +296,7 @@ def test_a_model_that_is_gone_in_the_end_had_parameters_all_the_same() -> None:
         next(loop), next(loop)
         return tuple(sum(each.nbytes for each in of()) for of in (made.parameters, made.buffers))
 
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         parameters, buffers = train()
     parts = steps[1].timeline.parts_at(0)
     assert (parts["parameters"], parts["buffers"]) == (parameters, buffers)
@@ -313,7 +313,7 @@ def test_a_model_made_in_each_step_goes_with_it_also_where_the_step_is_followed(
         model(torch.randn(3, 4)).sum().backward()
         optimizer.step()
 
-    with th.record_steps(3):
+    with ts.record_steps(3):
         for _ in range(4):
             step()
             assert made[-1]() is None
@@ -323,7 +323,7 @@ def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
     def taken(**options: Any) -> tuple[int, int]:
         made = model()
         loop = adam(**options)(made)
-        step = th.profile_step(lambda: next(loop))
+        step = ts.profile_step(lambda: next(loop))
         return step.timeline.temporaries_of("optimizer"), sum(each.nbytes for each in made.parameters())
 
     parameters = taken(foreach=True)[1]
@@ -335,7 +335,7 @@ def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
 
 def test_steps_that_a_scaler_leaves_out_are_said() -> None:
     loop = scaled(model())
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for _ in range(5):
             next(loop)
     assert [step.skipped for step in steps] == [(), ("Adam",), ()]
@@ -345,7 +345,7 @@ def test_steps_that_a_scaler_leaves_out_are_said() -> None:
 
 def test_two_optimizers_are_one_step() -> None:
     loop = gan(model())
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(3):
             next(loop)
     assert [step.optimizers for step in steps] == [("Adam", "Adam")] * 2
@@ -357,7 +357,7 @@ def test_two_optimizers_are_one_step() -> None:
 def test_accumulation_shows_gradients_beside_activations() -> None:
     made = model()
     loop = accumulation_and_clipping(made)
-    step = th.profile_step(lambda: next(loop))
+    step = ts.profile_step(lambda: next(loop))
     assert [phase.name for phase in step.timeline.phases].count("backward") == 3
     gradients = sum(each.nbytes for each in made.parameters())
     forward = next(each for each in step.phases if each.phase == "forward")
@@ -367,7 +367,7 @@ def test_accumulation_shows_gradients_beside_activations() -> None:
 
 def test_a_closure_runs_its_forward_and_backward_inside_of_the_step() -> None:
     loop = lbfgs(model())
-    step = th.profile_step(lambda: next(loop))
+    step = ts.profile_step(lambda: next(loop))
     names = [phase.name for phase in step.timeline.phases]
     assert names[:5] == ["between", "optimizer", "forward", "backward", "after backward"]
     assert step.optimizers == ("LBFGS",)
@@ -384,7 +384,7 @@ def test_a_moving_average_of_the_parameters_changes_nothing() -> None:
         optimizer.step()
         average.update_parameters(made)
 
-    found = th.profile_step(step)
+    found = ts.profile_step(step)
     assert found.like_before
     assert found.timeline.parts_at(0)["parameters"] == sum(each.nbytes for each in made.parameters())
 
@@ -392,7 +392,7 @@ def test_a_moving_average_of_the_parameters_changes_nothing() -> None:
 def test_a_loop_without_modules_has_a_forward_too() -> None:
     weight = torch.randn(64, 64, requires_grad=True)
     optimizer = SGD([weight], 0.01)
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(3):
             optimizer.zero_grad()
             (torch.randn(8, 64) @ weight).tanh().sum().backward()
@@ -409,7 +409,7 @@ def test_a_loop_without_modules_has_a_forward_too() -> None:
 
 def test_levels_are_those_of_the_categories_and_of_the_blocks() -> None:
     loop = adam()(model())
-    step = th.profile_step(lambda: next(loop))
+    step = ts.profile_step(lambda: next(loop))
     timeline = step.timeline
     for event in range(len(timeline.events) + 1):
         assert timeline.levels[event] == sum(column[event] for column in timeline.category_levels.values())
@@ -422,15 +422,15 @@ def test_levels_are_those_of_the_categories_and_of_the_blocks() -> None:
 
 def test_the_peak_is_said_in_words() -> None:
     loop = adam()(model())
-    peak = th.profile_step(lambda: next(loop)).peak()
-    share = th.share_text(peak.categories["optimizer state"], peak.nbytes)
+    peak = ts.profile_step(lambda: next(loop)).peak()
+    share = ts.share_text(peak.categories["optimizer state"], peak.nbytes)
     assert f"{share} is Adam's state" in str(peak)
     assert "The step is at its highest in the " in peak._repr_html_()
 
 
 def test_notebooks_show_tables() -> None:
     loop = adam()(model())
-    with th.record_steps() as steps:
+    with ts.record_steps() as steps:
         for _ in range(3):
             next(loop)
     for shown in (steps, steps[1], steps[1].peak()):
@@ -444,13 +444,13 @@ def test_policies_and_captures_go_on_working(order: str) -> None:
 
     def step() -> None:
         optimizer.zero_grad()
-        with th.capture():
+        with ts.capture():
             loss = loss_of(made)
         loss.backward()
         optimizer.step()
 
-    runs: list[th.Run] = []
-    outer, inner = th.policy("bfs", on_run=runs.append), th.record_steps(steps=2)
+    runs: list[ts.Run] = []
+    outer, inner = ts.policy("bfs", on_run=runs.append), ts.record_steps(steps=2)
     contexts = (outer, inner) if order == "inside" else (inner, outer)
     with contexts[0], contexts[1]:
         for _ in range(3):
@@ -464,34 +464,34 @@ def test_policies_and_captures_go_on_working(order: str) -> None:
 
 def test_recordings_inside_of_each_other_are_refused_in_a_sentence() -> None:
     before = in_place()
-    with th.record_steps() as steps:
-        with pytest.raises(RuntimeError, match="memory is being measured already"), th.record_steps():
+    with ts.record_steps() as steps:
+        with pytest.raises(RuntimeError, match="memory is being measured already"), ts.record_steps():
             pass
         with pytest.raises(RuntimeError, match="memory is being measured already"):
-            th.profile_step(lambda: None)
+            ts.profile_step(lambda: None)
         with pytest.raises(RuntimeError, match="memory is being measured already"):
-            th.profile(lambda: loss_of(model()))
+            ts.profile(lambda: loss_of(model()))
         with pytest.raises(RuntimeError, match="being recorded already"), steps:
             pass
-        with pytest.raises(RuntimeError, match="when the `with` block of th.record_steps\\(\\) has ended"):
+        with pytest.raises(RuntimeError, match="when the `with` block of ts.record_steps\\(\\) has ended"):
             steps[0]
     assert in_place() == before
-    with torch.profiler.profile(), pytest.raises(RuntimeError, match="torch profiler is at work"), th.record_steps():
+    with torch.profiler.profile(), pytest.raises(RuntimeError, match="torch profiler is at work"), ts.record_steps():
         pass
     assert in_place() == before
 
 
 def test_windows_are_bounded() -> None:
     with pytest.raises(ValueError, match="expected 2 to 10: each event of the allocator takes about 1.9 kB"):
-        th.record_steps(steps=11)
+        ts.record_steps(steps=11)
     with pytest.raises(ValueError, match="expected 2 to 10: the first step makes the optimizer's state"):
-        th.record_steps(steps=1)
+        ts.record_steps(steps=1)
 
 
 def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no optimizer stepped in the function.*th.profile\(make_loss\)"):
-        th.profile_step(lambda: loss_of(model()).backward())
-    with th.record_steps() as steps:
+    with pytest.raises(ValueError, match=r"no optimizer stepped in the function.*ts.profile\(make_loss\)"):
+        ts.profile_step(lambda: loss_of(model()).backward())
+    with ts.record_steps() as steps:
         loss_of(model()).backward()
     with pytest.raises(IndexError, match="none was recorded: no optimizer has stepped"):
         steps[0]
@@ -499,7 +499,7 @@ def test_what_is_no_step_is_refused() -> None:
 
 def test_models_on_other_devices_are_refused_before_anything_runs() -> None:
     made = nn.Linear(3, 3, device="meta")
-    with pytest.raises(NotImplementedError, match="weight of Linear is on meta"), th.record_steps():
+    with pytest.raises(NotImplementedError, match="weight of Linear is on meta"), ts.record_steps():
         made(torch.ones(2, 3, device="meta"))
 
 
@@ -515,8 +515,8 @@ def test_models_of_fake_tensors_are_refused_by_name() -> None:
 
     said = "weight of Linear is a fake tensor"
     with pytest.raises(NotImplementedError, match=said):
-        th.profile_step(step)
-    with pytest.raises(NotImplementedError, match=said), th.record_steps():
+        ts.profile_step(step)
+    with pytest.raises(NotImplementedError, match=said), ts.record_steps():
         step()
 
 
@@ -524,7 +524,7 @@ def test_steps_of_other_threads_are_not_taken_for_ours() -> None:
     from threading import Thread
 
     loop, other = adam()(model()), adam()(copy.deepcopy(model()))
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(3):
             thread = Thread(target=lambda: next(other))
             thread.start()
@@ -536,7 +536,7 @@ def test_steps_of_other_threads_are_not_taken_for_ours() -> None:
 def test_evaluation_between_steps_is_no_forward() -> None:
     made = model()
     loop = adam()(made)
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(3):
             next(loop)
             with torch.no_grad():
@@ -556,12 +556,12 @@ def test_a_whole_step_given_to_profile_is_told_what_measures_it() -> None:
         return loss
 
     for engine in ("native", "direct"):
-        with pytest.raises(RuntimeError, match=r"th.profile_step\(step\) measures a function that runs a whole"):
-            th.profile(step, engine=engine)
+        with pytest.raises(RuntimeError, match=r"ts.profile_step\(step\) measures a function that runs a whole"):
+            ts.profile(step, engine=engine)
     hidden = loss_of(made)
     hidden.backward()
     with pytest.raises(RuntimeError, match="a second time"):
-        th.profile(lambda: loss_of(made) + hidden)
+        ts.profile(lambda: loss_of(made) + hidden)
 
 
 def test_compare_says_what_the_whole_step_has_under_each_policy() -> None:
@@ -577,24 +577,24 @@ def test_compare_says_what_the_whole_step_has_under_each_policy() -> None:
         forward().backward()
         optimizer.step()
 
-    step = th.profile_step(train)
+    step = ts.profile_step(train)
     optimizer.zero_grad()
-    found = th.compare(forward, ["bfs", "heap"], repetitions=1, step=step)
+    found = ts.compare(forward, ["bfs", "heap"], repetitions=1, step=step)
     assert found.step_bytes("heap") == step.peak_bytes
     assert found.step_bytes("bfs") - found.step_bytes("heap") == found["bfs"].peak_bytes - found["heap"].peak_bytes
     assert "whole step" in found.cells[0]
-    assert f"Of the whole step {th.size_text(step.beside_backward[0])} are there" in str(found)
+    assert f"Of the whole step {ts.size_text(step.beside_backward[0])} are there" in str(found)
     assert "estimate" not in str(found)
     assert found.records()[0]["step_peak_bytes"] == found.step_bytes("bfs")
     assert "whole step" in found._repr_html_()
     with pytest.raises(ValueError, match="no step was given"):
-        th.compare(forward, "heap", repetitions=1).step_bytes("heap")
+        ts.compare(forward, "heap", repetitions=1).step_bytes("heap")
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_followed_backward_has_the_steps_memory(name: str) -> None:
     loop = LOOPS[name](model())
-    step = th.profile_step(lambda: next(loop))
+    step = ts.profile_step(lambda: next(loop))
     timeline = step.run.timeline
     assert timeline is not None
     assert list(timeline.levels[step.timeline.before :]) == list(step.timeline.levels)
@@ -604,7 +604,7 @@ def test_the_followed_backward_has_the_steps_memory(name: str) -> None:
 
 
 def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_nothing() -> None:
-    with th.record_steps() as steps:
+    with ts.record_steps() as steps:
         nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
     assert str(steps) == "Nothing was recorded: no optimizer.step() was seen."
 
@@ -653,7 +653,7 @@ def test_what_is_older_than_the_recording_counts_as_long_as_its_storage_lives(
     steps_of_loop = loop(model())
     for _ in range(2):
         next(steps_of_loop)
-    with th.record_steps(4) as steps:
+    with ts.record_steps(4) as steps:
         for _ in range(5):
             held = next(steps_of_loop)
     for kind, tensors in held.items():
@@ -667,7 +667,7 @@ def test_what_is_older_than_the_recording_counts_as_long_as_its_storage_lives(
 
 def test_a_recording_keeps_no_optimizer_alive() -> None:
     seen = []
-    with th.record_steps(4):
+    with ts.record_steps(4):
         for _ in range(3):
             net = model()
             optimizer = SGD(net.parameters(), 0.1)
@@ -678,18 +678,18 @@ def test_a_recording_keeps_no_optimizer_alive() -> None:
             assert [each() for each in seen] == [None] * len(seen)
 
 
-@pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+@pytest.mark.filterwarnings("ignore:ts.training:UserWarning")
 @pytest.mark.parametrize("verb", ["record_steps", "memory=True", "profile"])
 def test_what_a_watched_loop_takes_for_itself_is_not_the_programs(verb: str) -> None:
     def found(watched: bool) -> list[int]:
         net = model()
         optimizer = Adam(net.parameters())
-        with th.training(net, optimizer, every=1) if watched else nullcontext():
+        with ts.training(net, optimizer, every=1) if watched else nullcontext():
             if verb == "profile":
-                return list(th.profile(lambda: loss_of(net)).timeline.levels)
+                return list(ts.profile(lambda: loss_of(net)).timeline.levels)
             if verb == "memory=True":
-                return list(th.backward(loss_of(net), memory=True).timeline.levels)
-            with th.record_steps(3) as steps:
+                return list(ts.backward(loss_of(net), memory=True).timeline.levels)
+            with ts.record_steps(3) as steps:
                 for _ in range(4):
                     optimizer.zero_grad()
                     loss_of(net).backward()
@@ -708,7 +708,7 @@ def test_a_step_under_a_policy_says_at_once_that_it_has_no_page() -> None:
         loss_of(net).backward()
         optimizer.step()
 
-    with th.policy("dfs"):
-        under_policy = th.profile_step(step)
-    assert "no run, deck or page" in str(under_policy) and "th.policy" in str(under_policy)
-    assert "no run" not in str(th.profile_step(step))
+    with ts.policy("dfs"):
+        under_policy = ts.profile_step(step)
+    assert "no run, deck or page" in str(under_policy) and "ts.policy" in str(under_policy)
+    assert "no run" not in str(ts.profile_step(step))

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import tapehead as th
+import tapescope as ts
 
 from ..trainer_loops import LOOPS
 from .test_record_steps import held_after_optimizer, in_place, walked
@@ -30,7 +30,7 @@ def test_steps_of_a_trainer_are_as_without_and_hold_the_walked_sums_to_the_byte(
     hook = register_optimizer_step_post_hook(walk)
     try:
         before = in_place()
-        with th.record_steps(steps=3) as steps:
+        with ts.record_steps(steps=3) as steps:
             found = LOOPS[loop](tmp_path / "recorded", 6)
         assert in_place() == before
     finally:

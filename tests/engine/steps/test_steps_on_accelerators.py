@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-import tapehead as th
-from tapehead.engine.steps.phases import PARAMETERS
-from tapehead.engine.steps.step import TrainingStep
-from tapehead.engine.steps.step_timeline import StepTimeline
+import tapescope as ts
+from tapescope.engine.steps.phases import PARAMETERS
+from tapescope.engine.steps.step import TrainingStep
+from tapescope.engine.steps.step_timeline import StepTimeline
 
 from ..measuring.test_accelerator_memory import TwoAndCpu, counter
 
@@ -102,7 +102,7 @@ def test_state_gradients_and_parameters_are_the_walked_sums_of_each_device_to_th
     made = OPTIMIZERS[optimizer](model.parameters())
     step = loop_of(model, make_loss, made)
     sums = []
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for _ in range(5):
             step()
             sums.append(walked(model, made))
@@ -129,7 +129,7 @@ def test_levels_are_the_devices_own_counters_wherever_an_optimizer_begins_and_en
     optimizer.register_step_post_hook(count)
     step = loop_of(model, make_loss, optimizer, parts=2)
     gc.collect()  # else what other tests left may go in the middle
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for _ in range(4):
             step()
     for device in map(str, accelerators):
@@ -150,7 +150,7 @@ def around_optimizer(timeline: StepTimeline) -> tuple[int, int]:
 def test_a_profiled_step_says_what_each_device_has_at_its_highest(accelerators: Devices) -> None:
     model, make_loss = on_three(accelerators)
     optimizer = Adam(model.parameters())
-    step = th.profile_step(loop_of(model, make_loss, optimizer))
+    step = ts.profile_step(loop_of(model, make_loss, optimizer))
     assert set(step.timelines) == {*map(str, accelerators), "cpu"}
     assert step.timeline.device == max(map(str, accelerators), key=lambda each: step.timelines[each].peak_bytes)
     assert f"The step is at its highest on {step.timeline.device} in the " in str(step)
@@ -170,7 +170,7 @@ def test_a_profiled_step_says_what_each_device_has_at_its_highest(accelerators: 
 
 def test_the_backward_of_a_step_has_the_memory_of_the_whole_step_on_each_device(accelerators: Devices) -> None:
     model, make_loss = on_three(accelerators)
-    step = th.profile_step(loop_of(model, make_loss, SGD(model.parameters(), 0.01, momentum=0.9)))
+    step = ts.profile_step(loop_of(model, make_loss, SGD(model.parameters(), 0.01, momentum=0.9)))
     assert list(step.run.timelines) == list(step.timelines)
     for device, timeline in step.timelines.items():
         played = step.run.timelines[device]
@@ -190,9 +190,9 @@ def test_where_an_allocation_fails_in_a_step_who_held_what_is_noted(
 
     def run() -> None:
         if whole:
-            th.profile_step(step)
+            ts.profile_step(step)
         else:
-            with th.record_steps():
+            with ts.record_steps():
                 step()
 
     device = torch.get_device_module(accelerators[0])
@@ -215,7 +215,7 @@ def test_training_is_bit_by_bit_as_without(name: str, accelerators: Devices) -> 
         torch.manual_seed(1)
         step = loop_of(model, make_loss, optimizer)
         if recorded:
-            with th.record_steps(steps=2):
+            with ts.record_steps(steps=2):
                 for _ in range(4):
                     step()
         else:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.trace.run import Engine
+import tapescope as ts
+from tapescope.engine.trace.run import Engine
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, gradients_of
@@ -49,16 +49,16 @@ class Model(nn.Module):
 def model_and_loss() -> tuple[Model, Tensor]:
     torch.manual_seed(0)
     model = Model()
-    with th.capture():
+    with ts.capture():
         loss = model(torch.randn(3, 4)).sum()
     return model, loss
 
 
-def session_of(engine: Engine, loss: Tensor | None = None, **options: object) -> th.Stepper | th.NativeSession:
-    return th.debug(model_and_loss()[1] if loss is None else loss, engine=engine, **options)
+def session_of(engine: Engine, loss: Tensor | None = None, **options: object) -> ts.Stepper | ts.NativeSession:
+    return ts.debug(model_and_loss()[1] if loss is None else loss, engine=engine, **options)
 
 
-def stops_of(session: th.Stepper | th.NativeSession) -> Iterator[th.Task]:
+def stops_of(session: ts.Stepper | ts.NativeSession) -> Iterator[ts.Task]:
     """Runs to the end, from stop to stop."""
     while session.left:
         session.run()
@@ -67,7 +67,7 @@ def stops_of(session: th.Stepper | th.NativeSession) -> Iterator[th.Task]:
             yield session.current
 
 
-def names(tasks: Iterator[th.Task]) -> list[str]:
+def names(tasks: Iterator[ts.Task]) -> list[str]:
     return [task.parameter or task.short_name for task in tasks]
 
 
@@ -157,7 +157,7 @@ def test_only_the_nth_hit_stops(engine: Engine) -> None:
 def test_a_predicate_sees_the_gradients_that_wait(engine: Engine) -> None:
     seen: list[tuple[Tensor | None, ...]] = []
 
-    def large(task: th.Task, gradients: tuple[Tensor | None, ...]) -> bool:
+    def large(task: ts.Task, gradients: tuple[Tensor | None, ...]) -> bool:
         seen.append(gradients)
         return len(seen) == 2
 
@@ -173,7 +173,7 @@ def test_a_predicate_that_raises_stops_the_run_and_nothing_else(engine: Engine) 
     model, loss = model_and_loss()
     expected = gradients_of(list(model.parameters()), loss.backward)
 
-    def broken(task: th.Task, gradients: tuple[Tensor | None, ...]) -> bool:
+    def broken(task: ts.Task, gradients: tuple[Tensor | None, ...]) -> bool:
         if task.short_name == "Tanh":
             raise KeyError("no such thing")
         return False
@@ -214,14 +214,14 @@ def test_where_nothing_is_the_nearest_names_are_told(engine: Engine, where: str 
 def test_without_a_capture_the_error_says_what_a_capture_would_know(engine: Engine) -> None:
     x = torch.ones(2, requires_grad=True)
     loss = x.exp().sum()
-    said = r"this graph knows no modules: run the forward under `with th.capture\(\):`"
+    said = r"this graph knows no modules: run the forward under `with ts.capture\(\):`"
     with session_of(engine, loss) as session, pytest.raises(ValueError, match=rf"are Exp; {said}"):
         session.break_at("Expo")
     with session_of(engine, loss) as session, pytest.raises(ValueError, match=rf"no such names; {said}"):
         session.break_at("module:encoder")
     with session_of(engine, loss) as session, pytest.raises(ValueError, match="knows no lines: run the forward under"):
         session.break_at("line:model.py:3")
-    with th.capture():
+    with ts.capture():
         captured = x.exp().sum()
     for of, place in ((captured, "Expo"), (loss, "kind:Expo"), (loss, "99")):
         with session_of(engine, of) as session, pytest.raises(ValueError, match="nothing in this graph") as raised:

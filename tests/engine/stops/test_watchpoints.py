@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.stops.origin import FORMULAS, _is_the_value
-from tapehead.engine.stops.readings import FINITE, LateReadings, Need, Reading, read_now
-from tapehead.engine.trace.run import Engine
-from tapehead.inspector.torch_internals.modes import unobserved
-from tapehead.inspector.torch_internals.saved import saved_numbers, saved_slots
+import tapescope as ts
+from tapescope.engine.stops.origin import FORMULAS, _is_the_value
+from tapescope.engine.stops.readings import FINITE, LateReadings, Need, Reading, read_now
+from tapescope.engine.trace.run import Engine
+from tapescope.inspector.torch_internals.modes import unobserved
+from tapescope.inspector.torch_internals.saved import saved_numbers, saved_slots
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, gradients_of
@@ -34,7 +34,7 @@ ALL: frozenset[Need] = frozenset({"finite", "inf", "zero", "norm"})
 
 def captured(make_loss: Callable[[], Tensor]) -> Tensor:
     torch.manual_seed(0)
-    with th.capture():
+    with ts.capture():
         return make_loss()
 
 
@@ -44,14 +44,14 @@ def stopped(
     *conditions: object,
     at: str | int | None = None,
     synchronize: bool | None = None,
-) -> th.Stop | None:
-    with th.debug(captured(make_loss), engine=engine) as session:
+) -> ts.Stop | None:
+    with ts.debug(captured(make_loss), engine=engine) as session:
         session.watch(*conditions, at=at, synchronize=synchronize)  # type: ignore[arg-type]
         session.run()
         return session.stopped
 
 
-def found(engine: Engine, make_loss: Callable[[], Tensor], *conditions: object, **options: object) -> th.Stop:
+def found(engine: Engine, make_loss: Callable[[], Tensor], *conditions: object, **options: object) -> ts.Stop:
     stop = stopped(engine, make_loss, *conditions, **options)  # type: ignore[arg-type]
     assert stop is not None and stop.why == "watchpoint" and stop.number == 1
     return stop
@@ -113,7 +113,7 @@ def test_a_derivative_that_has_no_value_is_written_out(
 @both
 def test_what_was_bad_already_is_followed_along_the_gradients(engine: Engine) -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    with th.debug(captured(lambda: (leaf * 1).sqrt().mul(1.0).sum()), engine=engine) as session:
+    with ts.debug(captured(lambda: (leaf * 1).sqrt().mul(1.0).sum()), engine=engine) as session:
         session.watch("nan", "inf")
         session.run()
         first = session.stopped
@@ -131,7 +131,7 @@ def test_what_was_bad_already_is_followed_along_the_gradients(engine: Engine) ->
 def test_of_tasks_that_nobody_watched_the_trace_knows(engine: Engine, level: str) -> None:
     leaf = torch.zeros(2, requires_grad=True)
     loss = captured(lambda: ((leaf * 1).sqrt() * 3).sum())
-    with th.debug(loss, engine=engine, trace=level) as session:  # type: ignore[arg-type]
+    with ts.debug(loss, engine=engine, trace=level) as session:  # type: ignore[arg-type]
         session.run_to(session.graph.tasks[0])
         session.watch("nan", "inf")
         session.run()
@@ -144,7 +144,7 @@ def test_of_tasks_that_nobody_watched_the_trace_knows(engine: Engine, level: str
 @both
 def test_a_gradient_that_was_given_bad_is_said_to_be(engine: Engine) -> None:
     made = torch.ones(2, requires_grad=True).exp()
-    with th.debug(made, torch.tensor([1.0, math.nan]), engine=engine) as session:
+    with ts.debug(made, torch.tensor([1.0, math.nan]), engine=engine) as session:
         session.watch("nan")
         session.run()
         assert session.stopped is not None
@@ -270,7 +270,7 @@ def test_a_call_after_others_of_another_graph_is_told_by_its_place_alone() -> No
         models(torch.ones(1, 2)).detach()
         return models(torch.ones(1, 2))
 
-    assert "t belongs to the 2nd call of module 1 (Judge)" in str(th.find_nan(loss, model=models))
+    assert "t belongs to the 2nd call of module 1 (Judge)" in str(ts.find_nan(loss, model=models))
 
 
 @both
@@ -296,7 +296,7 @@ def test_ratios_compare_norms_that_hooks_measure_too() -> None:
     model(x * 1).sum().backward()
     for module in model.modules():
         module._backward_hooks.clear()
-    with th.debug(captured(lambda: model(x * 1).sum())) as session:
+    with ts.debug(captured(lambda: model(x * 1).sum())) as session:
         session.watch("ratio>0")
         said: list[str] = []
         while session.left:
@@ -310,8 +310,8 @@ def test_ratios_compare_norms_that_hooks_measure_too() -> None:
 
 
 def test_a_ratio_needs_a_capture() -> None:
-    message = r"no capture saw one: run the forward under th.capture\(\)"
-    with th.debug(torch.ones(2, requires_grad=True).exp().sum()) as session, pytest.raises(ValueError, match=message):
+    message = r"no capture saw one: run the forward under ts.capture\(\)"
+    with ts.debug(torch.ones(2, requires_grad=True).exp().sum()) as session, pytest.raises(ValueError, match=message):
         session.watch("ratio>10")
 
 
@@ -415,7 +415,7 @@ def test_zeros_predicates_and_conditions_together(engine: Engine) -> None:
 def test_a_predicate_that_raises_stops_the_run_and_says_so(engine: Engine) -> None:
     leaf = torch.ones(3, requires_grad=True)
     loss = (leaf * 2).sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.watch(lambda gradient, task: 1 / 0)
         session.run()
         assert session.stopped is not None and session.over is None
@@ -446,7 +446,7 @@ def test_only_the_place_that_is_named_is_watched(engine: Engine) -> None:
     ],
 )
 def test_an_unknown_condition_is_told_with_those_there_are(condition: str, message: str) -> None:
-    with th.debug(torch.ones(2, requires_grad=True).sum()) as session:
+    with ts.debug(torch.ones(2, requires_grad=True).sum()) as session:
         with pytest.raises(ValueError, match=message):
             session.watch(condition)
         with pytest.raises(ValueError, match="watch\\(\\) needs something to watch for"):
@@ -458,7 +458,7 @@ def test_an_unknown_condition_is_told_with_those_there_are(condition: str, messa
 @both
 def test_several_watchpoints_at_one_task_are_one_stop(engine: Engine) -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    with th.debug(captured(lambda: (leaf * 1).sqrt().sum()), engine=engine) as session:
+    with ts.debug(captured(lambda: (leaf * 1).sqrt().sum()), engine=engine) as session:
         session.watch("inf")
         session.watch("norm>10")
         session.run()
@@ -478,7 +478,7 @@ def test_without_waiting_a_stop_comes_late_and_says_by_how_much() -> None:
         x = x.sqrt()
         return x.sum()
 
-    with th.debug(captured(make_loss)) as session:
+    with ts.debug(captured(make_loss)) as session:
         session.watch("inf", synchronize=False)
         session.run()
         stop = session.stopped
@@ -503,7 +503,7 @@ def test_a_late_stop_comes_at_the_end_at_the_latest(engine: Engine) -> None:
 @both
 def test_a_step_that_gave_a_nan_is_told_without_a_run(engine: Engine) -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    with th.debug((leaf * 1).sqrt().sum(), engine=engine) as session:
+    with ts.debug((leaf * 1).sqrt().sum(), engine=engine) as session:
         session.watch("inf", synchronize=False)
         session.step()
         assert session.stop_here() is None
@@ -514,7 +514,7 @@ def test_a_step_that_gave_a_nan_is_told_without_a_run(engine: Engine) -> None:
 
 def test_going_back_takes_back_what_was_found() -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    with th.debug(captured(lambda: (leaf * 1).sqrt().sum()), history=True) as session:
+    with ts.debug(captured(lambda: (leaf * 1).sqrt().sum()), history=True) as session:
         session.watch("inf")
         session.run()
         assert session.stopped is not None
@@ -533,7 +533,7 @@ def test_watching_changes_no_gradient(engine: Engine, synchronize: bool, seed: i
     leaves, loss = random_program(seed)
 
     def watched() -> None:
-        with th.debug(loss, engine=engine) as session:
+        with ts.debug(loss, engine=engine) as session:
             session.watch("nan", "inf", "zero", "norm>1e3", "upcast", "shape", "missing", synchronize=synchronize)
             while session.left:
                 session.run()
@@ -544,7 +544,7 @@ def test_watching_changes_no_gradient(engine: Engine, synchronize: bool, seed: i
 @both
 def test_a_graph_of_the_backward_does_not_see_that_it_was_watched(engine: Engine) -> None:
     leaf = torch.tensor([1.0, 2.0], requires_grad=True)
-    with th.debug((leaf**3).sum(), create_graph=True, engine=engine) as session:
+    with ts.debug((leaf**3).sum(), create_graph=True, engine=engine) as session:
         session.watch("nan", "zero", "norm>1e9")
         session.run()
     assert leaf.grad is not None
@@ -556,7 +556,7 @@ def test_a_graph_of_the_backward_does_not_see_that_it_was_watched(engine: Engine
 @both
 def test_a_closed_session_holds_no_node_for_what_it_watched(engine: Engine) -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    with th.debug((leaf * 1).exp().sum(), engine=engine) as session:
+    with ts.debug((leaf * 1).exp().sum(), engine=engine) as session:
         session.watch("nan", synchronize=False)
         session.run()
     watching = session.stops._watching
@@ -643,7 +643,7 @@ def test_on_cuda_watching_asks_the_device_for_nothing_task_by_task(engine: Engin
     x = leaf * 1
     for _ in range(20):
         x = x * 1
-    with th.debug(x.sum(), engine=engine) as session:
+    with ts.debug(x.sum(), engine=engine) as session:
         session.watch("nan", "norm>1e9", "zero")
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")  # a copy that waits raises
@@ -660,7 +660,7 @@ def test_on_cuda_watching_asks_the_device_for_nothing_task_by_task(engine: Engin
 @both
 def test_who_steps_to_the_end_is_told_of_missing_gradients_too(engine: Engine) -> None:
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    with th.debug(OneOfTwo.apply(x, y).sum(), engine=engine) as session:
+    with ts.debug(OneOfTwo.apply(x, y).sum(), engine=engine) as session:
         session.watch("missing")
         while session.left:
             assert session.stop_here() is None
@@ -678,9 +678,9 @@ def halves(*shape: int, value: float = 1.0) -> nn.Parameter:
 def test_what_a_leaf_gets_in_sum_is_watched(engine: Engine, at: str | None) -> None:
     model = nn.ParameterDict({"weight": halves(3)})
 
-    with th.capture(model):
+    with ts.capture(model):
         loss = (model["weight"] * 60000.0).float().sum() + (model["weight"] * 60000.0).float().sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         session.watch("nan", "inf", at=at)
         session.run()
         stop = session.stopped
@@ -698,9 +698,9 @@ def test_what_a_leaf_gets_in_sum_is_watched(engine: Engine, at: str | None) -> N
 def test_a_condition_may_be_watched_at_a_parameter(engine: Engine, condition: str) -> None:
     factor = {"nan": math.nan, "inf": math.inf, "norm>1e3": 1e4, "norm<1e-8": 1e-9, "zero": 0.0}[condition]
     model = nn.ParameterDict({"weight": nn.Parameter(torch.ones(2)), "bias": nn.Parameter(torch.ones(2))})
-    with th.capture(model):
+    with ts.capture(model):
         loss = (model["weight"] * factor + model["bias"]).sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         watchpoint = session.watch(condition, at="grad:weight")
         session.run()
         stop = session.stopped
@@ -715,7 +715,7 @@ def test_a_bad_gradient_is_told_where_it_was_given_and_not_again_at_the_leaf(eng
     def make_loss() -> Tensor:
         return (leaf * math.inf).sum() + (leaf * 2).sum()
 
-    with th.debug(captured(make_loss), engine=engine) as session:
+    with ts.debug(captured(make_loss), engine=engine) as session:
         watchpoint = session.watch("nan", "inf")
         session.run()
         assert session.stopped is not None and "MulBackward0" in session.stopped.text
@@ -736,7 +736,7 @@ def test_a_predicate_sees_each_gradient_once(engine: Engine) -> None:
     one, two = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     seen: list[str] = []
 
-    def look(gradient: Tensor, task: th.Task) -> bool:
+    def look(gradient: Tensor, task: ts.Task) -> bool:
         seen.append(f"{task.name} {gradient.tolist()}")
         return False
 
@@ -748,7 +748,7 @@ def test_watching_leaves_the_gradient_to_grad_without_a_copy() -> None:
     given: list[int] = []
     leaf = torch.ones(4, requires_grad=True)
     leaf.register_hook(lambda gradient: given.append(gradient.data_ptr()))
-    with th.debug((leaf * 2).sum()) as session:
+    with ts.debug((leaf * 2).sum()) as session:
         session.watch("nan", "norm>1e3")
         session.run()
     assert leaf.grad is not None and given == [leaf.grad.data_ptr()]
@@ -788,7 +788,7 @@ def test_an_overflow_on_the_way_is_no_hooks_doing() -> None:
     stop = found("direct", lambda: Wide.apply(half * 2).sum(), "inf")
     assert "WideBackward" in stop.text
     assert "cast from float32 to float16 on its way: float16 holds at most 65504" in stop.lines[-1]
-    with th.debug(Wide.apply(half * 2).sum(), trace="cheap") as session:
+    with ts.debug(Wide.apply(half * 2).sum(), trace="cheap") as session:
         session.run_to(0)
         session.watch("inf")
         session.step()
@@ -809,7 +809,7 @@ class OnlyTheFirst(torch.autograd.Function):
 
 def test_a_leaf_with_one_giver_that_has_nothing_is_not_missing_after_going_back() -> None:
     weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    with th.debug((OnlyTheFirst.apply(other * 1, weight) + weight * 3).sum(), history=True) as session:
+    with ts.debug((OnlyTheFirst.apply(other * 1, weight) + weight * 3).sum(), history=True) as session:
         session.watch("missing")
         session.run()
         assert session.stopped is None
@@ -822,9 +822,9 @@ def test_a_leaf_with_one_giver_that_has_nothing_is_not_missing_after_going_back(
 
 def test_norms_are_compared_again_after_going_back() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
-    with th.capture(model):
+    with ts.capture(model):
         loss = (model(torch.ones(1, 2)) * 1).sum()
-    with th.debug(loss, history=True) as session:
+    with ts.debug(loss, history=True) as session:
         session.watch("ratio>1e3", at="module:1")
         session.run()
         assert session.stopped is None
@@ -843,7 +843,7 @@ def test_what_has_been_recorded_is_copied_once_for_each_origin() -> None:
     x = leaf * 1
     for _ in range(30):
         x = x * 1.0
-    with th.debug(x.sum(), trace="cheap") as session:
+    with ts.debug(x.sum(), trace="cheap") as session:
         session.step()
         session.replace(torch.full((2,), math.nan))
         for _ in range(28):
@@ -975,11 +975,11 @@ def test_a_pole_is_not_said_to_be_an_overflow() -> None:
 def test_a_nan_is_told_where_it_begins_and_not_at_all_that_follows(engine: Engine) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
     x = torch.randn(3, 4)
-    with th.capture(model):
+    with ts.capture(model):
         hidden = model[:2](x)
         late = model[2:](hidden)
         loss = (late * torch.inf * 0).sum() + torch.sqrt(hidden[0, 0] * 0)
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         watchpoint = session.watch("nan", "inf")
         told = []
         while session.left:
@@ -1023,7 +1023,7 @@ def test_a_formula_is_computed_where_its_result_can_be_compared() -> None:
 
 def test_where_no_capture_saw_the_forward_the_first_stop_says_once_what_would_name_the_line() -> None:
     def stops_of(loss: Tensor) -> list[str]:
-        with th.debug(loss) as session:
+        with ts.debug(loss) as session:
             session.watch("norm > 0")
             said = []
             while session.current is not None:
@@ -1033,10 +1033,10 @@ def test_where_no_capture_saw_the_forward_the_first_stop_says_once_what_would_na
 
     leaf = torch.ones(2, requires_grad=True)
     first, *others = stops_of((leaf.exp() * 2).sum())
-    assert first.endswith("run the forward under `with th.capture():`")
-    assert others and not any("th.capture" in each for each in others)
+    assert first.endswith("run the forward under `with ts.capture():`")
+    assert others and not any("ts.capture" in each for each in others)
     seen = captured(lambda: (leaf.exp() * 2).sum())
-    assert not any("th.capture" in each for each in stops_of(seen))
+    assert not any("ts.capture" in each for each in stops_of(seen))
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
@@ -1050,9 +1050,9 @@ def test_a_parameter_outside_of_the_graph_is_missing_under_a_capture_of_the_mode
             return self.used(x)
 
     model = Half()
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 3)).sum()
-    with th.debug(loss, engine=engine) as session:  # type: ignore[arg-type]
+    with ts.debug(loss, engine=engine) as session:  # type: ignore[arg-type]
         session.watch("missing")
         session.run()
         assert session.stopped is not None and "unused.weight" in str(session.stopped)

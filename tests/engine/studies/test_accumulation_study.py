@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.measuring.step_levels import allocated_levels
-from tapehead.engine.studies import accumulation_study as module
-from tapehead.engine.studies.accumulation_study import (
+import tapescope as ts
+from tapescope.engine.measuring.step_levels import allocated_levels
+from tapescope.engine.studies import accumulation_study as module
+from tapescope.engine.studies.accumulation_study import (
     BY_HAND,
     FUSED,
     HIPS,
@@ -26,8 +26,8 @@ from tapehead.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapehead.engine.workloads.own_program import own_program
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.workloads.own_program import own_program
+from tapescope.engine.workloads.workloads import workload
 
 NEVER = f"{IN_PLACE}, never released"
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}
@@ -92,7 +92,7 @@ def test_an_addition_makes_no_gradient_of_its_own_so_no_rule_costs_anything(
 
 def test_the_rows_are_those_of_single_runs(studies: dict[str, AccumulationStudy]) -> None:
     _, make_loss = workload("rnn").build(steps=20)
-    run = th.profile(make_loss, engine="direct", accumulate="list")
+    run = ts.profile(make_loss, engine="direct", accumulate="list")
     assert studies["rnn"]["list"].peak_bytes == run.peak_bytes
     _, compute = workload("rnn").by_hand(steps=20, fused=True)
     assert studies["rnn"][FUSED].levels == allocated_levels(compute)[1]
@@ -207,6 +207,6 @@ def test_a_program_with_nested_gradients_is_refused_with_what_runs_it() -> None:
         nested = torch.nested.nested_tensor(parts, layout=torch.strided)
         return torch.nested.to_padded_tensor(linear(nested), 0.0).square().sum()
 
-    with pytest.raises(NotImplementedError, match=r"th\.accumulation_study .*nested.*th\.compare\(make_loss\)"):
+    with pytest.raises(NotImplementedError, match=r"ts\.accumulation_study .*nested.*ts\.compare\(make_loss\)"):
         accumulation_study(own_program(make_loss, "own"))
     assert linear.weight.grad is None

@@ -16,16 +16,16 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from tapehead.engine.memory.not_counted import NotCounted
-from tapehead.engine.orders.policies import POLICIES
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs.profile import profile
-from tapehead.engine.studies.compare import compare
-from tapehead.engine.studies.comparison import Comparison
-from tapehead.engine.words.estimates import Estimate
-from tapehead.engine.words.phrases import nth
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.memory.not_counted import NotCounted
+from tapescope.engine.orders.policies import POLICIES
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.programs.profile import profile
+from tapescope.engine.studies.compare import compare
+from tapescope.engine.studies.comparison import Comparison
+from tapescope.engine.words.estimates import Estimate
+from tapescope.engine.words.phrases import nth
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.workloads import workload
 
 from ..backward_programs import OnCtx
 from ..profiled import profiled

@@ -15,31 +15,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.orders.problem import Problem
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.queue.pending import dependencies
-from tapehead.engine.queue.policy import Policy
-from tapehead.engine.studies.gantt import Gantt, time_text
-from tapehead.engine.studies.makespan import makespan, task_times
-from tapehead.engine.workloads.workloads import WORKLOADS
+import tapescope as ts
+from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.queue.pending import dependencies
+from tapescope.engine.queue.policy import Policy
+from tapescope.engine.studies.gantt import Gantt, time_text
+from tapescope.engine.studies.makespan import makespan, task_times
+from tapescope.engine.workloads.workloads import WORKLOADS
 
 from ..backward_programs import random_program
 
 POLICIES = ("bfs", "dfs", "heap")
 
 
-def two_devices() -> th.Graph:
+def two_devices() -> ts.Graph:
     _, make_loss = WORKLOADS["two_devices"].build()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
-def fan() -> th.Graph:
+def fan() -> ts.Graph:
     """(exp, sin, cos of one leaf) stacked: tasks 0, 1, 2; 3 is the stack, 4 the leaf's."""
     x = torch.ones(1, requires_grad=True)
-    return th.graph(torch.stack([x.exp(), x.sin(), x.cos()]))
+    return ts.graph(torch.stack([x.exp(), x.sin(), x.cos()]))
 
 
 def bars(gantt: Gantt) -> dict[str, list[tuple[int, int, int]]]:
@@ -47,7 +47,7 @@ def bars(gantt: Gantt) -> dict[str, list[tuple[int, int, int]]]:
 
 
 def test_a_fan_on_two_devices_by_hand() -> None:
-    gantt = th.makespan(fan(), "heap", [5, 3, 4, 2, 1], lambda task: "b" if task.id == 0 else "a")
+    gantt = ts.makespan(fan(), "heap", [5, 3, 4, 2, 1], lambda task: "b" if task.id == 0 else "a")
     assert bars(gantt) == {
         "a": [(3, 0, 2), (2, 2, 6), (1, 6, 9), (4, 9, 10)],
         "b": [(0, 2, 7)],
@@ -59,14 +59,14 @@ def test_a_fan_on_two_devices_by_hand() -> None:
     assert [(idle.start_ns, idle.end_ns, idle.before) for idle in gantt.idle["b"]] == [(0, 2, 0), (7, 10, None)]
     assert gantt.idle["a"] == () and not gantt.estimated
 
-    first_come = th.makespan(fan(), "bfs", [5, 3, 4, 2, 1], lambda task: "b" if task.id == 0 else "a")
+    first_come = ts.makespan(fan(), "bfs", [5, 3, 4, 2, 1], lambda task: "b" if task.id == 0 else "a")
     assert bars(first_come)["a"] == [(3, 0, 2), (1, 2, 5), (2, 5, 9), (4, 9, 10)]
 
 
 def test_heap_and_dfs_starve_one_of_two_devices_and_bfs_does_not() -> None:
     graph = two_devices()
     (copy,) = [task.id for task in graph.tasks if task.name == "ToCopyBackward0"]
-    report = th.makespan(graph, policies=POLICIES, durations=[1000] * len(graph), device_of={"far": "cuda:0"})
+    report = ts.makespan(graph, policies=POLICIES, durations=[1000] * len(graph), device_of={"far": "cuda:0"})
     far, near = len(report["heap"].rows["cuda:0"]), len(report["heap"].rows["cpu"])
     assert far + near == len(graph) and near == far + 5, "the loss, the sum and the copy are not the far chain's"
     assert {row.policy: row.makespan_ns // 1000 for row in report.rows} == {
@@ -88,10 +88,10 @@ def test_with_measured_times_too() -> None:
     runs = []
     for _ in range(3):
         model.zero_grad()
-        with th.capture():
+        with ts.capture():
             loss = make_loss()
-        runs.append(th.backward(loss, trace="off"))
-    report = th.makespan(runs[0].graph, policies=POLICIES, durations=runs, device_of={"far": "far"})
+        runs.append(ts.backward(loss, trace="off"))
+    report = ts.makespan(runs[0].graph, policies=POLICIES, durations=runs, device_of={"far": "far"})
     ratios = {row.policy: row.makespan_ns / report["bfs"].makespan_ns for row in report.rows}
     assert ratios["heap"] > 1.1 and ratios["dfs"] > 1.1
     assert not report.best.estimated
@@ -100,7 +100,7 @@ def test_with_measured_times_too() -> None:
         assert task_times(*runs)[task] == median(measured)
 
 
-def tick_by_tick(graph: th.Graph, policy: str, times: Sequence[int], devices: Sequence[int]) -> dict[int, int]:
+def tick_by_tick(graph: ts.Graph, policy: str, times: Sequence[int], devices: Sequence[int]) -> dict[int, int]:
     """When each task starts: the engine's rule once more, as plainly as can be."""
     missing = dependencies(graph)
     queues: dict[int, list[int]] = {device: [] for device in sorted(set(devices), key=str)}
@@ -134,9 +134,9 @@ def tick_by_tick(graph: th.Graph, policy: str, times: Sequence[int], devices: Se
     return starts
 
 
-def drawn(seed: int, number: int) -> tuple[th.Graph, list[int], list[int]]:
+def drawn(seed: int, number: int) -> tuple[ts.Graph, list[int], list[int]]:
     """A random program's graph, and for its tasks random times and devices."""
-    graph = th.graph(random_program(seed)[1])
+    graph = ts.graph(random_program(seed)[1])
     pick = random.Random(seed)
     return graph, [pick.randint(1, 9) for _ in graph.tasks], [pick.randrange(number) for _ in graph.tasks]
 
@@ -164,7 +164,7 @@ def test_under_heap_too_where_no_two_numbers_are_equal() -> None:
     }
 
 
-def longest_way(graph: th.Graph, times: Sequence[int]) -> int:
+def longest_way(graph: ts.Graph, times: Sequence[int]) -> int:
     ends: dict[int, int] = {}
     for task in schedule(graph, "bfs"):
         ends[task] = times[task] + max((ends[edge.task] for edge in graph.in_edges[task]), default=0)
@@ -220,7 +220,7 @@ def test_a_policy_that_plans_knows_the_times() -> None:
 
 def test_the_report_says_who_waits_for_whom() -> None:
     graph = two_devices()
-    report = th.makespan(graph, policies=POLICIES, durations=[10_000] * len(graph), device_of={"far": "cuda:0"})
+    report = ts.makespan(graph, policies=POLICIES, durations=[10_000] * len(graph), device_of={"far": "cuda:0"})
     assert report.sentences[0] == (
         "The makespan is 1.97 ms under dfs and heap, 1.95 times that of bfs, 1.01 ms, which no order can beat."
     )
@@ -233,7 +233,7 @@ def test_the_report_says_who_waits_for_whom() -> None:
     assert report.cells[2] == ["dfs", "1.97 ms", "1.95", "1.95", "960 µs (49 %)", "1.01 ms (51 %)"]
     assert str(report).splitlines()[-1].split()[:3] == ["heap", "1.97", "ms"]
     assert report["bfs"].cells[1][:3] == ["cpu", "101", "1.01 ms"]
-    assert "th-report" in report._repr_html_() and "th-report" in report["bfs"]._repr_html_()
+    assert "ts-report" in report._repr_html_() and "ts-report" in report["bfs"]._repr_html_()
     assert report.records()[0]["idle_ns cuda:0"] == 50_000
     assert repr(report) == "<MakespanReport of 197 tasks: bfs 1.01 ms, dfs 1.97 ms, heap 1.97 ms>"
     assert repr(report["bfs"]) == "<Gantt of 197 tasks on 2 devices under bfs: 1.01 ms>"
@@ -242,15 +242,15 @@ def test_the_report_says_who_waits_for_whom() -> None:
 def test_a_loss_is_taken_as_its_graph_is() -> None:
     x = torch.ones(1, requires_grad=True)
     loss = torch.stack([x.exp(), x.sin(), x.cos()]).sum()
-    graph, times = th.graph(loss), [5, 3, 4, 2, 1, 1]
+    graph, times = ts.graph(loss), [5, 3, 4, 2, 1, 1]
     for policy in POLICIES:
-        assert th.makespan(loss, policy, times).rows == th.makespan(graph, policy, times).rows
-    report = th.makespan(loss, policies=POLICIES, durations=th.backward(loss, policy="bfs", trace="off"))
+        assert ts.makespan(loss, policy, times).rows == ts.makespan(graph, policy, times).rows
+    report = ts.makespan(loss, policies=POLICIES, durations=ts.backward(loss, policy="bfs", trace="off"))
     assert [row.policy for row in report.rows] == [*POLICIES] and not report.best.estimated
 
 
 def test_guessed_times_are_called_so() -> None:
-    report = th.makespan(fan(), policies=("heap", "bfs"))
+    report = ts.makespan(fan(), policies=("heap", "bfs"))
     assert report.best.estimated and "guesses" in report.sentences[-1] and "estimated" in repr(report["heap"])
     assert report.sentences[0].startswith("The order makes no difference to the makespan")
 
@@ -258,43 +258,43 @@ def test_guessed_times_are_called_so() -> None:
 def test_wrong_times_devices_and_policies_are_told() -> None:
     graph = fan()
     with pytest.raises(TypeError, match="expected a tensor or a sequence of tensors, got a str"):
-        th.makespan("loss")  # type: ignore[call-overload]
+        ts.makespan("loss")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="there are times for 3 tasks; the graph has 5"):
-        th.makespan(graph, durations=[1, 2, 3])
+        ts.makespan(graph, durations=[1, 2, 3])
     with pytest.raises(ValueError, match="durations has no time for #4, AccumulateGrad"):
-        th.makespan(graph, durations={0: 1, 1: 1, 2: 1, 3: 1})
+        ts.makespan(graph, durations={0: 1, 1: 1, 2: 1, 3: 1})
     with pytest.raises(ValueError, match="SinBackward0 can't take -3 ns"):
-        th.makespan(graph, durations=[1, -3, 1, 1, 1])
+        ts.makespan(graph, durations=[1, -3, 1, 1, 1])
     with pytest.raises(ValueError, match="far"):
-        th.makespan(graph, device_of={"far": "cuda:0"})
+        ts.makespan(graph, device_of={"far": "cuda:0"})
     with pytest.raises(ValueError, match="no policy 'best'"):
-        th.makespan(graph, "best")
+        ts.makespan(graph, "best")
     with pytest.raises(ValueError, match="policy bfs is there twice"):
-        th.makespan(graph, policies=("bfs", "heap", "bfs"))
+        ts.makespan(graph, policies=("bfs", "heap", "bfs"))
     with pytest.raises(ValueError, match="there is no policy to compare"):
-        th.makespan(graph, policies=())
+        ts.makespan(graph, policies=())
     with pytest.raises(ValueError, match="'lifo' is not compared here; compared are bfs"):
-        th.makespan(graph, policies=["bfs"])["lifo"]
+        ts.makespan(graph, policies=["bfs"])["lifo"]
     with pytest.raises(ValueError, match="policy live decides while the backward runs"):
-        th.makespan(graph, Policy("live", "by what is known then", lambda task, arrival: (0,), dynamic=True))
+        ts.makespan(graph, Policy("live", "by what is known then", lambda task, arrival: (0,), dynamic=True))
 
 
 def test_runs_that_have_no_times_are_told() -> None:
     def loss() -> torch.Tensor:
         return nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)).sum()
 
-    graph = th.graph(loss())
+    graph = ts.graph(loss())
     with pytest.raises(ValueError, match="there is no run"):
         task_times()
-    said = r'the run under heap took no note of when .*: th.backward\(loss, policy="bfs", trace="off"\) records times'
+    said = r'the run under heap took no note of when .*: ts.backward\(loss, policy="bfs", trace="off"\) records times'
     with pytest.raises(ValueError, match=said):
-        th.makespan(graph, durations=th.backward(loss()))
+        ts.makespan(graph, durations=ts.backward(loss()))
     x = torch.ones(1, requires_grad=True)
-    other = th.backward((x.exp() + x.sin()).sum(), trace="off")
+    other = ts.backward((x.exp() + x.sin()).sum(), trace="off")
     with pytest.raises(ValueError, match="the run is another graph's, of 5 tasks; this one has 4"):
-        th.makespan(graph, durations=other)
+        ts.makespan(graph, durations=other)
     kept = x.exp()
-    partly = th.backward((kept * torch.ones(1, requires_grad=True)).sum(), inputs=[x], trace="off")
+    partly = ts.backward((kept * torch.ones(1, requires_grad=True)).sum(), inputs=[x], trace="off")
     with pytest.raises(ValueError, match="AccumulateGrad did not run to its end under heap; it has no time"):
         task_times(partly)
 
@@ -319,7 +319,7 @@ def test_on_threads_too_a_device_starts_beside_the_other_under_bfs_alone(
     policy: str, accelerator: torch.device
 ) -> None:
     _, make_loss = WORKLOADS["two_devices"].build(device=str(accelerator))
-    graph = th.graph(loss := make_loss())
+    graph = ts.graph(loss := make_loss())
     near = {task.id for task in graph.tasks if task.device.type == "cpu"}
     far_begins = threading.Event()
     began: list[int] = []
@@ -333,7 +333,7 @@ def test_on_threads_too_a_device_starts_beside_the_other_under_bfs_alone(
 
     for task, node in enumerate(graph.nodes):
         node.register_prehook(lambda gradients, task=task: before(task))
-    th.backward(loss, policy=policy, queues="per device", trace=None)
+    ts.backward(loss, policy=policy, queues="per device", trace=None)
     assert sorted(began) == list(range(len(graph)))
     first_far = next(place for place, task in enumerate(began) if task not in near)
     beside = near.intersection(began[first_far:])
@@ -351,7 +351,7 @@ def test_a_device_that_stands_still_for_an_order_says_behind_what() -> None:
 
 def test_times_of_a_run_give_the_bars_of_the_simulation_from_which_they_are(accelerators: object) -> None:
     _, make_loss = WORKLOADS["two_devices"].build(device=str(accelerators[0]))
-    graph = th.graph(make_loss())
+    graph = ts.graph(make_loss())
     simulated = makespan(graph, "heap")
     bars = [simulated.bars[task] for task in simulated.order]
     starts, ends = [bar.start_ns for bar in bars], [bar.end_ns for bar in bars]

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from tapehead.engine.measuring.step_levels import allocated_levels
-from tapehead.engine.studies import mirror_study as module
-from tapehead.engine.studies.mirror_study import (
+from tapescope.engine.measuring.step_levels import allocated_levels
+from tapescope.engine.studies import mirror_study as module
+from tapescope.engine.studies.mirror_study import (
     BELOW,
     BLOCKS,
     COMPILED,
@@ -24,10 +24,10 @@ from tapehead.engine.studies.mirror_study import (
     mirror_study,
     save_studies,
 )
-from tapehead.engine.studies.ways_of_torch import checkpointed
-from tapehead.engine.workloads.ready_workload import Parts, Workload
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
-from tapehead.inspector.torch_internals.compiled import activation_memory_budget
+from tapescope.engine.studies.ways_of_torch import checkpointed
+from tapescope.engine.workloads.ready_workload import Parts, Workload
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
+from tapescope.inspector.torch_internals.compiled import activation_memory_budget
 
 pytestmark = pytest.mark.heavy
 

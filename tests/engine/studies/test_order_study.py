@@ -11,14 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.programs.profile import profile
-from tapehead.engine.queue.pending import queue_lengths
-from tapehead.engine.studies.order_study import order_study
-from tapehead.engine.studies.studied_orders import OrderStudy, ratio_text
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.ready_workload import Parts, Workload
-from tapehead.engine.workloads.workloads import workload
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.programs.profile import profile
+from tapescope.engine.queue.pending import queue_lengths
+from tapescope.engine.studies.order_study import order_study
+from tapescope.engine.studies.studied_orders import OrderStudy, ratio_text
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.ready_workload import Parts, Workload
+from tapescope.engine.workloads.workloads import workload
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})
 ENSEMBLE = replace(
@@ -176,7 +176,7 @@ def test_of_many_policies_the_table_has_a_line_for_each() -> None:
 
 def test_the_file_has_every_single_time(study: OrderStudy, tmp_path: Path) -> None:
     written = json.loads(study.save_json(tmp_path / "study.json").read_text(encoding="utf-8"))
-    assert (written["format"], written["version"], written["reference"]) == ("tapehead order study", 1, "heap")
+    assert (written["format"], written["version"], written["reference"]) == ("tapescope order study", 1, "heap")
     assert written["machine"]["torch"] == torch.__version__
     assert [each["tasks"] for each in written["workloads"]] == [len(row.comparison.graph) for row in study.rows]
     assert [(each["workload"], each["policy"], each["times_ns"]) for each in written["rows"]] == [

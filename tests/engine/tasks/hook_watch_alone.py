@@ -7,8 +7,8 @@ import gc
 import torch
 from torch import nn
 
-from tapehead.engine.tasks.hook_watch import HookWatch
-from tapehead.inspector.torch_internals.hooks import node_hooks
+from tapescope.engine.tasks.hook_watch import HookWatch
+from tapescope.inspector.torch_internals.hooks import node_hooks
 
 
 def a_watch_finds_hooks_of_dead_tensors_of_nodes_and_retained_gradients() -> None:

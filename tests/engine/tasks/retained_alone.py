@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import tapehead as th
+import tapescope as ts
 
 Way = Callable[[Tensor], None]
 retain_grad = vars(torch._C.TensorBase)["retain_grad"]
@@ -38,7 +38,7 @@ def kept(retain: Way, backward: Callable[[Tensor], object]) -> Tensor | None:
 
 
 def direct(loss: Tensor) -> object:
-    return th.backward(loss, engine="direct")
+    return ts.backward(loss, engine="direct")
 
 
 class Derived(Tensor):
@@ -111,7 +111,7 @@ def objects_are_not_looked_through_again_where_nothing_was_registered() -> None:
     with mock.patch.object(gc, "get_objects", wraps=gc.get_objects) as looks:
         for retain in NOTED.values():
             kept(retain, direct)
-        kept(NOTED["nothing"], lambda loss: th.backward(loss, trace="off"))
+        kept(NOTED["nothing"], lambda loss: ts.backward(loss, trace="off"))
         assert not looks.called
         hidden, loss = deep(torch.ones(2, requires_grad=True))
         hidden.register_hook(lambda gradient: None)
@@ -130,7 +130,7 @@ def what_retained_its_gradient_before_is_known() -> None:
 
 def a_gradient_retained_at_a_stop_is_kept() -> None:
     hidden, loss = deep(torch.ones(2, requires_grad=True))
-    session = th.debug(loss)
+    session = ts.debug(loss)
     session.step()
     hidden.retain_grad()
     session.run()
@@ -139,7 +139,7 @@ def a_gradient_retained_at_a_stop_is_kept() -> None:
 
 def a_hook_of_a_tensor_that_comes_during_a_native_run_is_recorded() -> None:
     hidden, loss = deep(torch.ones(2, requires_grad=True))
-    session = th.debug(loss, engine="native")
+    session = ts.debug(loss, engine="native")
     session.step()
     assert session.trace is not None
     hidden.register_hook(lambda gradient: None)

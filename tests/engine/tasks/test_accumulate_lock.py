@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
+import tapescope as ts
 
 
 def inner() -> Tensor:
     with torch.enable_grad():
         x = torch.ones(2, requires_grad=True)
         loss = (x * 2).sum()
-    th.backward(loss, engine="direct")
+    ts.backward(loss, engine="direct")
     assert x.grad is not None
     return x.grad
 
@@ -46,7 +46,7 @@ class RunsADispatchedBackward(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.busy and "detach" in str(operator):
             self.busy = True
-            th.backward(self.loss, engine="direct")
+            ts.backward(self.loss, engine="direct")
             self.busy = False
         return operator(*args, **(kwargs or {}))
 
@@ -89,7 +89,7 @@ def test_a_mode_may_run_a_backward_as_a_leaf_gets_its_grad(mode: Any) -> None:
     def run() -> None:
         loss = (weight * 3).sum()
         with under:
-            th.backward(loss, engine="direct")
+            ts.backward(loss, engine="direct")
 
     assert finishes(run)
     assert weight.grad is not None and weight.grad.tolist() == [3, 3]
@@ -100,7 +100,7 @@ def test_so_may_a_leaf_of_a_subclass() -> None:
 
     def run() -> None:
         loss = (weight * 3).sum().as_subclass(Tensor)
-        th.backward(loss, engine="direct")
+        ts.backward(loss, engine="direct")
 
     assert finishes(run)
     with torch._C.DisableTorchFunction():

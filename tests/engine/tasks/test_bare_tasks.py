@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.sessions.direct_backward import DirectBackward
-from tapehead.engine.tasks import task_runner
-from tapehead.engine.tasks.bare_tasks import BareTasks
-from tapehead.engine.tasks.hook_watch import HookWatch
-from tapehead.engine.trace import bare_statistics
+import tapescope as ts
+from tapescope.engine.sessions.direct_backward import DirectBackward
+from tapescope.engine.tasks import task_runner
+from tapescope.engine.tasks.bare_tasks import BareTasks
+from tapescope.engine.tasks.hook_watch import HookWatch
+from tapescope.engine.trace import bare_statistics
 
 from ..backward_programs import random_policy, random_program
 
@@ -106,7 +106,7 @@ def no_hooks_about() -> Iterator[None]:
 
 def in_one_loop(
     make: Callable[[], Made], together: bool, policy: Callable[[], object] = lambda: "heap", **how: object
-) -> tuple[th.Run, list[Tensor | None], int]:
+) -> tuple[ts.Run, list[Tensor | None], int]:
     """The run, the gradients, and how often the loop was entered."""
     torch.manual_seed(0)
     loss, leaves = make()
@@ -115,7 +115,7 @@ def in_one_loop(
         mock.patch.object(DirectBackward, "is_plain", plain),
         mock.patch.object(BareTasks, "_run_plain", autospec=True, side_effect=BareTasks._run_plain) as loop,
     ):
-        run = th.backward(loss, engine="direct", policy=policy(), **how)
+        run = ts.backward(loss, engine="direct", policy=policy(), **how)
     return run, [leaf.grad for leaf in leaves], loop.call_count
 
 
@@ -192,7 +192,7 @@ def test_gradients_that_count_no_writes_are_measured() -> None:
         loss, _ = make()
         plain = DirectBackward.is_plain if together else property(lambda self: False)
         with torch.inference_mode(), mock.patch.object(DirectBackward, "is_plain", plain):
-            run = th.backward(loss, engine="direct", trace="cheap")
+            run = ts.backward(loss, engine="direct", trace="cheap")
         return repr([(record.inputs, record.outputs) for record in run.trace or ()])
 
     assert measured(True) == measured(False)
@@ -207,7 +207,7 @@ def test_what_raises_is_the_task_that_has_not_ended() -> None:
             y.add_(1)  # which ExpBackward0 has saved
         plain = DirectBackward.is_plain if together else property(lambda self: False)
         with mock.patch.object(DirectBackward, "is_plain", plain):
-            session = th.debug(z)
+            session = ts.debug(z)
             with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
                 session.run()
         assert "ExpBackward0" in raised.value.__notes__[0]
@@ -225,7 +225,7 @@ def test_labels_are_those_of_single_tasks_while_another_thread_looks() -> None:
         return y.sum(), [x]
 
     torch.manual_seed(0)
-    session = th.debug(make()[0])
+    session = ts.debug(make()[0])
     session.run_to(1500)
     before = session.trace
     session.run()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-import tapehead as th
-from tapehead.engine.trace.run import Engine
+import tapescope as ts
+from tapescope.engine.trace.run import Engine
 
 from ..comparing import ENGINES, gradients_of
 
@@ -84,7 +84,7 @@ class Program:
         return found, [*self.got]
 
     def assert_as_pytorchs(self, engine: Engine, policy: str) -> None:
-        assert_same(self.run(lambda loss: th.backward(loss, engine=engine, policy=policy)), self.run(Tensor.backward))
+        assert_same(self.run(lambda loss: ts.backward(loss, engine=engine, policy=policy)), self.run(Tensor.backward))
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -145,8 +145,8 @@ def test_any_declared_dtypes(data: st.DataObject) -> None:
         uses[0] = [DOUBLE]
     program = Program(dtypes, declared, uses)
     policy = data.draw(st.sampled_from(POLICIES))
-    native = program.run(lambda loss: th.backward(loss, engine="native", policy=policy))
-    assert_same(program.run(lambda loss: th.backward(loss, engine="direct", policy=policy)), native)
+    native = program.run(lambda loss: ts.backward(loss, engine="native", policy=policy))
+    assert_same(program.run(lambda loss: ts.backward(loss, engine="direct", policy=policy)), native)
     # In another order a sum of different dtypes has another dtype where None was declared: the first to come decides.
     mixed = any(dtype is None and len(set(use)) > 1 for dtype, use in zip(declared or (), uses, strict=False))
     if policy == "heap" or not mixed:
@@ -168,7 +168,7 @@ def test_a_double_backward(engine: Engine, policy: str, name: str) -> None:
         backward((first * torch.arange(6, dtype=DOUBLE)).sum())
         return first.detach(), program.leaf.grad, program.got
 
-    found = of(lambda loss, **options: th.backward(loss, engine=engine, policy=policy, **options))
+    found = of(lambda loss, **options: ts.backward(loss, engine=engine, policy=policy, **options))
     assert_same(found, of(Tensor.backward))
 
 
@@ -204,14 +204,14 @@ def test_a_tensor_modified_in_place_has_the_gradient_dtype_that_it_had_as_a_leaf
     leaf, loss, got = changed_in_place(declared, part)
     expected = gradients_of([leaf], lambda: loss().backward()), [*got]
     got.clear()
-    assert_same((gradients_of([leaf], lambda: th.backward(loss(), engine=engine, policy=policy)), got), expected)
+    assert_same((gradients_of([leaf], lambda: ts.backward(loss(), engine=engine, policy=policy)), got), expected)
 
 
 def test_the_graph_says_which_dtype_a_gradient_is_going_to_have() -> None:
     for declared in (SINGLE, DOUBLE, HALF):
         _, loss, got = changed_in_place(declared, part=False)
         result = loss()
-        graph = th.graph(result)
+        graph = ts.graph(result)
         (task,) = [task for task in graph.tasks if task.name == "MulBackward0" and task.id == 1]
         result.backward()
         assert task.inputs[0].dtype is got[0].dtype is declared
@@ -231,9 +231,9 @@ def test_buffers_of_declared_dtypes_are_predicted_to_the_byte() -> None:
                 buffer.mul_(leaf.to(HALF))
                 return (buffer * wide).sum() + (buffer * narrow).sum()
 
-            predicted = th.simulate(th.graph(loss()), policy)
+            predicted = ts.simulate(ts.graph(loss()), policy)
             assert not predicted.estimates
-            assert predicted.peak_bytes == th.profile(loss, policy=policy).timeline.peak_bytes
+            assert predicted.peak_bytes == ts.profile(loss, policy=policy).timeline.peak_bytes
             peaks[declared, policy] = predicted.peak_bytes
     assert peaks[DOUBLE, "heap"] > peaks[SINGLE, "heap"] > peaks[HALF, "heap"]
 
@@ -243,7 +243,7 @@ def test_a_prediction_says_that_it_is_an_estimate_where_gradients_of_different_d
     buffer.grad_dtype = None
     buffer.mul_(torch.ones(6, dtype=HALF, requires_grad=True))
     loss = (buffer * torch.ones(6, dtype=DOUBLE)).sum() + (buffer * torch.ones(6)).sum()
-    assert any("different dtypes" in why for why in th.simulate(th.graph(loss)).estimates)
+    assert any("different dtypes" in why for why in ts.simulate(ts.graph(loss)).estimates)
 
 
 @declares
@@ -251,7 +251,7 @@ def test_a_session_shows_changes_and_takes_back_declared_gradients() -> None:
     program = Program([HALF, HALF], [SINGLE, None], [[DOUBLE, SINGLE], [DOUBLE]])
     expected, got = program.run(Tensor.backward)
     program.got.clear()
-    session = th.debug(program.loss(), history=True, trace="full")
+    session = ts.debug(program.loss(), history=True, trace="full")
     (task,) = [task for task in session.graph.tasks if task.name == "SeveralBackward"]
     assert [(meta.dtype, meta.any_dtype) for meta in task.inputs] == [(SINGLE, False), (HALF, True)]
     session.run_to(task.id)
@@ -273,8 +273,8 @@ def test_a_session_shows_changes_and_takes_back_declared_gradients() -> None:
 
 @declares
 def test_a_file_keeps_what_was_declared(tmp_path: Path) -> None:
-    run = th.backward(Program([HALF, HALF], [SINGLE, None], [[DOUBLE], [DOUBLE]]).loss(), trace="cheap")
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    run = ts.backward(Program([HALF, HALF], [SINGLE, None], [[DOUBLE], [DOUBLE]]).loss(), trace="cheap")
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert [task.inputs for task in loaded.graph.tasks] == [task.inputs for task in run.graph.tasks]
     assert any(meta.any_dtype for task in loaded.graph.tasks for meta in task.inputs)
     assert [each.inputs for each in loaded.trace] == [each.inputs for each in run.trace]
@@ -302,9 +302,9 @@ class Square(torch.autograd.Function):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_check_gives_a_backward_gradients_of_the_declared_dtype(engine: Engine) -> None:
     x = torch.linspace(0.5, 1.5, 6, dtype=DOUBLE, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = (Square.apply(x * 1.5, SINGLE, DOUBLE) * torch.ones(6, dtype=DOUBLE)).sum()
-    with th.debug(loss, engine=engine) as session:
+    with ts.debug(loss, engine=engine) as session:
         (task,) = [task for task in session.graph.tasks if task.name == "SquareBackward"]
         assert session.check(task.id).ok  # of random gradients
         session.run_to(task.id)
@@ -330,15 +330,15 @@ class Net(torch.nn.Module):
 def test_a_mirrored_forward_has_pytorchs_gradients() -> None:
     net, x = Net(), torch.linspace(-1, 1, 4096).reshape(512, 8)
     expected = gradients_of([*net.parameters()], lambda: net(x).sum().backward())
-    planned = th.plan_mirror(lambda: net(x).sum(), 0.7, seconds=0.1, repetitions=1)
+    planned = ts.plan_mirror(lambda: net(x).sum(), 0.7, seconds=0.1, repetitions=1)
     assert planned.dropped
     for policy in POLICIES:
         for engine in ENGINES:
 
             def backward(engine: Engine = engine, policy: str = policy) -> None:
-                with th.mirror(planned):
+                with ts.mirror(planned):
                     loss = net(x).sum()
-                th.backward(loss, engine=engine, policy=policy)
+                ts.backward(loss, engine=engine, policy=policy)
 
             assert_same(gradients_of([*net.parameters()], backward), expected)
 
@@ -352,7 +352,7 @@ def test_products_that_run_as_one_have_pytorchs_gradients() -> None:
         return torch.stack([net(x) for net in nets]).sum()
 
     expected = gradients_of(leaves, lambda: loss().backward())
-    found = gradients_of(leaves, lambda: th.backward(loss(), engine="direct", batch="auto"))
+    found = gradients_of(leaves, lambda: ts.backward(loss(), engine="direct", batch="auto"))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -367,15 +367,15 @@ class WithAnInfiniteGradient(Net):
 
 
 @declares
-@pytest.mark.filterwarnings("ignore:th.training")
+@pytest.mark.filterwarnings("ignore:ts.training")
 def test_a_recorded_step_is_replayed_to_the_bit(tmp_path: Path) -> None:
     net = WithAnInfiniteGradient()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with th.training(net, optimizer, black_box=tmp_path):
+    with ts.training(net, optimizer, black_box=tmp_path):
         net(torch.linspace(-1, 1, 64).reshape(8, 8)).sum().backward()
         optimizer.step()
     with pytest.warns(UserWarning, match="was called with"):
-        again = th.replay(tmp_path / "step_0", WithAnInfiniteGradient, lambda model, batch: model(*batch).sum())
+        again = ts.replay(tmp_path / "step_0", WithAnInfiniteGradient, lambda model, batch: model(*batch).sum())
     assert again.same_gradients
     assert sum(bool(each.isfinite().all()) for each in again.gradients.values()) == 8
     assert again.find_nan().where == "backward"

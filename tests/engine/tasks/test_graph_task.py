@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-import tapehead as th
-from tapehead.engine.tasks.graph_task import GraphTask
+import tapescope as ts
+from tapescope.engine.tasks.graph_task import GraphTask
 
 
 def graph_task(loss: Tensor, keep_graph: bool = True) -> GraphTask:
-    return GraphTask(th.graph(loss), None, keep_graph, False)
+    return GraphTask(ts.graph(loss), None, keep_graph, False)
 
 
 def run(task: GraphTask, body: Callable[[], Any]) -> Any:

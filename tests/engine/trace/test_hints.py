@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.trace.hints import Hint
-from tapehead.engine.trace.peak import peak_report
-from tapehead.engine.words.sizes import share_text, size_text
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
+import tapescope as ts
+from tapescope.engine.trace.hints import Hint
+from tapescope.engine.trace.peak import peak_report
+from tapescope.engine.words.sizes import share_text, size_text
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
 
 from ..backward_programs import OnCtx
 from ..sizes import LARGEST_SLOW, SMALLER
 
 
 def hints(make_loss: Callable[[], Tensor], policy: str = "heap", **others: int) -> tuple[Hint, ...]:
-    timeline = th.profile(make_loss, policy).timeline
+    timeline = ts.profile(make_loss, policy).timeline
     assert timeline is not None
     return peak_report(timeline, others).hints
 
@@ -98,7 +98,7 @@ def test_how_much_of_a_picked_gradient_is_zero_is_measured_where_there_are_stati
     def make_loss() -> Tensor:
         return (x * 2)[3].exp().sum()
 
-    found = th.profile(make_loss, trace="cheap").peak().hints
+    found = ts.profile(make_loss, trace="cheap").peak().hints
     assert "measured: 99 % of it is zero" in only(found, "SelectBackward0").fact
     assert "measured" not in only(hints(make_loss), "SelectBackward0").fact
 
@@ -210,7 +210,7 @@ def test_no_ready_model_is_told_of_what_it_does_not_do(name: str) -> None:
     _, make_loss = WORKLOADS[name].build(**smaller.get(name, {}))
     picked = hints(make_loss)
     assert not any(words in str(picked) for words in ("float64", "held by", "your code"))
-    for hint in th.profile(make_loss, trace="cheap").peak().hints if picked else ():
+    for hint in ts.profile(make_loss, trace="cheap").peak().hints if picked else ():
         zeros = re.search(r"measured: (\d+) % of it is zero", hint.fact)
         assert zeros and int(zeros[1]) >= 75, hint
 
@@ -323,7 +323,7 @@ def test_gradients_that_wait_because_of_the_order() -> None:
 def test_a_policy_is_named_only_if_it_is_known_to_need_less() -> None:
     _, make_loss = workload("linear50").build()
     hint = only(hints(make_loss, "bfs"), "wait for 48")
-    assert "heap" not in str(hint) and "dfs" not in str(hint) and "`th.compare` tries some" in hint.advice
+    assert "heap" not in str(hint) and "dfs" not in str(hint) and "`ts.compare` tries some" in hint.advice
     assert not any("wait for" in hint.fact for hint in hints(make_loss, "bfs", slow=60_000_000))
 
 
@@ -380,7 +380,7 @@ def test_a_grad_that_is_written_inside_of_a_task_is_held_by_no_hook(own: bool, a
         found = hints(make_loss)
     assert not any("hook or retain_grad()" in hint.fact for hint in found)
     x.grad = None
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     assert timeline is not None and "held by your code or a hook" not in repr(peak_report(timeline))
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.trace.out_of_memory import explain_out_of_memory
+import tapescope as ts
+from tapescope.engine.trace.out_of_memory import explain_out_of_memory
 
 TOO_MUCH = 2**48
 
@@ -43,24 +43,24 @@ class Model(nn.Module):
 
 
 def policed(make_loss: Callable[[], Tensor]) -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         make_loss().backward()
 
 
 def trained(make_loss: Callable[[], Tensor]) -> None:
-    with th.training():
+    with ts.training():
         make_loss().backward()
 
 
 VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
-    "backward": lambda make_loss: th.backward(make_loss()),
-    "direct": lambda make_loss: th.backward(make_loss(), engine="direct"),
-    "traced": lambda make_loss: th.backward(make_loss(), trace="off"),
+    "backward": lambda make_loss: ts.backward(make_loss()),
+    "direct": lambda make_loss: ts.backward(make_loss(), engine="direct"),
+    "traced": lambda make_loss: ts.backward(make_loss(), trace="off"),
     "policy": policed,
     "training": trained,
-    "debug": lambda make_loss: th.debug(make_loss()).run(),
-    "profile": lambda make_loss: th.profile(make_loss),
-    "compare": lambda make_loss: th.compare(make_loss, ["heap"]),
+    "debug": lambda make_loss: ts.debug(make_loss()).run(),
+    "profile": lambda make_loss: ts.profile(make_loss),
+    "compare": lambda make_loss: ts.compare(make_loss, ["heap"]),
 }
 
 
@@ -94,7 +94,7 @@ def test_who_held_what_is_said_once(verb: str) -> None:
     assert held(holding, "parameters") == pytest.approx(parameters_alive(), rel=0.01)
     assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
     assert "3 × SoftmaxBackward0" in holding
-    assert told[-1].startswith("tapehead: what may help: ")
+    assert told[-1].startswith("tapescope: what may help: ")
 
 
 def test_a_forward_that_fails_tells_gradients_and_state() -> None:
@@ -108,20 +108,20 @@ def test_a_forward_that_fails_tells_gradients_and_state() -> None:
         return torch.empty(TOO_MUCH)
 
     def in_loop() -> None:
-        with th.policy("heap"):
+        with ts.policy("heap"):
             failing()
 
     weights = sum(each.nbytes for each in model.parameters())
 
     def in_training() -> None:
-        with th.training():
+        with ts.training():
             failing()
 
-    for call in (lambda: th.profile(failing), lambda: th.find_nan(failing), in_loop, in_training):
+    for call in (lambda: ts.profile(failing), lambda: ts.find_nan(failing), in_loop, in_training):
         holding, helping = notes(call)
         assert held(holding, "gradients") >= 0.99 * weights
         assert held(holding, "optimizer state") >= 0.99 * 2 * weights
-        assert helping.startswith("tapehead: what may help: ")
+        assert helping.startswith("tapescope: what may help: ")
 
 
 def test_other_errors_get_no_such_note() -> None:
@@ -133,7 +133,7 @@ def test_other_errors_get_no_such_note() -> None:
 def test_nothing_is_held_afterwards() -> None:
     model, batch = Model(), torch.randn(4, 64)
     before = len([each for each in gc.get_objects() if issubclass(type(each), Tensor)])
-    notes(lambda: th.backward(model(batch)))
+    notes(lambda: ts.backward(model(batch)))
     gc.collect()
     assert len([each for each in gc.get_objects() if issubclass(type(each), Tensor)]) <= before
     model.layers[0](batch).sum().backward()
@@ -178,12 +178,12 @@ def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device)
 
 
 @pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "order_dependent"])
-def test_the_function_that_ran_out_is_named_and_none_of_tapehead(verb: str) -> None:
+def test_the_function_that_ran_out_is_named_and_none_of_tapescope(verb: str) -> None:
     def make_loss() -> Tensor:
         most_of_it = torch.ones(2**21)
         return torch.empty(2**46) * most_of_it
 
     gc.collect()
-    (held,) = [note for note in notes(lambda: getattr(th, verb)(make_loss)) if "8.0 MiB, held as " in note]
+    (held,) = [note for note in notes(lambda: getattr(ts, verb)(make_loss)) if "8.0 MiB, held as " in note]
     assert "most_of_it" in held and f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno + 2}" in held
     assert "traceback" not in held and "contextlib" not in held

@@ -16,14 +16,14 @@ from rich.console import Console
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.memory.storage_words import StorageWords
-from tapehead.engine.memory.timeline import Category, Maker
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.trace.peak import PeakReport, peak_report
-from tapehead.engine.words.phrases import joined, nth
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.memory.storage_words import StorageWords
+from tapescope.engine.memory.timeline import Category, Maker
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.trace.peak import PeakReport, peak_report
+from tapescope.engine.words.phrases import joined, nth
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.workloads import workload
 
 from ..backward_programs import OnCtx
 from ..timelines import Told
@@ -33,20 +33,20 @@ NASTY = "[bold]x</b><script>alert(1)</script>$y$"
 
 def measured(name: str, policy: str = "heap") -> PeakReport:
     _, make_loss = workload(name).build()
-    timeline = th.profile(make_loss, policy).timeline
+    timeline = ts.profile(make_loss, policy).timeline
     assert timeline is not None
     return peak_report(timeline)
 
 
-def chain() -> th.Graph:
+def chain() -> ts.Graph:
     """Sum, Mul, Exp, and the leaf."""
     leaf = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = (leaf.exp() * 2).sum()
-    return th.graph(loss, {"leaf": leaf})
+    return ts.graph(loss, {"leaf": leaf})
 
 
-def tasks(graph: th.Graph) -> dict[str, int]:
+def tasks(graph: ts.Graph) -> dict[str, int]:
     return {task.short_name: task.id for task in graph.tasks}
 
 
@@ -171,7 +171,7 @@ class Chain(nn.Module):
 def of_chain() -> PeakReport:
     model = Chain()
     x = torch.randn(1000, 64)
-    return th.profile(lambda: model(x).square().sum()).peak()
+    return ts.profile(lambda: model(x).square().sum()).peak()
 
 
 def test_equal_modules_are_told_together() -> None:
@@ -190,7 +190,7 @@ def test_equal_modules_are_told_together() -> None:
 def test_tasks_and_operations_are_counted_not_the_storages_of_each() -> None:
     x = torch.randn(1000, 64, requires_grad=True)
     norm = nn.LayerNorm(64)
-    report = th.profile(lambda: norm(x).exp().sum()).peak()
+    report = ts.profile(lambda: norm(x).exp().sum()).peak()
     (group,) = [group for group in report.groups if "layer_norm" in group.made_by]
     assert len(group.storages) == 2  # mean and reciprocal deviation; its result goes, exp saves its own
     assert group.made_by == "layer_norm in the forward"
@@ -200,7 +200,7 @@ def test_tasks_and_operations_are_counted_not_the_storages_of_each() -> None:
 
 def test_a_gradient_waits_for_the_first_task_that_gets_it() -> None:
     x = torch.randn(1000, requires_grad=True)
-    report = th.profile(lambda: x.repeat(8).view(80, 100).flatten().view(8, 1000).exp().sum()).peak()
+    report = ts.profile(lambda: x.repeat(8).view(80, 100).flatten().view(8, 1000).exp().sum()).peak()
     made = [record for record in report.records() if record["made_by"] == "ExpBackward0 in the backward"]
     assert [record["kept_by"] for record in made] == ["a gradient waits for ViewBackward0"]
 
@@ -212,7 +212,7 @@ def test_what_a_checkpointed_region_computes_again_is_called_that() -> None:
         return x.exp().tanh()
 
     def made_by(make_loss: Callable[[], torch.Tensor]) -> set[str]:
-        records = th.profile(make_loss).peak().records()
+        records = ts.profile(make_loss).peak().records()
         return {record["made_by"] for record in records if record["category"] == "saved activation"}
 
     assert "TanhBackward0 in the backward, made again" in made_by(
@@ -226,7 +226,7 @@ def test_the_random_state_of_a_checkpoint_is_not_said_to_be_made_by_an_operation
     x, layer = torch.randn(4, 8, requires_grad=True), nn.Linear(8, 8)
     nbytes = torch.get_rng_state().nbytes
     region = partial(checkpoint, layer, use_reentrant=use_reentrant)
-    report = th.profile(lambda: region(region(x)).sum()).peak()
+    report = ts.profile(lambda: region(region(x)).sum()).peak()
     states = [
         record for record in report.records() if record["bytes"] == nbytes and record["category"] == "saved activation"
     ]
@@ -246,7 +246,7 @@ def test_what_nobody_would_miss_is_a_line_without_a_story() -> None:
         kept.append(x[:10] + 1)
         return x.exp().sum()
 
-    report = th.profile(make_loss).peak()
+    report = ts.profile(make_loss).peak()
     assert str(report).endswith("forward value: 44 B (under 1 %)")
     assert "made in outside" not in str(report)
 
@@ -270,7 +270,7 @@ def test_a_backward_that_starts_with_its_peak_says_so() -> None:
 
 def test_a_prediction_is_called_one() -> None:
     _, make_loss = workload("linear50").build()
-    run = th.profile(make_loss, "heap")
+    run = ts.profile(make_loss, "heap")
     report = peak_report(simulate(run.graph, "bfs", run.footprints))
     assert "Predicted from one calibrated run." in report.answer
     assert report.answer[0] == measured("linear50", "bfs").answer[0]
@@ -295,7 +295,7 @@ def test_names_are_data() -> None:
             return getattr(self, NASTY)(x)
 
     model = Model()
-    timeline = th.profile(lambda: model(torch.ones(2, 64)).tanh().sum()).timeline
+    timeline = ts.profile(lambda: model(torch.ones(2, 64)).tanh().sum()).timeline
     assert timeline is not None
     report = peak_report(timeline)
     assert NASTY in str(report)
@@ -317,7 +317,7 @@ def test_long_lists_end_in_how_many_more() -> None:
 def test_the_forward_is_told_where_its_peak_is_higher() -> None:
     frozen = nn.Sequential(nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 64)).requires_grad_(False)
     last, x = nn.Linear(64, 64), torch.randn(128, 64)
-    run = th.profile(lambda: last(frozen(x)).sum())
+    run = ts.profile(lambda: last(frozen(x)).sum())
     forward = run.timeline.forward_peak_bytes
     assert forward >= 2 * 128 * 8192 * 4 > run.peak_bytes
     assert f"The forward's own peak is higher, {size_text(forward)}, and" in " ".join(run.peak().answer)
@@ -348,7 +348,7 @@ def named(report: PeakReport) -> dict[str, tuple[int, str]]:
 
 def test_the_forwards_peak_has_the_names_of_what_was_alive(tmp_path: Path) -> None:
     model, x = Scores(), torch.randn(64, 64)
-    run = th.profile(lambda: model(x))
+    run = ts.profile(lambda: model(x))
     line = Scores.forward.__code__.co_firstlineno
     report = run.peak(phase="forward")
     large, low = 64 * 4096 * 4, 64 * 16 * 4
@@ -369,7 +369,7 @@ def test_the_forwards_peak_has_the_names_of_what_was_alive(tmp_path: Path) -> No
     assert whole.forward is not None and named(whole.forward) == named(report)
     for text in (str(whole), printed(whole)):
         assert "self.kept" in text and report.answer[0][:30] in text
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert named(loaded.peak(phase="forward")) == named(report)
 
 
@@ -385,7 +385,7 @@ def test_a_variable_is_that_of_the_result_alone() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     large = 64 * 64 * 4
     alive: dict[str | None, int] = {}
-    for storage in th.profile(make_loss).timeline:
+    for storage in ts.profile(make_loss).timeline:
         if storage.born < 0 and storage.nbytes >= large:
             alive[storage.made_by.variable] = alive.get(storage.made_by.variable, 0) + storage.nbytes
     del alive[""]
@@ -413,17 +413,17 @@ def test_what_the_program_holds_has_the_name_of_its_holder(tmp_path: Path) -> No
         rows.append(loss * torch.ones(5000))
         return rows[0].sum()
 
-    def holders(run: th.Run) -> list[str]:
+    def holders(run: ts.Run) -> list[str]:
         return [holder for group in run.peak().groups for holder in group.holders]
 
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     gc.collect()
     gc.disable()
     try:
         said = str(run.peak())
         assert "trainer.outputs[1]['hidden']" in said and "trainer.model.cache" in said and "rows[0]" in said
         kept = [ref(trainer.outputs[1]["hidden"]), ref(trainer.model.cache), ref(rows[0])]
-        assert holders(th.load(run.save(tmp_path / "run.json"))) == []
+        assert holders(ts.load(run.save(tmp_path / "run.json"))) == []
         trainer.outputs[1].clear()
         rows.clear()
         del trainer.model.cache
@@ -440,15 +440,15 @@ def test_a_tensor_with_other_data_is_not_the_holder() -> None:
         return hidden.sum()
 
     trainer, storages = Trainer(), list[Any]()
-    run = th.profile(make_loss)
+    run = ts.profile(make_loss)
     assert "trainer.outputs[0]" in str(run.peak())
     trainer.outputs[0].data = torch.zeros(5000)
     assert "trainer.outputs[0]" not in str(run.peak())
 
 
 def test_a_forward_that_was_not_recorded_has_no_peak() -> None:
-    run = th.backward((nn.Linear(4, 4)(torch.ones(2, 4))).sum(), memory=True)
-    with pytest.raises(ValueError, match=r"th\.profile\(make_loss\)"):
+    run = ts.backward((nn.Linear(4, 4)(torch.ones(2, 4))).sum(), memory=True)
+    with pytest.raises(ValueError, match=r"ts\.profile\(make_loss\)"):
         run.peak(phase="forward")
     with pytest.raises(ValueError, match="'forward'"):
         run.peak(phase="optimizer")  # type: ignore[arg-type]
@@ -463,7 +463,7 @@ def test_a_step_has_the_names_of_its_forward_too() -> None:
         model(x).backward()
         optimizer.step()
 
-    recorded = th.profile_step(step)
+    recorded = ts.profile_step(step)
     report = recorded.run.peak()
     assert report.forward is not None and report.forward.nbytes == recorded.peak_bytes > report.nbytes
     assert {"scores", "self.kept", "low"} <= named(report.forward).keys()
@@ -474,7 +474,7 @@ def test_what_was_there_before_is_said_not_to_be_counted() -> None:
     parameters = size_text(sum(each.numel() * 4 for each in model.parameters()))
 
     def answer() -> str:
-        return " ".join(th.profile(lambda: model(x).square().sum()).peak().answer)
+        return " ".join(ts.profile(lambda: model(x).square().sum()).peak().answer)
 
     assert f"this graph's leaves take {parameters}) and .grad (there was none)" in answer()
     assert f".grad ({parameters}, to which the backward adds)" in answer()
@@ -482,7 +482,7 @@ def test_what_was_there_before_is_said_not_to_be_counted() -> None:
 
 def test_buffers_that_stay_as_grad_are_told_from_those_that_go() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(8, 64)
-    report = th.profile(lambda: model(x).square().sum()).peak()
+    report = ts.profile(lambda: model(x).square().sum()).peak()
     buffers = [group for group in report.groups if group.category is Category.BUFFER]
     assert {group.stays for group in buffers} == {True, False}
     for group in buffers:
@@ -493,18 +493,18 @@ def test_buffers_that_stay_as_grad_are_told_from_those_that_go() -> None:
 
 def test_without_a_capture_modules_and_lines_are_not_known() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(64, 64)
-    report = th.backward(model(x).square().sum(), memory=True).peak()
-    assert "run the forward under th.capture(), or let th.profile(make_loss) run it" in report.answer[-1]
+    report = ts.backward(model(x).square().sum(), memory=True).peak()
+    assert "run the forward under ts.capture(), or let ts.profile(make_loss) run it" in report.answer[-1]
     assert "outside any module" not in str(report) and "module not known" in str(report)
-    with th.capture():
+    with ts.capture():
         loss = model(x).square().sum()
-    report = th.backward(loss, memory=True).peak()
+    report = ts.backward(loss, memory=True).peak()
     assert "not known" not in str(report) and "outside any module" in str(report)
 
 
 def test_modules_called_by_a_number_are_not_taken_for_a_count() -> None:
     model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), torch.randn(64, 64)
-    report = th.profile(lambda: model(x).square().sum()).peak()
+    report = ts.profile(lambda: model(x).square().sum()).peak()
     assert {report.module_title(group) for group in report.groups} & {"module 0", "module 1", "3 × module *"}
     for text in (str(report), " ".join(report.answer)):
         assert not re.search(r"\((\d|\*)[,)]|in \d+[ ,](?!×)|\d+ × [\d*]+[,) ]|^  .*\)  \d,", text, re.MULTILINE), text
@@ -513,45 +513,45 @@ def test_modules_called_by_a_number_are_not_taken_for_a_count() -> None:
 def test_leaves_are_called_as_they_are_everywhere() -> None:
     model, x = nn.Linear(512, 256), torch.randn(8, 512)
     make_loss = lambda: model(x).square().sum()  # noqa: E731
-    th.profile(make_loss)
-    report = th.profile(make_loss).peak()  # what is added to a .grad is freed by the leaf's task
+    ts.profile(make_loss)
+    report = ts.profile(make_loss).peak()  # what is added to a .grad is freed by the leaf's task
     assert "when 2 × AccumulateGrad have run" in str(report)
     assert "torch::autograd" not in str(report)
 
 
 def test_the_root_s_gradient_is_made_by_the_backward_and_not_by_the_forward() -> None:
     x = torch.randn(100, requires_grad=True)
-    records = th.profile(lambda: x.exp().sum()).peak().records()
+    records = ts.profile(lambda: x.exp().sum()).peak().records()
     (root,) = [record for record in records if record["category"] == "input buffer" and record["bytes"] == 4]
     assert root["made_by"] == "backward() itself"
 
 
 def test_what_nodes_hold_is_theirs_and_goes_with_the_graph() -> None:
     x = torch.randn(1000, requires_grad=True)
-    records = th.profile(lambda: OnCtx.apply(x.repeat(8))).peak().records()
+    records = ts.profile(lambda: OnCtx.apply(x.repeat(8))).peak().records()
     (held,) = [record for record in records if record["made_by"] == "mul in the forward"]
     assert (held["kept_by"], held["freed_by"]) == ("held by the node of OnCtxBackward, on ctx", "with the graph")
     other = torch.randn(1000, requires_grad=True)
     loss = (x.exp() * other.tanh()).sum()
-    records = th.backward(loss, inputs=[x], memory=True).peak().records()
+    records = ts.backward(loss, inputs=[x], memory=True).peak().records()
     assert "held by the node of TanhBackward0, which does not run" in [record["kept_by"] for record in records]
-    double = th.profile(lambda: (x.exp() * other).sum(), create_graph=True)
+    double = ts.profile(lambda: (x.exp() * other).sum(), create_graph=True)
     kept = [record for record in double.peak().records() if "graph of the gradients" in record["kept_by"]]
     assert kept and all("your code" not in record["freed_by"] for record in kept)
 
 
 def test_a_runs_repr_names_its_peak_where_it_was_measured() -> None:
     x = torch.randn(1024, requires_grad=True)
-    run = th.profile(lambda: x.exp().sum())
+    run = ts.profile(lambda: x.exp().sum())
     assert f", peak {size_text(run.peak_bytes)}>" in repr(run)
-    assert "peak" not in repr(th.backward(x.exp().sum()))
+    assert "peak" not in repr(ts.backward(x.exp().sum()))
 
 
 def test_a_peak_beside_an_older_grad_says_what_zero_grad_would_add() -> None:
     x = torch.randn(1024, requires_grad=True)
-    first, second = (th.profile(lambda: x.exp().sum()) for _ in range(2))
+    first, second = (ts.profile(lambda: x.exp().sum()) for _ in range(2))
     assert "zero_grad()" not in str(first.peak()) and "before" not in repr(first)
     assert "(without 4 KiB of .grad that was there before)" in repr(second)
     assert "without the .grad that was there before (4 KiB)" in second.peak().answer[1]
     x.grad = None
-    assert th.profile(lambda: x.exp().sum()).peak_bytes == first.peak_bytes
+    assert ts.profile(lambda: x.exp().sum()).peak_bytes == first.peak_bytes

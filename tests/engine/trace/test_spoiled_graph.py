@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
+import tapescope as ts
 
 SECOND_TIME = "Trying to backward through the graph a second time"
 MODIFIED = "modified by an inplace operation"
 
 
 def policed(loss: Tensor, **options: Any) -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         loss.backward(**options)
 
 
 VERBS: dict[str, Callable[..., object]] = {
-    "backward": th.backward,
-    "bfs": lambda loss, **options: th.backward(loss, policy="bfs", **options),
-    "traced": lambda loss, **options: th.backward(loss, trace="off", **options),
-    "direct": lambda loss, **options: th.backward(loss, engine="direct", **options),
+    "backward": ts.backward,
+    "bfs": lambda loss, **options: ts.backward(loss, policy="bfs", **options),
+    "traced": lambda loss, **options: ts.backward(loss, trace="off", **options),
+    "direct": lambda loss, **options: ts.backward(loss, engine="direct", **options),
     "policy": policed,
-    "debug": lambda loss, **options: th.debug(loss, **options).run(),
-    "debug native": lambda loss, **options: th.debug(loss, engine="native", **options).run(),
+    "debug": lambda loss, **options: ts.debug(loss, **options).run(),
+    "debug native": lambda loss, **options: ts.debug(loss, engine="native", **options).run(),
 }
 
 
@@ -39,7 +39,7 @@ def causes(call: Callable[[], object], said: str) -> list[str]:
     with pytest.raises(RuntimeError, match=said) as raised:
         call()
     notes = getattr(raised.value, "__notes__", [])
-    return [note for note in notes if not note.startswith(("tapehead: raised", "tapehead: run it again"))]
+    return [note for note in notes if not note.startswith(("tapescope: raised", "tapescope: run it again"))]
 
 
 def plain_error(loss: Tensor) -> str:
@@ -55,7 +55,7 @@ def test_both_states_of_an_lstm_that_are_carried_on_are_named_and_no_other_tenso
     def train(detach: bool = False) -> None:
         hidden = None
         for _ in range(3):
-            with th.capture(cell):
+            with ts.capture(cell):
                 h, c = cell(x, hidden)
                 loss = h.pow(2).sum()
             VERBS[verb](loss)
@@ -109,7 +109,7 @@ def test_where_all_of_it_has_run_no_tensor_is_blamed(verb: str) -> None:
     w = torch.ones(3, requires_grad=True)
     loss = (w * 2).exp().sum()
     kept = (w * 2).exp().sum()
-    th.backward(loss)
+    ts.backward(loss)
     said = plain_error(loss)
     told = causes(lambda: VERBS[verb](loss), re.escape(said))
     assert len(told) == 1 and "compute the loss again" in told[0]
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_carried_on(verb: str) -> None:
 def test_a_gan_whose_discriminator_has_stepped_before_the_generators_backward(verb: str) -> None:
     made, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(judge.parameters(), foreach=True)
-    with th.capture(judge):
+    with ts.capture(judge):
         fake = made(torch.randn(8, 4))
         g_loss = -judge(fake).mean()
         d_loss = judge(fake.detach()).mean()
@@ -211,7 +211,7 @@ def test_of_a_functions_tensors_the_written_one_is_named() -> None:
     w, other = torch.ones(3, requires_grad=True), torch.ones(3)
     loss = Product.apply(w, other).sum()
     other += 1
-    told = causes(lambda: th.backward(loss), MODIFIED)
+    told = causes(lambda: ts.backward(loss), MODIFIED)
     assert "ProductBackward" in told[0] and "saved tensors, other of " in told[0]
 
 
@@ -221,7 +221,7 @@ def test_other_errors_get_no_such_note() -> None:
     inner.backward()
     y = (w * 2).exp()
     y.register_hook(lambda gradient: inner.backward())
-    assert causes(lambda: th.backward(y.sum(), trace="off"), SECOND_TIME) == [], "of a graph that is not this one"
+    assert causes(lambda: ts.backward(y.sum(), trace="off"), SECOND_TIME) == [], "of a graph that is not this one"
 
     def failing(gradient: Tensor) -> None:
         raise RuntimeError("no second time")
@@ -229,4 +229,4 @@ def test_other_errors_get_no_such_note() -> None:
     y = (w * 2).exp()
     y.register_hook(failing)
     for engine in ("native", "direct"):
-        assert causes(lambda engine=engine: th.backward(y.sum(), engine=engine), "no second time") == []
+        assert causes(lambda engine=engine: ts.backward(y.sum(), engine=engine), "no second time") == []

@@ -18,8 +18,8 @@ from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.engine.trace.statistics import (
+import tapescope as ts
+from tapescope.engine.trace.statistics import (
     EDGES,
     _numbers_later,
     _values,
@@ -34,7 +34,7 @@ TENSORS = st.lists(FLOATS, max_size=20).map(torch.tensor)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def found(gradient: Tensor | None, level: str = "cheap") -> th.Statistics:
+def found(gradient: Tensor | None, level: str = "cheap") -> ts.Statistics:
     result = statistics(gradient, level)
     assert result is not None
     return result
@@ -273,7 +273,7 @@ def test_an_error_inside_is_told_and_not_raised(monkeypatch: pytest.MonkeyPatch)
     def broken(values: Tensor, unstored: int) -> list[float]:
         raise NotImplementedError("no such kernel\nand more")
 
-    monkeypatch.setattr("tapehead.engine.trace.statistics._numbers_now", broken)
+    monkeypatch.setattr("tapescope.engine.trace.statistics._numbers_now", broken)
     assert found(torch.ones(2)).unavailable == "NotImplementedError: no such kernel"
 
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import tapehead as th
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.queue.pending import Pending
-from tapehead.engine.queue.ready_queue import ready_queue
-from tapehead.engine.tasks.task_hooks import Hook
-from tapehead.engine.trace import statistics_table
-from tapehead.engine.trace.recorder import Recorder
-from tapehead.inspector.graph.graph import TensorMeta
+import tapescope as ts
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.queue.pending import Pending
+from tapescope.engine.queue.ready_queue import ready_queue
+from tapescope.engine.tasks.task_hooks import Hook
+from tapescope.engine.trace import statistics_table
+from tapescope.engine.trace.recorder import Recorder
+from tapescope.inspector.graph.graph import TensorMeta
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -42,8 +42,8 @@ def gradient_like(meta: TensorMeta) -> Tensor:
 
 
 def play(
-    graph: th.Graph, policy: object, level: str = "off", by_hand: Callable[[list[int]], int | None] = lambda ready: None
-) -> tuple[th.Trace, list[list[tuple[int, str]]]]:
+    graph: ts.Graph, policy: object, level: str = "off", by_hand: Callable[[list[int]], int | None] = lambda ready: None
+) -> tuple[ts.Trace, list[list[tuple[int, str]]]]:
     """Records a backward that does nothing. The trace, and the queue at each start and at the end as it really was."""
     chosen = find_policy(policy)  # type: ignore[arg-type]
     order: list[int] = []
@@ -79,7 +79,7 @@ def last_ready(ready, state):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", [*POLICIES, last_ready], ids=[*POLICIES, "last_ready"])
 def test_the_queue_is_shown_as_it_was_also_after_picks_by_hand(seed: int, policy: object) -> None:
-    graph = th.graph(random_program(seed)[1])
+    graph = ts.graph(random_program(seed)[1])
     pick = random.Random(seed)
     by_hand = lambda ready: pick.choice(ready) if pick.random() < 0.3 else None  # noqa: E731
     trace, queues = play(graph, policy, by_hand=by_hand)
@@ -92,7 +92,7 @@ def test_the_queue_is_shown_as_it_was_also_after_picks_by_hand(seed: int, policy
 
 
 def test_reasons_say_who_picked() -> None:
-    graph = th.graph(random_program(1)[1])
+    graph = ts.graph(random_program(1)[1])
     trace, queues = play(graph, "dfs")
     alone = "the only ready task"
     for record, queue in zip(trace, queues, strict=False):
@@ -107,7 +107,7 @@ def test_reasons_say_who_picked() -> None:
 
 
 def test_what_an_engine_picks_against_the_policy_is_said() -> None:
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     leaf, inner = (6, 1)
     assert graph.tasks[leaf].is_leaf and not graph.tasks[inner].is_leaf
     recorder = Recorder(graph, find_policy("heap"))
@@ -123,9 +123,9 @@ def test_what_an_engine_picks_against_the_policy_is_said() -> None:
 
 
 def test_a_dynamic_policy_is_asked_for_its_key_when_a_task_arrives() -> None:
-    graph = th.graph(random_program(2)[1])
+    graph = ts.graph(random_program(2)[1])
     clock = iter(range(10**6))
-    falling = th.Policy(
+    falling = ts.Policy(
         "falling", "the later asked, the sooner", lambda task, arrival: (-next(clock) // 3,), dynamic=True
     )
     chosen = find_policy(falling)
@@ -144,16 +144,16 @@ def test_a_dynamic_policy_is_asked_for_its_key_when_a_task_arrives() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_both_engines_record_the_queue_and_the_gradients(engine: str, policy: str, seed: int) -> None:
-    graph = th.graph(random_program(seed)[1])
+    graph = ts.graph(random_program(seed)[1])
     expected, queues = play(graph, policy)
-    run = th.backward(random_program(seed)[1], policy=policy, engine=engine, trace="cheap")
+    run = ts.backward(random_program(seed)[1], policy=policy, engine=engine, trace="cheap")
     trace = run.trace
     assert trace is not None and trace.order == run.order == expected.order
     seen: dict[int, tuple[Tensor | None, ...]] = {}
     again = random_program(seed)[1]
-    for task_id, node in enumerate(th.graph(again).nodes):
+    for task_id, node in enumerate(ts.graph(again).nodes):
         node.register_prehook(lambda gradients, task_id=task_id: seen.update({task_id: gradients}))
-    th.backward(again, policy=policy)
+    ts.backward(again, policy=policy)
     for record, queue in zip(trace, queues, strict=False):
         assert record.queue_before == queue
         for gradient, real in zip(record.inputs, seen[record.task.id], strict=True):
@@ -186,7 +186,7 @@ def test_hooks_that_ran_are_listed_in_order(engine: str) -> None:
     y.register_hook(tensor_hook)
     y.grad_fn.register_prehook(pre_hook)
     y.grad_fn.register_hook(post_hook)
-    run = th.backward(y.sum(), engine=engine, trace="off")
+    run = ts.backward(y.sum(), engine=engine, trace="off")
     (record,) = [record for record in run.trace if record.hooks]
     assert record.task.short_name == "Mul"
     assert [hook.kind for hook in record.hooks] == ["tensor", "pre", "post"]
@@ -211,7 +211,7 @@ def test_hooks_of_tensors_that_live_are_listed_by_the_native_engine_also_under_a
     del gone
     sys.setprofile(lambda *event: None)
     try:
-        trace = th.backward(loss, engine="native", trace="off").trace
+        trace = ts.backward(loss, engine="native", trace="off").trace
     finally:
         sys.setprofile(None)
     hooks = {
@@ -233,7 +233,7 @@ def test_the_direct_engine_leaves_a_profiler_alone_and_lists_no_hooks_of_tensors
         loss.register_hook(lambda gradient: None)
         sys.setprofile(profiler)
         try:
-            trace = th.backward(loss, engine="direct", trace="off").trace
+            trace = ts.backward(loss, engine="direct", trace="off").trace
             assert sys.getprofile() is profiler
         finally:
             sys.setprofile(None)
@@ -243,7 +243,7 @@ def test_the_direct_engine_leaves_a_profiler_alone_and_lists_no_hooks_of_tensors
 
 
 def test_gradients_that_differ_from_what_the_graph_says_are_shown_as_they_were() -> None:
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     recorder = Recorder(graph, find_policy("heap"))
     recorder.start(2, [None])
     recorder.end([torch.ones(5, dtype=torch.float64), None, torch.eye(3).to_sparse()])
@@ -264,7 +264,7 @@ def test_a_function_mode_of_the_users_does_not_see_the_recorder() -> None:
         def __torch_function__(self, function, types, args=(), kwargs=None):
             raise AssertionError(f"{function} was seen")
 
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     gradient, outputs = torch.ones(2, 2), [torch.ones(2, 2), torch.ones(5)]
     recorder = Recorder(graph, find_policy("heap"), "cheap")
     with Watching():
@@ -275,7 +275,7 @@ def test_a_function_mode_of_the_users_does_not_see_the_recorder() -> None:
 
 
 def test_edits_show_what_was_replaced() -> None:
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     recorder = Recorder(graph, find_policy("heap"), "cheap")
     same = torch.ones(2, 2)
     recorder.edit(2, [torch.ones(2, 2), same, None], [torch.zeros(2, 2), same, torch.full((2,), 3.0)])
@@ -287,7 +287,7 @@ def test_edits_show_what_was_replaced() -> None:
 
 
 def test_nothing_recorded_is_kept_alive() -> None:
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     for level in ("off", "cheap", "full"):
         recorder = Recorder(graph, find_policy("heap"), level)
         gradient, output = torch.ones(2, 2), torch.ones(2, 2)
@@ -303,7 +303,7 @@ def test_nothing_recorded_is_kept_alive() -> None:
 
 
 def test_a_trace_is_what_was_recorded_until_then() -> None:
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     recorder = Recorder(graph, find_policy("heap"))
     assert len(recorder.trace()) == 0 and list(recorder.trace()) == []
     recorder.arrive(4, "#4")
@@ -320,7 +320,7 @@ def test_a_trace_is_what_was_recorded_until_then() -> None:
 
 
 def test_a_call_without_a_running_task_is_refused() -> None:
-    recorder = Recorder(th.graph(small_loss()), find_policy("heap"))
+    recorder = Recorder(ts.graph(small_loss()), find_policy("heap"))
     with pytest.raises(RuntimeError, match="no task runs in this thread that could end"):
         recorder.end([])
     with pytest.raises(RuntimeError, match="whose pre hook f could be"):
@@ -328,7 +328,7 @@ def test_a_call_without_a_running_task_is_refused() -> None:
 
 
 def test_tasks_that_overlap_in_several_threads_keep_their_own_ends_and_hooks() -> None:
-    graph = th.graph(random_program(0)[1])
+    graph = ts.graph(random_program(0)[1])
     recorder = Recorder(graph, find_policy("bfs"), "cheap")
     count, both_run = 2, threading.Barrier(2)
     failed: list[BaseException] = []
@@ -364,7 +364,7 @@ def test_tasks_that_overlap_in_several_threads_keep_their_own_ends_and_hooks() -
 
 
 def test_records_and_traces_read_as_sentences() -> None:
-    trace, _ = play(th.graph(small_loss()), "heap")
+    trace, _ = play(ts.graph(small_loss()), "heap")
     assert repr(trace) == "<Trace of 7 of 7 tasks under heap, statistics off>"
     assert repr(trace[0]).startswith("<<Task 4 Sum>, ") and repr(trace[0]).endswith(" µs, the only ready task>")
 
@@ -377,7 +377,7 @@ def test_statistics_on_an_accelerator_are_stacked_and_read_when_asked_for(
     made = leaf
     for _ in range(60):
         made = made * 1.0
-    run = th.backward(made.sum(), trace="cheap", engine="direct")
+    run = ts.backward(made.sum(), trace="cheap", engine="direct")
     assert run.trace.table._stacked and run.trace.table._pending
     assert all(record.inputs[0].statistics.max == 1 for record in run.trace)
     assert run.trace[0].device == accelerator
@@ -388,14 +388,14 @@ def test_a_task_runs_on_its_first_accelerator_and_meta_is_none() -> None:
         metas = tuple(TensorMeta((1,), torch.float32, torch.device(name)) for name in names)
         return str(dataclasses.replace(graph.tasks[0], inputs=metas).device)
 
-    graph = th.graph(small_loss())
+    graph = ts.graph(small_loss())
     assert device("cpu", "cuda:1", "cuda:0") == "cuda:1"
     assert device("cpu") == device("meta") == device("lazy") == device("meta", "cuda") == device() == "cpu"
-    run = th.backward(torch.ones(2, device="meta", requires_grad=True).exp().sum(), trace="off")
+    run = ts.backward(torch.ones(2, device="meta", requires_grad=True).exp().sum(), trace="off")
     assert all(record.device == torch.device("cpu") for record in run.trace)
 
 
-OLDEST = th.Policy("oldest", "first created, first run", lambda task, arrival: (task.id,), dynamic=True)
+OLDEST = ts.Policy("oldest", "first created, first run", lambda task, arrival: (task.id,), dynamic=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -404,7 +404,7 @@ def test_after_another_policy_was_set_the_queue_and_the_reasons_go_by_it(
     engine: str, seed: int, tmp_path: Path
 ) -> None:
     pick = random.Random(seed)
-    session = th.debug(random_program(seed)[1], policy="bfs", engine=engine)
+    session = ts.debug(random_program(seed)[1], policy="bfs", engine=engine)
 
     def ready() -> list[int]:
         return [entry.task.id for entry in session.ready]
@@ -420,9 +420,9 @@ def test_after_another_policy_was_set_the_queue_and_the_reasons_go_by_it(
         policies.append(policy)
         session.step()
     order = tuple(session.order)
-    run = th.Run(session.graph, session.policy, engine, order, order, 5, session.trace)
+    run = ts.Run(session.graph, session.policy, engine, order, order, 5, session.trace)
     assert ", then " in session.trace.policy
-    for trace in (run.trace, th.load(run.save(tmp_path / "run.json")).trace):
+    for trace in (run.trace, ts.load(run.save(tmp_path / "run.json")).trace):
         for place in pick.sample(range(len(trace)), len(trace)):
             record, queue, policy = trace[place], queues[place], policies[place]
             shown = [task_id for task_id, _ in record.queue_before]

@@ -20,9 +20,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tapehead as th
-from tapehead.engine.trace import run_reader, trace_file
-from tapehead.inspector.graph.json_columns import ColumnWriter, read_section
+import tapescope as ts
+from tapescope.engine.trace import run_reader, trace_file
+from tapescope.inspector.graph.json_columns import ColumnWriter, read_section
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -45,16 +45,16 @@ FIELDS = (
 )
 
 
-def captured_run(level: str | None = "full", policy: Any = "dfs", engine: str = "direct") -> th.Run:
+def captured_run(level: str | None = "full", policy: Any = "dfs", engine: str = "direct") -> ts.Run:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-    with th.capture():
+    with ts.capture():
         loss = model(torch.randn(8, 4)).square().mean()
     loss.register_hook(lambda gradient: gradient * math.inf)
-    return th.backward(loss, policy=policy, engine=engine, trace=level)
+    return ts.backward(loss, policy=policy, engine=engine, trace=level)
 
 
-def assert_same(run: th.Run, loaded: th.Run) -> None:
+def assert_same(run: ts.Run, loaded: ts.Run) -> None:
     for name in ("policy", "engine", "order", "planned", "elapsed_ns", "queue_lengths"):
         assert getattr(run, name) == getattr(loaded, name)
     graph, other = run.graph, loaded.graph
@@ -86,7 +86,7 @@ def test_a_run_comes_back_as_it_was(engine: str, level: str | None, tmp_path: Pa
     run = captured_run(level, engine=engine)
     assert run.save(tmp_path / "run.tape.json") == tmp_path / "run.tape.json"
     assert [path.name for path in tmp_path.iterdir()] == ["run.tape.json"]
-    assert_same(run, th.load(tmp_path / "run.tape.json"))
+    assert_same(run, ts.load(tmp_path / "run.tape.json"))
 
 
 @given(
@@ -99,26 +99,26 @@ def test_a_run_comes_back_as_it_was(engine: str, level: str | None, tmp_path: Pa
 def test_any_program_comes_back_as_it_was(
     tmp_path: Path, seed: int, policy: Any, engine: str, level: str | None
 ) -> None:
-    run = th.backward(random_program(seed)[1], policy=policy, engine=engine, trace=level)
-    assert_same(run, th.load(run.save(tmp_path / "run.json")))
+    run = ts.backward(random_program(seed)[1], policy=policy, engine=engine, trace=level)
+    assert_same(run, ts.load(run.save(tmp_path / "run.json")))
 
 
 def test_a_session_driven_by_hand_comes_back_with_what_was_replaced(tmp_path: Path) -> None:
     pick = random.Random(0)
-    session = th.debug(random_program(3)[1], policy="heap", trace="cheap")
+    session = ts.debug(random_program(3)[1], policy="heap", trace="cheap")
     while session.ready:
         session.step(pick.choice(session.ready))
     trace = session.trace
     order = tuple(session.order)
-    run = th.Run(session.graph, "heap", "direct", order, order, 5, trace)
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    run = ts.Run(session.graph, "heap", "direct", order, order, 5, trace)
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert_same(run, loaded)
     assert any("by hand out of" in record.reason for record in loaded.trace)
 
 
 def test_a_loaded_graph_can_be_drawn_and_exported_and_shows_saved_lines(tmp_path: Path) -> None:
     run = captured_run()
-    graph = th.load(run.save(tmp_path / "run.json")).graph
+    graph = ts.load(run.save(tmp_path / "run.json")).graph
     assert graph.nodes == () and graph.saved == ()
     assert graph.to_svg() == run.graph.to_svg()
     mine, theirs = json.loads(graph.to_json()), json.loads(run.graph.to_json())
@@ -135,7 +135,7 @@ def test_files_named_by_a_file_are_not_opened(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["graph"]["sources"][0] = [str(secret), 1, "f", None]
     path.write_text(json.dumps(content))
-    assert all(task.source.code() == () for task in th.load(path).graph.tasks if task.source)
+    assert all(task.source.code() == () for task in ts.load(path).graph.tasks if task.source)
 
 
 def test_a_large_file_is_compressed_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_large_file_is_compressed_whatever_its_name(tmp_path: Path, monkeypatc
     monkeypatch.setattr(trace_file, "_LARGE", 1000)
     packed = run.save(tmp_path / "packed.json")
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-    assert_same(run, th.load(packed))
+    assert_same(run, ts.load(packed))
     assert run.save(tmp_path / "again.json").read_bytes() == packed.read_bytes()
 
 
@@ -185,8 +185,8 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(
     content = path.read_bytes()
     for length in range(0, len(content), 97):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=f"{path} is not a run that this tapehead can load"):
-            th.load(path)
+        with pytest.raises(ValueError, match=f"{path} is not a run that this tapescope can load"):
+            ts.load(path)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(
     [
         (b"", "is no JSON object, or is cut off"),
         (b"[1, 2]", "is no JSON object"),
-        (b"{}", '"format" is not tapehead.trace'),
-        (b'{"format": "tapehead.graph", "version": 1}', '"format" is not tapehead.trace'),
-        (b'{"format": "tapehead.trace"}', '"version" is missing'),
-        (b'{"format": "tapehead.trace", "version": 2}', "it was written by a newer one"),
-        (b'{"format": "tapehead.trace", "version": true}', '"version" is not a whole number'),
-        (b'{"format": "tapehead.trace", "version": 1} {}', "goes on after its end"),
+        (b"{}", '"format" is not tapescope.trace'),
+        (b'{"format": "tapescope.graph", "version": 1}', '"format" is not tapescope.trace'),
+        (b'{"format": "tapescope.trace"}', '"version" is missing'),
+        (b'{"format": "tapescope.trace", "version": 2}', "it was written by a newer one"),
+        (b'{"format": "tapescope.trace", "version": true}', '"version" is not a whole number'),
+        (b'{"format": "tapescope.trace", "version": 1} {}', "goes on after its end"),
         (b"\xff\xfe\x00", "codec can't decode"),
         (b"\x1f\x8b\x08\x00", "damaged or cut off"),
         (b"\x80\x04\x95", "codec can't decode"),
@@ -210,7 +210,7 @@ def test_foreign_and_newer_files_are_refused(content: bytes, reason: str, tmp_pa
     path = tmp_path / "run.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=reason) as caught:
-        th.load(path)
+        ts.load(path)
     assert str(path) in str(caught.value)
 
 
@@ -219,10 +219,10 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkey
     path = tmp_path / "run.json"
     path.write_bytes(gzip.compress(b" " * 1_000_000))
     with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
-        th.load(path)
+        ts.load(path)
     path.write_bytes(b" " * 1_000_000)
     with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
-        th.load(path)
+        ts.load(path)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -232,7 +232,7 @@ def test_a_small_file_is_loaded_in_little_memory(large: bool, tmp_path: Path, mo
     path = captured_run().save(tmp_path / "run.json")
     tracemalloc.start()
     try:
-        th.load(path)
+        ts.load(path)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -245,10 +245,10 @@ def test_a_dtype_is_not_asked_of_torch_which_might_import_it(tmp_path: Path) -> 
     content["graph"]["metas"][0][1] = "_inductor"
     path.write_text(json.dumps(content))
     program = f"""
-import sys, tapehead
+import sys, tapescope
 before = set(sys.modules)
 try:
-    tapehead.load({str(path)!r})
+    tapescope.load({str(path)!r})
 except ValueError as error:
     print(error, *(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
 """
@@ -300,7 +300,7 @@ def test_what_contradicts_itself_is_refused_and_named(
     inner[where[-1]] = value
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=reason):
-        th.load(path)
+        ts.load(path)
 
 
 def test_edges_that_form_a_circle_are_refused(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_edges_that_form_a_circle_are_refused(tmp_path: Path) -> None:
     graph["edge_next_task"][0] = graph["edge_task"][last]
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="the edges form a circle"):
-        th.load(path)
+        ts.load(path)
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +328,7 @@ def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: 
     change_somewhere(content, data)
     path.write_text(json.dumps(content))
     try:
-        run = th.load(path)
+        run = ts.load(path)
     except ValueError:
         return
     assert run.queue_lengths is not None and repr(run)
@@ -382,7 +382,7 @@ def test_whatever_a_large_file_is_full_of_it_takes_three_times_its_size(
     tracemalloc.start()
     try:
         with suppress(ValueError):
-            th.load(path)
+            ts.load(path)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -393,11 +393,11 @@ def test_a_key_that_nobody_asks_for_is_passed_over(saved: tuple[Path, Any], tmp_
     path, newer = tmp_path / "run.json", tmp_path / "newer.json"
     path.write_text(json.dumps(saved[1]))
     newer.write_text(json.dumps({"unknown": [{"a": ["]", '"', "\\"]}, 1e5], **saved[1]}))
-    assert_same(th.load(path), th.load(newer))
+    assert_same(ts.load(path), ts.load(newer))
     for broken in ("[1, {]}", "[1, 2", '"', "tru", "", "[[]]]"):
-        path.write_text('{"unknown": ' + broken + ', "format": "tapehead.trace"}')
+        path.write_text('{"unknown": ' + broken + ', "format": "tapescope.trace"}')
         with pytest.raises(ValueError, match="is no JSON object, or is cut off"):
-            th.load(path)
+            ts.load(path)
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400])
@@ -408,10 +408,10 @@ def test_a_rank_may_be_any_number_that_a_column_can_hold(number: int, tmp_path: 
     content["trace"]["key"][0] = number
     path.write_text(json.dumps(content))
     if number < 2**63:
-        assert th.load(path).queue_lengths
+        assert ts.load(path).queue_lengths
     else:
         with pytest.raises(ValueError, match='"trace.key" has entries from'):
-            th.load(path)
+            ts.load(path)
 
 
 @pytest.mark.parametrize("value", ["x" * 5000, 10**4000, [["x" * 5000]], {"x" * 5000: 0}, [10**4000]])
@@ -428,7 +428,7 @@ def test_a_refusal_does_not_repeat_what_is_long(value: Any, saved: tuple[Path, A
             path.write_text(json.dumps(saved[1]))
             said = ""
             try:
-                th.load(path)
+                ts.load(path)
             except ValueError as refused:
                 said = str(refused).replace(str(path), "")
             assert "x" * 101 not in said and not re.search(r"\d{101}", said) and len(said) < 400
@@ -436,7 +436,7 @@ def test_a_refusal_does_not_repeat_what_is_long(value: Any, saved: tuple[Path, A
 
 
 def test_columns_of_any_length_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapehead.inspector.graph.json_columns._CHUNK", 3)
+    monkeypatch.setattr("tapescope.inspector.graph.json_columns._CHUNK", 3)
     for length in range(8):
         pieces: list[str] = []
         writer = ColumnWriter(pieces.append)

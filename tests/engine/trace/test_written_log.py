@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.capturing.writes import WritesSeen
-from tapehead.inspector.graph.written import writes_between
-from tapehead.inspector.torch_internals.tensors import storage_of
+import tapescope as ts
+from tapescope.inspector.capturing.writes import WritesSeen
+from tapescope.inspector.graph.written import writes_between
+from tapescope.inspector.torch_internals.tensors import storage_of
 
 MODIFIED = "modified by an inplace operation"
 
@@ -94,14 +94,14 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 def notes_of(loss: Tensor) -> str:
     with pytest.raises(RuntimeError, match=MODIFIED) as raised:
-        th.backward(loss)
+        ts.backward(loss)
     return "\n".join(getattr(raised.value, "__notes__", []))
 
 
 @pytest.mark.parametrize("what", WRITES)
 def test_each_kind_of_write_is_named_with_its_line(what: str) -> None:
     write = WRITES[what]
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         y = base()
         write(y)
         loss = y.sum()
@@ -117,7 +117,7 @@ def test_each_kind_of_write_is_named_with_its_line(what: str) -> None:
 def test_an_optimizers_write_is_named_where_its_step_was_called(kind: type[Any], options: dict[str, bool]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = kind(model.parameters(), 0.1, **options)
-    with th.capture(model, every_call=True):
+    with ts.capture(model, every_call=True):
         one, other = model(torch.ones(2, 4)).sum(), model(torch.ones(2, 4)).pow(2).sum()
         one.backward()
         optimizer.step()
@@ -131,14 +131,14 @@ def _here(line: int) -> str:
 
 
 def test_several_writes_are_named_in_order_and_one_that_nobody_saw_leaves_them_unnamed() -> None:
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         y = base()
         loss = y.sin().sum()
         with torch.no_grad():
             y.mul_(2)
             y[0] = 0
     assert re.search(r"written since by mul_ at \S+ and __setitem__ at \S+ and is at version 2", notes_of(loss))
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         y = base()
         loss = y.sin().sum()
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_bytes_at_the_address_of_others_are_not_told_with_their_writes() -> None
 
 
 def test_what_writes_through_data_is_no_write_that_autograd_noticed() -> None:
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         y = base()
         loss = y.sin().sum()
         y.data.mul_(3)
@@ -173,9 +173,9 @@ def test_a_checkpoints_forward_may_write_what_it_makes() -> None:
 
     w, judge = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     part(judge).sum().backward()
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         loss = checkpoint(part, w, use_reentrant=False).sum()
-    th.backward(loss)
+    ts.backward(loss)
     assert torch.equal(w.grad, judge.grad)
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_kept_alive_by_having_been_written() -> None:
 
     gc.disable()
     try:
-        with th.capture(every_call=True):
+        with ts.capture(every_call=True):
             y = torch.ones(100)
             y.add_(1)
             y.data.mul_(2)

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import tapehead as th
-from tapehead.__main__ import main
-from tapehead.engine.black_box.keeper import StepKeeper
+import tapescope as ts
+from tapescope.__main__ import main
+from tapescope.engine.black_box.keeper import StepKeeper
 
 SIZE = 8  # of a batch
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 Made = tuple[Tensor, Tensor]
 
@@ -77,9 +77,9 @@ def a_model(kind: Callable[[], nn.Module] = Net) -> tuple[nn.Module, torch.optim
 
 def train(
     box: Path, batches: Any, *, loss: Callable[[nn.Module, Any], Tensor] = loss_of, every: int = 1, **options: Any
-) -> th.Training:
+) -> ts.Training:
     model, optimizer = a_model()
-    with th.training(model, optimizer, black_box=box, **options) as training:
+    with ts.training(model, optimizer, black_box=box, **options) as training:
         for number, batch in enumerate(batches):
             (loss(model, batch) / every).backward()
             if number % every == every - 1:
@@ -92,7 +92,7 @@ def steps_in(box: Path) -> list[str]:
     return sorted(each.name for each in box.iterdir()) if box.exists() else []
 
 
-def is_same(again: th.StepReplay) -> bool:
+def is_same(again: ts.StepReplay) -> bool:
     assert again.same_loss is not None
     assert again.same_gradients is not None
     return again.same
@@ -122,14 +122,14 @@ def loss_of(model, batch):
     return nn.functional.mse_loss(model(x + 0.01 * torch.randn_like(x), scale), y)
 
 def main():
-    import tapehead as th
+    import tapescope as ts
     torch.manual_seed(0)
     scale = torch.ones(50 * 64, 1)
     scale[37 * 64 + 5] = 0
     rows = TensorDataset(torch.randn(50 * 64, 32), torch.randn(50 * 64, 1), scale)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    with th.training(model, optimizer, black_box="box"):
+    with ts.training(model, optimizer, black_box="box"):
         for batch in DataLoader(rows, 64, num_workers=2):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
@@ -144,11 +144,11 @@ if __name__ == "__main__":
 def test_a_nan_at_step_37_of_50_runs_again_in_a_new_process_and_is_named_to_the_line(tmp_path: Path) -> None:
     """With dropout, batch norm, Adam, an augmentation and two workers: loss and all gradients bit for bit."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(Path(th.__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(ts.__file__).parent.parent)}
     run = [sys.executable, "train.py"]
     subprocess.run(run, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
     assert steps_in(tmp_path / "box") == ["step_37"]
-    replay = [sys.executable, "-m", "tapehead", "replay", "box/step_37", "train.py:make_model", "train.py:loss_of"]
+    replay = [sys.executable, "-m", "tapescope", "replay", "box/step_37", "train.py:make_model", "train.py:loss_of"]
     done = subprocess.run(replay, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "and all 6 gradients are bit for bit the recorded ones." in done.stdout
@@ -162,7 +162,7 @@ def test_the_loop_is_the_same_with_the_box_and_without(tmp_path: Path) -> None:
 
     def trained(box: Path | None) -> tuple[dict[str, Tensor], float, Tensor]:
         model, optimizer = a_model()
-        with th.training(model, optimizer, black_box=box):
+        with ts.training(model, optimizer, black_box=box):
             for batch in loader(5, None, shuffle=True):
                 optimizer.zero_grad()
                 loss_of(model, batch).backward()
@@ -177,7 +177,7 @@ def test_of_several_bad_steps_in_a_row_the_first_is_written(tmp_path: Path) -> N
     training = train(tmp_path, loader(6, 2))
     assert steps_in(tmp_path) == ["step_2"]
     assert [each.kind for each in training.findings if each.kind == "black box"] == ["black box"]
-    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    again = ts.replay(tmp_path / "step_2", Net, loss_of)
     assert is_same(again)
     assert set(again.gradients) == {name for name, _ in Net().named_parameters()}
     found = again.find_nan()
@@ -191,9 +191,9 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pyt
 
     with pytest.raises(RuntimeError, match="must match the size") as raised:
         train(tmp_path, broken())
-    assert any("step_3" in note and "tapehead replay" in note for note in raised.value.__notes__)
+    assert any("step_3" in note and "tapescope replay" in note for note in raised.value.__notes__)
     assert f"it raised RuntimeError: {raised.value}.\n" in (tmp_path / "step_3" / "README.md").read_text()
-    again = th.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
+    again = ts.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
     assert again.same and str(again.error) == str(raised.value)
     assert "It raises what the step did" in str(again)
     script = tmp_path / "cut.py"
@@ -210,7 +210,7 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pyt
 
 def test_gradients_that_are_summed_over_four_micro_batches(tmp_path: Path) -> None:
     train(tmp_path, loader(12, 5), every=4)
-    again = th.replay(tmp_path / "step_1", Net, lambda model, batch: loss_of(model, batch) / 4)
+    again = ts.replay(tmp_path / "step_1", Net, lambda model, batch: loss_of(model, batch) / 4)
     assert len(again.losses) == 2, "the step is kept as soon as it is bad"
     assert is_same(again)
     assert again.find_nan().where == "backward"
@@ -218,13 +218,13 @@ def test_gradients_that_are_summed_over_four_micro_batches(tmp_path: Path) -> No
 
 def test_gradients_are_kept_as_they_were_before_clipping_spoils_them(tmp_path: Path) -> None:
     model, optimizer = a_model()
-    with th.training(black_box=tmp_path):
+    with ts.training(black_box=tmp_path):
         for batch in loader(4, 2):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    again = ts.replay(tmp_path / "step_2", Net, loss_of)
     assert is_same(again)
     assert not again.gradients["scale"].isfinite().any() and again.gradients["last.weight"].isfinite().all()
 
@@ -232,13 +232,13 @@ def test_gradients_are_kept_as_they_were_before_clipping_spoils_them(tmp_path: P
 def test_what_was_in_grad_before_is_added_to_again(tmp_path: Path) -> None:
     """Where the loop does not zero all gradients, or leaves zeros in them."""
     model, optimizer = a_model()
-    with th.training(model, optimizer, black_box=tmp_path):
+    with ts.training(model, optimizer, black_box=tmp_path):
         for number, batch in enumerate(loader(4, 2)):
             if number == 1:
                 optimizer.zero_grad(set_to_none=False)
             loss_of(model, batch).backward()
             optimizer.step()
-    assert is_same(th.replay(tmp_path / "step_2", Net, loss_of))
+    assert is_same(ts.replay(tmp_path / "step_2", Net, loss_of))
 
 
 def test_a_scaler_looks_for_its_scale_unseen_and_a_bad_loss_is_kept_with_it(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_scaler_looks_for_its_scale_unseen_and_a_bad_loss_is_kept_with_it(tmp_
 
     model, optimizer = a_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    with th.training(model, optimizer, black_box=tmp_path):
+    with ts.training(model, optimizer, black_box=tmp_path):
         for batch in loader(9, 6):
             optimizer.zero_grad()
             scaler.scale(small(model, batch)).backward()
@@ -255,7 +255,7 @@ def test_a_scaler_looks_for_its_scale_unseen_and_a_bad_loss_is_kept_with_it(tmp_
             scaler.step(optimizer)
             scaler.update()
     assert steps_in(tmp_path) == ["step_6"]
-    again = th.replay(tmp_path / "step_6", Net, small)
+    again = ts.replay(tmp_path / "step_6", Net, small)
     assert is_same(again)
 
 
@@ -268,7 +268,7 @@ def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return (model(batch[0] + torch.rand(1)) - batch[1]).pow(2).mean()
 
-    with th.training(model, optimizer, black_box=tmp_path):
+    with ts.training(model, optimizer, black_box=tmp_path):
         for batch in loader(3, None):
 
             def closure() -> Tensor:
@@ -281,7 +281,7 @@ def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path
 
             optimizer.step(closure)
     (folder,) = tmp_path.iterdir()
-    again = th.replay(
+    again = ts.replay(
         folder,
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)),
         lambda model, batch: loss(model, batch) * float("nan"),
@@ -293,11 +293,11 @@ def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path
     model, optimizer = a_model(Net)
     x, y = data(1, None)
     x[3, 0] = math.nan
-    with th.training(model, optimizer, black_box=tmp_path):
+    with ts.training(model, optimizer, black_box=tmp_path):
         for batch in DataLoader(TensorDataset(x, y), batch_size=SIZE):
             nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
             optimizer.step()
-    again = th.replay(tmp_path / "step_0", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
+    again = ts.replay(tmp_path / "step_0", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
     found = str(again.find_nan())
     assert "was given what was bad before any operation" in found and "replay.py" not in found, found
 
@@ -305,7 +305,7 @@ def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path
 def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Path) -> None:
     model, optimizer = a_model(Net)
     x, y = data(1, None)
-    with th.training(black_box=tmp_path) as training:
+    with ts.training(black_box=tmp_path) as training:
         nn.functional.mse_loss(model(x), y * math.inf).backward()
         optimizer.step()
     (found,) = [each for each in training.findings if each.kind == "black box"]
@@ -323,7 +323,7 @@ def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) 
 
     def batches(call: Callable[[nn.Module, Tensor, Tensor], Tensor], box: Path) -> None:
         model, optimizer = a_model(Whole)
-        with th.training(black_box=box):
+        with ts.training(black_box=box):
             for place in range(0, len(x), SIZE):
                 optimizer.zero_grad()
                 noisy = x[place : place + SIZE] * (1 + torch.rand(1))
@@ -338,7 +338,7 @@ def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) 
     for number, (call, again) in enumerate(ways):
         batches(call, tmp_path / str(number))
         with pytest.warns(UserWarning, match="is what Whole was called with"):
-            assert is_same(th.replay(tmp_path / str(number) / "step_2", Whole, again))
+            assert is_same(ts.replay(tmp_path / str(number) / "step_2", Whole, again))
 
 
 def test_a_batch_that_the_loop_writes_in_place_is_said_and_later_ones_are_copied(tmp_path: Path) -> None:
@@ -347,15 +347,15 @@ def test_a_batch_that_the_loop_writes_in_place_is_said_and_later_ones_are_copied
         return loss_of(model, batch)
 
     train(tmp_path / "late", loader(4, 2), loss=doubled)
-    assert is_same(th.replay(tmp_path / "late" / "step_2", Net, doubled))
+    assert is_same(ts.replay(tmp_path / "late" / "step_2", Net, doubled))
     train(tmp_path / "first", loader(4, 0), loss=doubled)
     with pytest.warns(UserWarning, match=r"had written batch\[0\] in place before it was kept"):
-        assert not th.replay(tmp_path / "first" / "step_0", Net, doubled).same
+        assert not ts.replay(tmp_path / "first" / "step_0", Net, doubled).same
 
 
 def test_a_loop_that_writes_its_parameters_by_hand_says_where_steps_end(tmp_path: Path) -> None:
     model, _ = a_model()
-    with th.training(model, black_box=tmp_path) as training:
+    with ts.training(model, black_box=tmp_path) as training:
         for batch in loader(4, 2):
             model.zero_grad()
             loss_of(model, batch).backward()
@@ -363,7 +363,7 @@ def test_a_loop_that_writes_its_parameters_by_hand_says_where_steps_end(tmp_path
                 for each in model.parameters():
                     each -= 0.01 * each.grad
             training.step()
-    again = th.replay(tmp_path / "step_2", Net, loss_of)
+    again = ts.replay(tmp_path / "step_2", Net, loss_of)
     assert is_same(again) and len(again.losses) == 1
 
 
@@ -378,7 +378,7 @@ def test_an_optimizer_that_steps_second_on_one_batch(tmp_path: Path) -> None:
         made = models[1](models[0](noise)) * batch[0].abs().sum(1, keepdim=True)
         return (made * made).sum(1).sqrt().mean()
 
-    with th.training([generator, critic], [first, second], black_box=tmp_path):
+    with ts.training([generator, critic], [first, second], black_box=tmp_path):
         for batch in loader(4, 2):
             first.zero_grad()
             (critic(batch[0]) - critic(generator(torch.randn(len(batch[0]), 2)).detach())).mean().backward()
@@ -386,42 +386,42 @@ def test_an_optimizer_that_steps_second_on_one_batch(tmp_path: Path) -> None:
             second.zero_grad()
             loss_of_second([generator, critic], batch).backward()
             second.step()
-    again = th.replay(tmp_path / "step_2", lambda: [nn.Linear(2, 4), nn.Linear(4, 1)], loss_of_second)
+    again = ts.replay(tmp_path / "step_2", lambda: [nn.Linear(2, 4), nn.Linear(4, 1)], loss_of_second)
     assert is_same(again) and len(again.gradients) == 4
 
 
 def test_autocast_that_the_loop_opens_around_the_loss_is_opened_again_and_said(tmp_path: Path) -> None:
     model, optimizer = a_model()
-    with th.training(model, optimizer, black_box=tmp_path):
+    with ts.training(model, optimizer, black_box=tmp_path):
         for batch in loader(3, 1):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
                 loss = loss_of(model, batch)
             loss.backward()
             optimizer.step()
-    again = th.replay(tmp_path / "step_1", Net, loss_of)
+    again = ts.replay(tmp_path / "step_1", Net, loss_of)
     assert is_same(again)
     assert any("under autocast to bfloat16 on cpu: it is opened around loss_of" in each for each in again.differences)
 
 
 def test_random_numbers_that_loss_of_does_not_draw_are_said(tmp_path: Path) -> None:
     train(tmp_path, loader(3, 1))
-    again = th.replay(tmp_path / "step_1", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
+    again = ts.replay(tmp_path / "step_1", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
     assert not again.same
     assert any("other random numbers than loss_of" in each for each in again.differences)
 
 
 def test_a_finding_that_was_asked_for_is_kept(tmp_path: Path) -> None:
     model, optimizer = a_model()
-    with th.training(model, optimizer, black_box=tmp_path, black_box_on=["norm"]) as training:
+    with ts.training(model, optimizer, black_box=tmp_path, black_box_on=["norm"]) as training:
         for number, batch in enumerate(loader(4, 3)):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             if number == 1:
-                training.add(th.Finding("norm", 1, "The gradient of last is 9 times what it was."))
+                training.add(ts.Finding("norm", 1, "The gradient of last is 9 times what it was."))
             optimizer.step()
     assert steps_in(tmp_path) == ["step_1"]
-    assert is_same(th.replay(tmp_path / "step_1", Net, loss_of))
+    assert is_same(ts.replay(tmp_path / "step_1", Net, loss_of))
 
 
 def test_a_batch_fetched_ahead_is_the_one_that_the_model_takes(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_batch_fetched_ahead_is_the_one_that_the_model_takes(tmp_path: Path) -
 
     train(tmp_path, ahead(), loss=loss)
     assert steps_in(tmp_path) == ["step_3"]
-    assert is_same(th.replay(tmp_path / "step_3", Net, loss))
+    assert is_same(ts.replay(tmp_path / "step_3", Net, loss))
 
 
 Pair = namedtuple("Pair", "x y")
@@ -474,7 +474,7 @@ def test_batches_of_many_kinds_come_back(tmp_path: Path, collate: Any, parts: An
         return loss_of(model, parts(batch))
 
     train(tmp_path, loader(3, 1, collate_fn=together), loss=loss)
-    assert is_same(th.replay(tmp_path / "step_1", Net, loss))
+    assert is_same(ts.replay(tmp_path / "step_1", Net, loss))
 
 
 def test_a_step_that_does_not_fit_is_not_written_and_a_sentence_says_so(tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ def test_nothing_is_kept_when_the_loop_has_ended(tmp_path: Path) -> None:
     model, optimizer = a_model()
     gc.disable()
     try:
-        with th.training(model, optimizer, black_box=tmp_path) as training:
+        with ts.training(model, optimizer, black_box=tmp_path) as training:
             for batch in loader(3, 1):
                 optimizer.zero_grad()
                 loss = loss_of(model, batch)
@@ -533,7 +533,7 @@ def test_the_graph_that_led_to_what_a_model_is_given_is_not_held(tmp_path: Path)
     encoder, decoder = nn.Linear(4, 4), Decoder(4, 1)
     gc.disable()
     try:
-        with th.training(decoder, black_box=tmp_path):
+        with ts.training(decoder, black_box=tmp_path):
             scaled = encoder(torch.ones(2, 4)) * torch.ones(2, 4, requires_grad=True)
             kept = weakref.ref(scaled)
             decoder(Batch(scaled, scaled)).sum().backward()
@@ -559,13 +559,13 @@ def test_a_sparse_gradient_that_is_not_recorded_is_said_and_does_not_count_as_di
 
     net = table_and_head()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with th.training(net, optimizer, black_box=tmp_path, synchronize=True):
+    with ts.training(net, optimizer, black_box=tmp_path, synchronize=True):
         for step in range(3):
             optimizer.zero_grad()
             (loss(net) + (math.inf if step == 1 else 0)).backward()
             optimizer.step()
     (folder,) = steps_in(tmp_path)
-    again = th.replay(tmp_path / folder, table_and_head, lambda made, batch: loss(made, factor) + math.inf)
+    again = ts.replay(tmp_path / folder, table_and_head, lambda made, batch: loss(made, factor) + math.inf)
     assert again.unrecorded.keys() == {"0.weight"} and "sparse_coo" in again.unrecorded["0.weight"]
     assert again.same_gradients is (factor == 1)
     verdict = again.sentences[-1]
@@ -575,7 +575,7 @@ def test_a_sparse_gradient_that_is_not_recorded_is_said_and_does_not_count_as_di
 def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
     train(tmp_path, loader(3, 1))
     with pytest.raises(ValueError, match=r"make_model\(\) has no scale, first.weight"):
-        th.replay(tmp_path / "step_1", lambda: nn.Linear(4, 1), loss_of)
+        ts.replay(tmp_path / "step_1", lambda: nn.Linear(4, 1), loss_of)
 
     def wider() -> nn.Module:
         model = Net()
@@ -583,7 +583,7 @@ def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> 
         return model
 
     with pytest.raises(ValueError, match=r"parameter first.weight was float32 6×4, and is float32 6×5"):
-        th.replay(tmp_path / "step_1", wider, loss_of)
+        ts.replay(tmp_path / "step_1", wider, loss_of)
 
 
 def test_a_model_made_on_the_meta_device_gets_the_recorded_values(tmp_path: Path) -> None:
@@ -593,7 +593,7 @@ def test_a_model_made_on_the_meta_device_gets_the_recorded_values(tmp_path: Path
         with torch.device("meta"):
             return Net()
 
-    assert is_same(th.replay(tmp_path / "step_1", without_values, loss_of))
+    assert is_same(ts.replay(tmp_path / "step_1", without_values, loss_of))
 
 
 def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None:
@@ -611,7 +611,7 @@ def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None
 
     before = torch.get_rng_state(), random.getstate()
     with pytest.warns(UserWarning, match=" then, ") as said:
-        th.replay(tmp_path / "step_1", Net, loss)
+        ts.replay(tmp_path / "step_1", Net, loss)
     texts = [str(each.message).partition("step_1: ")[2] for each in said]
     assert texts == [
         f"torch: 2.99 then, {torch.__version__} now; the last bits may differ",
@@ -631,7 +631,7 @@ def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None
 )
 def test_what_is_no_reason_to_keep_a_step_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
-        th.training(black_box_on=given)
+        ts.training(black_box_on=given)
 
 
 @pytest.mark.parametrize("synchronize", [False, True])
@@ -648,13 +648,13 @@ def test_on_an_accelerator_a_bad_step_is_known_a_step_later_or_waited_for(
 
     model = make_model().to(accelerator)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    with th.training(model, optimizer, black_box=tmp_path, synchronize=synchronize):
+    with ts.training(model, optimizer, black_box=tmp_path, synchronize=synchronize):
         for number, batch in enumerate(loader(5, None)):
             optimizer.zero_grad()
             (moved(model, batch) * (float("nan") if number == 2 else 1)).backward()
             optimizer.step()
     assert steps_in(tmp_path) == ["step_2"]
-    again = th.replay(tmp_path / "step_2", make_model, lambda model, batch: moved(model, batch) * float("nan"))
+    again = ts.replay(tmp_path / "step_2", make_model, lambda model, batch: moved(model, batch) * float("nan"))
     assert again.same_loss and again.same_gradients is (True if synchronize else None)
     recorded = torch.load(tmp_path / "step_2" / "state.pt", weights_only=True)
     assert all(recorded[f"parameter/{name}"].isfinite().all() for name, _ in model.named_parameters())
@@ -672,7 +672,7 @@ def test_gradients_are_read_once_where_norms_are_taken_too(tmp_path: Path, monke
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     monkeypatch.setattr(torch, "_foreach_norm", counted)
-    with th.training(model, optimizer, black_box=tmp_path, every=1000):
+    with ts.training(model, optimizer, black_box=tmp_path, every=1000):
         for number in range(3):
             if number == 1:
                 seen.clear()
@@ -707,30 +707,30 @@ def small() -> nn.Module:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_a_fused_optimizer_leaves_a_bad_update_out_where_that_is_asked_for(kind: type[Any], tmp_path: Path) -> None:
     model = small()
-    with th.training(model, black_box=tmp_path, found_inf=True) as training:
+    with ts.training(model, black_box=tmp_path, found_inf=True) as training:
         after = bad_at_2(model, "cpu", lambda given: kind(given, 1e-2, fused=True))
     assert all(map(torch.equal, after[1], after[2])) and not any(map(torch.equal, after[2], after[3]))
     assert all(each.isfinite().all() for each in after[3])
     assert steps_in(tmp_path) == ["step_2"] and not training.notes
-    with th.training(model := small(), black_box=tmp_path) as training:
+    with ts.training(model := small(), black_box=tmp_path) as training:
         after = bad_at_2(model, "cpu", lambda given: kind(given, 1e-2, fused=True))
     assert all(each.isnan().any() for each in after[3]), "nobody asked"
 
 
 def test_what_is_not_fused_leaves_nothing_out_and_a_note_says_so(tmp_path: Path) -> None:
     model = small()
-    with th.training(model, black_box=tmp_path, found_inf=True) as training:
+    with ts.training(model, black_box=tmp_path, found_inf=True) as training:
         after = bad_at_2(model, "cpu", lambda given: torch.optim.SGD(given, 1e-2))
     assert all(each.isnan().any() for each in after[3])
     assert training.notes == ["SGD is not fused, and leaves no update out: found_inf does nothing"]
     with pytest.raises(ValueError, match="give black_box=, too"):
-        th.training(model, found_inf=True)
+        ts.training(model, found_inf=True)
 
 
 def test_a_step_that_raised_leaves_no_flag_by_which_later_updates_would_go(tmp_path: Path) -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, fused=True)
-    with th.training(model, black_box=tmp_path, found_inf=True):
+    with ts.training(model, black_box=tmp_path, found_inf=True):
         model(torch.ones(2, 4)).sum().backward()
         handle = optimizer.register_step_pre_hook(fail)
         with pytest.raises(RuntimeError, match="no step"):
@@ -754,7 +754,7 @@ def test_what_the_black_box_calls_bad_is_left_out_also_if_the_optimizers_own_gra
     """Else a step would be kept with parameters that its update has written already."""
     models = nn.ModuleList([small(), small()])
     optimizers = [torch.optim.SGD(each.parameters(), 1e-2, fused=True) for each in models]
-    with th.training(models, black_box=tmp_path, found_inf=True):
+    with ts.training(models, black_box=tmp_path, found_inf=True):
         for number, share in enumerate((1, float("nan"))):
             before = [each.detach().clone() for each in models.parameters()]
             models.zero_grad()
@@ -769,7 +769,7 @@ def test_on_an_accelerator_a_bad_update_is_left_out_without_a_copy(accelerator: 
     model = small().to(accelerator)
     copied: list[object] = []
     real = StepKeeper._copy_parameters
-    with pytest.MonkeyPatch.context() as patch, th.training(model, black_box=tmp_path, found_inf=True):
+    with pytest.MonkeyPatch.context() as patch, ts.training(model, black_box=tmp_path, found_inf=True):
         patch.setattr(StepKeeper, "_copy_parameters", lambda self: (copied.append(self), real(self))[1])
         after = bad_at_2(model, accelerator, lambda given: torch.optim.SGD(given, 1e-2, fused=True))
     assert all(map(torch.equal, after[1], after[2])) and all(each.isfinite().all() for each in after[3])

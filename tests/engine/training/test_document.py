@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.training import document
-from tapehead.engine.training.document import TrainingDocument, document_of, read_document
-from tapehead.engine.training.held_memory import HELD
-from tapehead.engine.training.record import Training
+import tapescope as ts
+from tapescope.engine.training import document
+from tapescope.engine.training.document import TrainingDocument, document_of, read_document
+from tapescope.engine.training.held_memory import HELD
+from tapescope.engine.training.record import Training
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")
 
 STEPS = 24
 BAD = 13
@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with th.training(model, optimizer, every=5, black_box=tmp_path_factory.mktemp("box")) as training:
+    with ts.training(model, optimizer, every=5, black_box=tmp_path_factory.mktemp("box")) as training:
         for step in range(STEPS):
             optimizer.zero_grad()
             loss = model(torch.full((3, 4), step + 1.0)).square().mean()
@@ -98,7 +98,7 @@ def test_pooled_rows_hold_the_largest_of_their_steps_and_cover_them_all(trained:
 
 
 def test_a_loop_without_a_step_has_a_document(trained: Training) -> None:
-    document = document_of(th.training(nn.Linear(1, 1)))
+    document = document_of(ts.training(nn.Linear(1, 1)))
     assert document.steps == 0 and document.rows.shape == (0, 2) and document.kept == ()
     assert_same(document, read_document(document.to_json()))
 
@@ -122,7 +122,7 @@ def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Traini
     for given, words in (
         ("{", "no document"),
         ("[]", "no document"),
-        (damaged(text, format="tapehead.run"), "no document"),
+        (damaged(text, format="tapescope.run"), "no document"),
         (damaged(text, version=3), "version 3"),
         (damaged(text, gradients=""), "gradients are not"),
         (damaged(text, rows=[0, 1] * 9999), "are not 9,999 rows"),

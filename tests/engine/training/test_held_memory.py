@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.training.held_memory import HELD
+import tapescope as ts
+from tapescope.engine.training.held_memory import HELD
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 WEIGHTS = 4 * (4 * 8 + 8 + 8 + 1)
 
 
-def trained(keep: bool, steps: int = 9) -> th.Training:
+def trained(keep: bool, steps: int = 9) -> ts.Training:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters())
     kept = []
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(steps):
             optimizer.zero_grad()
             out = model(torch.ones(3, 4))
@@ -57,7 +57,7 @@ def test_the_batch_is_not_among_the_activations_and_what_the_forward_makes_is(by
 
     model, batch, target = Masked(), torch.ones(3, 4), torch.ones(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(4):
             out = model(rows=batch) if by_name else model(batch)
             nn.functional.mse_loss(out, target).backward()
@@ -81,12 +81,12 @@ def test_each_hundredth_step_is_looked_at_and_what_is_seldom_asked_for_costs_no_
     assert training.memory.firsts.tolist() == [1, 2, 4, 8, 16, 32, 64, 100, 128, 200]
 
 
-def kept_in_a_loop(keep: Callable[[list[object], Tensor], object], steps: int = 20) -> tuple[th.Training, int]:
+def kept_in_a_loop(keep: Callable[[list[object], Tensor], object], steps: int = 20) -> tuple[ts.Training, int]:
     """The training, and how many bytes a step's features take."""
     encoder, head = nn.Linear(8, 1024), nn.Linear(1024, 1)
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=1e-3)
     kept: list[object] = []
-    with th.training([encoder, head], optimizer) as training:
+    with ts.training([encoder, head], optimizer) as training:
         for _ in range(steps):
             features = encoder(torch.ones(64, 8))
             head(features).square().mean().backward()
@@ -150,7 +150,7 @@ def test_a_container_that_only_the_call_holds_names_its_parts(
     parts: dict[str, nn.Module] = {"encoder": nn.Linear(4, 8), "head": nn.Linear(8, 1)}
     names = [name for name, _ in together(parts).named_parameters()]
     optimizer = torch.optim.SGD([each for part in parts.values() for each in part.parameters()], lr=0.1)
-    with th.training(together(parts), optimizer) as training:
+    with ts.training(together(parts), optimizer) as training:
         for _ in range(3):
             parts["head"](parts["encoder"](torch.ones(2, 4))).sum().backward()
             optimizer.step()

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-import tapehead as th
+import tapescope as ts
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 
-def train(model: nn.Module, *optimizers: Optimizer) -> th.Training:
-    with th.training() as training:
+def train(model: nn.Module, *optimizers: Optimizer) -> ts.Training:
+    with ts.training() as training:
         for _ in range(4):
             model(torch.randn(2, 4)).sum().backward()
             for each in optimizers:
@@ -54,7 +54,7 @@ def test_frozen_tied_and_shared_out_parameters_are_as_they_should_be() -> None:
 def test_steps_without_any_gradient_are_told() -> None:
     model = net()
     optimizer = SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.randn(2, 4)).sum()  # no backward

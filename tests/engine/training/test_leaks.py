@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
+import tapescope as ts
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 BEGIN = """\
 import collections, contextlib, dataclasses, functools, sys, threading, types, weakref
@@ -222,7 +222,7 @@ def plain(text: str) -> str:
     return text.replace(PARAMETER, "model[0].weight")
 
 
-def leaks_of(training: th.Training) -> list[th.Finding]:
+def leaks_of(training: ts.Training) -> list[ts.Finding]:
     return [each for each in training.findings if each.kind == "leak"]
 
 
@@ -234,7 +234,7 @@ def _case(name: str) -> object:
 def test_the_holder_is_named_after_the_third_step(case: str, program: ModuleType) -> None:
     before, keep, expected = HELD[case]
     run(program, before, keep)
-    (leak,) = leaks_of(program.train(th.training))
+    (leak,) = leaks_of(program.train(ts.training))
     assert plain(str(leak.tensor)) == expected
     assert plain(leak.sentence).count(f"held as {expected}")
     assert leak.step in (2, 3) and leak.certain and leak.size is not None
@@ -244,7 +244,7 @@ def test_the_holder_is_named_after_the_third_step(case: str, program: ModuleType
 
 def test_a_leak_goes_on(program: ModuleType) -> None:
     run(program, "", "trainer.store.append(y)")
-    training = program.train(th.training, 12)
+    training = program.train(ts.training, 12)
     (leak,) = leaks_of(training)
     assert (leak.step, leak.last_step) == (2, 11)
     assert "steps 0 to 9 are alive" in leak.sentence and "and 9 more like it" in leak.sentence and leak.alike == 10
@@ -266,7 +266,7 @@ def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType
     try:
         going.wait()
         program.lists[:] = [ListOf(program.lists[0])]
-        (leak,) = leaks_of(program.train(th.training))
+        (leak,) = leaks_of(program.train(ts.training))
     finally:
         done.set()
         thread.join()
@@ -287,17 +287,17 @@ class ListOf:
 
 def test_what_is_let_go_of_is_not_searched_for_again(program: ModuleType) -> None:
     run(program, "", "trainer.store.append(y)\n            if step == 3: trainer.store.clear()")
-    (leak,) = leaks_of(program.train(th.training, 6))
+    (leak,) = leaks_of(program.train(ts.training, 6))
     assert (leak.step, leak.last_step) == (2, None)
 
 
 def test_searches_come_after_2_4_8_steps(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    module = sys.modules["tapehead.engine.training.leaks"]
+    module = sys.modules["tapescope.engine.training.leaks"]
     held_graphs = module.held_graphs
     monkeypatch.setattr(module, "held_graphs", lambda *given: looked.append(1) or held_graphs(*given))  # type: ignore[func-returns-value]
     run(program, "", "trainer.store.append(y)")
-    program.train(th.training, 20)
+    program.train(ts.training, 20)
     assert len(looked) == 5  # after steps 2, 4, 8 and 16, and at the end
 
 
@@ -313,7 +313,7 @@ def collector_off() -> Iterator[None]:
 @pytest.mark.usefixtures("collector_off")
 def test_a_cycle_is_shown_until_it_is_collected(program: ModuleType) -> None:
     run(program, "", "y.itself = [y]")
-    (leak,) = leaks_of(program.train(th.training))
+    (leak,) = leaks_of(program.train(ts.training))
     assert leak.tensor == "a cycle: <Tensor>.itself[0] is that Tensor itself"
     assert "It is freed when Python's collector runs" in leak.sentence
 
@@ -321,7 +321,7 @@ def test_a_cycle_is_shown_until_it_is_collected(program: ModuleType) -> None:
 @pytest.mark.leaves_hooks
 def test_a_hook_that_keeps_its_own_graph_is_said_to_be_immortal(program: ModuleType) -> None:
     run(program, "", "y.register_hook(noted(loss))")
-    training = program.train(th.training)
+    training = program.train(ts.training)
     gc.collect()
     (leak,) = leaks_of(training)
     assert leak.at == f"program.py:{line('return lambda')}"
@@ -336,7 +336,7 @@ def test_a_hook_that_keeps_its_own_graph_is_said_to_be_immortal(program: ModuleT
 def test_looking_keeps_nothing_alive(case: str, program: ModuleType) -> None:
     before, keep, _ = HELD[case]
     run(program, "alive = []\n" + before, f"alive.append(weakref.ref(y))\n            {keep}")
-    training = program.train(th.training)
+    training = program.train(ts.training)
     assert leaks_of(training)
     for name in ("trainer", "errors", "its", "hooks"):
         vars(program).pop(name, None)
@@ -486,7 +486,7 @@ HEALTHY = [
 
 @pytest.mark.parametrize("loop", HEALTHY)
 def test_a_healthy_loop_is_left_in_peace(loop: Any) -> None:
-    with th.training() as training:
+    with ts.training() as training:
         loop()
     assert training.steps >= 5
     assert not leaks_of(training), training
@@ -497,7 +497,7 @@ def test_a_graph_without_modules_is_seen_by_its_loss() -> None:
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1)
     total = torch.zeros(())
-    with th.training() as training:
+    with ts.training() as training:
         for _ in range(5):
             loss = weight.square().sum()
             loss.backward()
@@ -509,8 +509,8 @@ def test_a_graph_without_modules_is_seen_by_its_loss() -> None:
 
 def test_two_trainings_at_once_don_t_disturb_each_other(program: ModuleType) -> None:
     run(program, "", "trainer.store.append(y)")
-    with th.training() as around:
-        inner = program.train(th.training)
+    with ts.training() as around:
+        inner = program.train(ts.training)
     assert [each.tensor for each in leaks_of(around)] == [each.tensor for each in leaks_of(inner)]
     assert ref(inner)
 
@@ -519,7 +519,7 @@ def test_graphs_that_another_thread_made_are_not_taken_for_old_ones_beside_a_lea
     first, second = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.01)
     kept = []
-    with ThreadPoolExecutor(1) as other, th.training([first, second], optimizer) as training:
+    with ThreadPoolExecutor(1) as other, ts.training([first, second], optimizer) as training:
         for number in range(20):
             given = other.submit(first, torch.ones(2, 3)).result()
             loss = second(given).sum()
@@ -537,7 +537,7 @@ def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_pytho
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     history = []
-    with th.training() as training:
+    with ts.training() as training:
         for _ in range(steps):
             optimizer.zero_grad()
             out = model(torch.ones(1, 2))
@@ -553,7 +553,7 @@ def test_a_view_of_a_parameter_that_a_step_has_spoiled_does_not_end_the_search()
     weight = nn.Parameter(torch.randn(8, 4))
     view = weight.chunk(2)[0]
     optimizer, kept = torch.optim.SGD([weight], 0.1), []
-    with th.training(None, optimizer) as training:
+    with ts.training(None, optimizer) as training:
         for _ in range(4):
             loss = (torch.ones(2, 4) @ weight.t()).sum()
             kept.append(loss)
@@ -569,7 +569,7 @@ def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() 
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     futures = []
-    with ThreadPoolExecutor(1) as pool, th.training(model, optimizer) as training:
+    with ThreadPoolExecutor(1) as pool, ts.training(model, optimizer) as training:
         for _ in range(8):
             out = model(torch.ones(2, 4))
             futures.append(pool.submit(lambda given: (given * 2).sum(), out))
@@ -582,10 +582,10 @@ def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_graphs_that_gradients_hold_are_those_of_create_graph() -> None:
-    def findings(zero_grad: bool) -> list[th.Finding]:
+    def findings(zero_grad: bool) -> list[ts.Finding]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-        with th.training(model, optimizer) as training:
+        with ts.training(model, optimizer) as training:
             for _ in range(6):
                 if zero_grad:
                     optimizer.zero_grad()

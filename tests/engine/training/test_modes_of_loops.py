@@ -1,4 +1,4 @@
-"""A loop under transforms, modes and devices of its own: it trains as without `th.training`, which sees all of it."""
+"""A loop under transforms, modes and devices of its own: it trains as without `ts.training`, which sees all of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import tapehead as th
-from tapehead.engine.black_box.read import read_step
+import tapescope as ts
+from tapescope.engine.black_box.read import read_step
 
 
 def row_loss(net: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
@@ -114,22 +114,22 @@ def trained(
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loop_that_uses_transforms_is_watched_to_its_end(loss: str, tmp_path: Path) -> None:
     expected, _, _ = trained(LOSSES[loss], lambda *_: nullcontext())
-    found, training, _ = trained(LOSSES[loss], lambda *given: th.training(*given, every=1, black_box=tmp_path))
+    found, training, _ = trained(LOSSES[loss], lambda *given: ts.training(*given, every=1, black_box=tmp_path))
     assert all(map(torch.equal, found, expected)) and training.notes == []
     assert training.norms.losses.flatten().tolist() == [float(each) for each in expected[:10]]
-    _, training, _ = trained(LOSSES[loss], lambda *given: th.training(*given, black_box=tmp_path), nan_in=7)
+    _, training, _ = trained(LOSSES[loss], lambda *given: ts.training(*given, black_box=tmp_path), nan_in=7)
     assert {each.step for each in training.findings if each.kind in ("non-finite", "black box")} == {7}
     assert training.notes == [] and len(training.norms) == 10
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("loss", ["gradients of each sample", "hessian", "grad in the loss", "vmap in the loss"])
-@pytest.mark.parametrize("watch", [lambda *_: th.training(writes=True), lambda *_: th.record_steps(2)])
+@pytest.mark.parametrize("watch", [lambda *_: ts.training(writes=True), lambda *_: ts.record_steps(2)])
 def test_without_a_model_given_such_a_loop_trains_as_before(loss: str, watch: Callable[..., Any]) -> None:
     expected, _, _ = trained(LOSSES[loss], lambda *_: nullcontext())
     found, watched, _ = trained(LOSSES[loss], watch)
     assert all(map(torch.equal, found, expected))
-    if isinstance(watched, th.Training):
+    if isinstance(watched, ts.Training):
         assert watched.notes == [] and watched.norms.columns == ["0", "2"]
     else:
         assert len(watched) == 2
@@ -138,7 +138,7 @@ def test_without_a_model_given_such_a_loop_trains_as_before(loss: str, watch: Ca
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_inside_of_a_transform_is_kept_with_the_whole_batch(tmp_path: Path) -> None:
     _, training, _ = trained(
-        LOSSES["vmap in the loss"], lambda *given: th.training(*given, black_box=tmp_path), nan_in=3
+        LOSSES["vmap in the loss"], lambda *given: ts.training(*given, black_box=tmp_path), nan_in=3
     )
     kept = next(each for each in training.findings if each.kind == "black box")
     assert kept.at is not None
@@ -148,7 +148,7 @@ def test_a_step_inside_of_a_transform_is_kept_with_the_whole_batch(tmp_path: Pat
     assert any(each.shape == x.shape and torch.equal(each, x) for each in read_step(kept.at).load().values())
 
 
-@pytest.mark.parametrize("watch", [lambda *given: th.training(*given, every=1), lambda *_: th.record_steps(2)])
+@pytest.mark.parametrize("watch", [lambda *given: ts.training(*given, every=1), lambda *_: ts.record_steps(2)])
 @pytest.mark.parametrize("mode", [SeeingCalls, SeeingOperations])
 def test_modes_of_the_user_s_see_what_they_see_without(
     mode: type[SeeingCalls] | type[SeeingOperations], watch: Callable[..., Any]
@@ -162,7 +162,7 @@ def test_modes_of_the_user_s_see_what_they_see_without(
     assert watched.seen == alone.seen
 
 
-@pytest.mark.filterwarnings("ignore:th.training")  # a FlopCounterMode's hooks keep graphs alive
+@pytest.mark.filterwarnings("ignore:ts.training")  # a FlopCounterMode's hooks keep graphs alive
 @pytest.mark.parametrize(
     "around",
     [
@@ -175,7 +175,7 @@ def test_the_norms_of_a_loop_are_those_of_its_gradients_whatever_is_around_it(ar
     net = nn.Linear(4, 1)
     optimizer, x = torch.optim.SGD(net.parameters(), 0.1), torch.randn(5, 4)
     norms = []
-    with around(), th.training(net, optimizer) as training:
+    with around(), ts.training(net, optimizer) as training:
         for _ in range(6):
             optimizer.zero_grad()
             net(x).float().square().mean().backward()
@@ -194,7 +194,7 @@ def test_the_numbers_of_a_loop_do_not_depend_on_the_default_dtype(dtype: torch.d
     expected = net(x).square().mean().item()
     torch.set_default_dtype(dtype)
     try:
-        with th.training(net, optimizer := torch.optim.SGD(net.parameters(), 0.0)) as training:
+        with ts.training(net, optimizer := torch.optim.SGD(net.parameters(), 0.0)) as training:
             for _ in range(12):
                 net.zero_grad()
                 net(x).square().mean().backward()
@@ -223,7 +223,7 @@ def test_the_error_of_an_inference_tensor_names_the_attribute_that_has_it() -> N
     net = Positions()
     with torch.inference_mode():
         net(torch.ones(2, 4))
-    with pytest.raises(RuntimeError, match="Inference tensors") as found, th.training(net):
+    with pytest.raises(RuntimeError, match="Inference tensors") as found, ts.training(net):
         net(torch.ones(2, 4)).sum().backward()
     (note,) = (each for each in found.value.__notes__ if "inference_mode" in each)
     assert "Positions.table" in note and "test_modes_of_loops.py:" in note and ".clone()" in note
@@ -239,7 +239,7 @@ def test_casts_that_autocast_keeps_over_a_step_are_found(is_around: bool, cache:
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=cache)
     with warnings.catch_warnings(), autocast() if is_around else nullcontext():
         warnings.simplefilter("ignore")
-        with th.training(net, optimizer) as training:
+        with ts.training(net, optimizer) as training:
             for _ in range(5):
                 optimizer.zero_grad()
                 with nullcontext() if is_around else autocast():
@@ -258,7 +258,7 @@ COMPILED = """
 import torch
 from contextlib import nullcontext
 from torch._dynamo.utils import counters
-import tapehead as th
+import tapescope as ts
 
 def compiled_frames(watch):
     torch._dynamo.reset()
@@ -284,14 +284,14 @@ def compiled_frames(watch):
     return counters["frames"]["total"], model.weight, watching
 
 frames, weight, _ = compiled_frames(lambda model: nullcontext())
-found, trained, training = compiled_frames(th.training)
+found, trained, training = compiled_frames(ts.training)
 assert found <= frames, (found, frames)
 assert torch.equal(trained, weight) and training.steps == 4
 """
 
 
 @pytest.mark.slow
-def test_a_step_that_is_compiled_with_its_optimizer_compiles_nothing_of_tapehead() -> None:
+def test_a_step_that_is_compiled_with_its_optimizer_compiles_nothing_of_tapescope() -> None:
     """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

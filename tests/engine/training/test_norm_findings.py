@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-import tapehead as th
+import tapescope as ts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -34,10 +34,10 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     each: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
     batch: Callable[[int, Tensor], Tensor] = lambda step, x: x,
-) -> th.Training:
+) -> ts.Training:
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for step in range(steps):
             x = torch.randn(16, 6, generator=generator)
             each(step, optimizer)
@@ -47,7 +47,7 @@ def train(
     return training
 
 
-def norm_findings(training: th.Training) -> list[th.Finding]:
+def norm_findings(training: ts.Training) -> list[ts.Finding]:
     assert not training.notes
     return [each for each in training.findings if each.kind in ("norm", "non-finite", "learning rate")]
 
@@ -71,7 +71,7 @@ def test_what_a_gradient_scaler_leaves_out_is_its_own_affair() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model.last.weight.register_hook(lambda gradient: gradient * (float("inf") if training.steps < 5 else 1))
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(20):
             optimizer.zero_grad()
             scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
@@ -160,7 +160,7 @@ def test_a_healthy_gan_has_no_findings() -> None:
     maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
     judge = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
     makes, judges = torch.optim.Adam(maker.parameters(), 1e-3), torch.optim.Adam(judge.parameters(), 1e-3)
-    with th.training([maker, judge]) as training:
+    with ts.training([maker, judge]) as training:
         for _ in range(120):
             for _ in range(2):
                 judges.zero_grad()

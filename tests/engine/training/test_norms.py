@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
-import tapehead as th
-from tapehead.engine.norms.step_table import StepTable
+import tapescope as ts
+from tapescope.engine.norms.step_table import StepTable
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")
 
 
 def perceptron() -> nn.Sequential:
@@ -51,7 +51,7 @@ def test_norms_are_those_of_all_gradients_of_a_module_before_they_are_clipped() 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     clip = torch.nn.utils.clip_grad_norm_
     wanted: list[list[float]] = []
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for step in range(12):
             optimizer.zero_grad()
             for part in range(2):  # accumulated
@@ -72,7 +72,7 @@ def test_weights_and_updates_are_those_of_every_tenth_step() -> None:
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     names = ["3", "2", "0"]
-    with th.training(model, optimizer, every=5) as training:
+    with ts.training(model, optimizer, every=5) as training:
         for step in range(11):
             optimizer.zero_grad()
             x, y = batch(step)
@@ -93,12 +93,12 @@ def test_weights_and_updates_are_those_of_every_tenth_step() -> None:
 
 
 def test_updates_of_a_large_model_are_looked_at_a_few_modules_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapehead.engine.training.norm_watch._MOST_COPIED_BYTES", 200)
+    monkeypatch.setattr("tapescope.engine.training.norm_watch._MOST_COPIED_BYTES", 200)
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     names = ["3", "2", "0"]
     wanted = []
-    with th.training(model, optimizer, every=5) as training:
+    with ts.training(model, optimizer, every=5) as training:
         for step in range(8):
             optimizer.zero_grad()
             x, y = batch(step)
@@ -118,7 +118,7 @@ def test_updates_of_a_large_model_are_looked_at_a_few_modules_at_a_time(monkeypa
 
 
 def test_copies_of_parameters_take_a_bounded_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapehead.engine.training.norm_watch._MOST_COPIED_BYTES", 2**16)
+    monkeypatch.setattr("tapescope.engine.training.norm_watch._MOST_COPIED_BYTES", 2**16)
     model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(6)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.randn(1, 128)
@@ -138,7 +138,7 @@ def test_copies_of_parameters_take_a_bounded_part_of_them(monkeypatch: pytest.Mo
 
     alone = highest()
     optimizer.zero_grad()
-    with th.training(model, optimizer, every=1):
+    with ts.training(model, optimizer, every=1):
         assert highest() <= alone + 2**16 + 2**14  # of the parameters one in six, and the norms themselves
 
 
@@ -147,7 +147,7 @@ def test_gradients_of_a_scaled_loss_are_told_without_the_scale() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     wanted, losses = [], []
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for step in range(4):
             x, y = batch(step)
             if step == 2:
@@ -173,7 +173,7 @@ def test_each_optimizer_of_a_gan_has_the_gradient_it_steps_with() -> None:
     maker, judge = nn.Linear(4, 6), nn.Linear(6, 1)
     makes, judges = torch.optim.Adam(maker.parameters()), torch.optim.SGD(judge.parameters(), lr=0.01)
     wanted = []
-    with th.training([maker, judge], [makes, judges]) as training:
+    with ts.training([maker, judge], [makes, judges]) as training:
         for _ in range(3):
             judges.zero_grad()
             noise = torch.randn(8, 4)
@@ -202,13 +202,13 @@ def test_a_closure_and_gradients_put_there_by_hand_have_norms_too() -> None:
         loss.backward()
         return loss
 
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(3):
             optimizer.step(closure)
     assert (training.norms.gradients > 0).all() and len(training.norms) == 3
 
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    with th.training(model, plain) as training:
+    with ts.training(model, plain) as training:
         loss = functional.mse_loss(model(x), y)
         for parameter, gradient in zip(
             model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
@@ -225,7 +225,7 @@ def test_a_closure_and_gradients_put_there_by_hand_have_norms_too() -> None:
 def test_gradients_of_any_dtype_have_norms(dtype: torch.dtype) -> None:
     parameter = nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = torch.optim.SGD([parameter], lr=0.0)
-    with th.training(None, optimizer) as training:
+    with ts.training(None, optimizer) as training:
         for _ in range(2):
             parameter.grad = torch.full((3,), 6e4, dtype=dtype)
             optimizer.step()
@@ -236,7 +236,7 @@ def test_gradients_of_any_dtype_have_norms(dtype: torch.dtype) -> None:
 def test_sparse_gradients_and_modules_without_any() -> None:
     model = nn.ModuleDict({"table": nn.Embedding(10, 4, sparse=True), "unused": nn.Linear(2, 2)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(2):
             optimizer.zero_grad()
             model["table"](torch.tensor([1, 1, 3])).square().sum().backward()
@@ -250,7 +250,7 @@ def test_nothing_is_kept_alive_and_nothing_of_the_loop_is_altered() -> None:
     def train(watched: bool) -> tuple[list[Tensor], list[weakref.ref[Any]]]:
         model = perceptron()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        training = th.training(model, optimizer, every=2)
+        training = ts.training(model, optimizer, every=2)
         if watched:
             training.open()
         for step in range(6):
@@ -307,7 +307,7 @@ def test_a_frame_has_a_row_for_each_module_and_step() -> None:
     pytest.importorskip("pandas")
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with th.training(model, optimizer, every=2) as training:
+    with ts.training(model, optimizer, every=2) as training:
         for step in range(4):
             optimizer.zero_grad()
             x, y = batch(step)
@@ -324,7 +324,7 @@ def test_a_frame_has_a_row_for_each_module_and_step() -> None:
 def test_an_optimizer_without_parameters_is_watched_like_others() -> None:
     model, empty = nn.Linear(4, 1), torch.optim.SGD([{"params": []}], 1e-2)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    with th.training(model, every=1) as training:
+    with ts.training(model, every=1) as training:
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
             empty.step()
@@ -339,7 +339,7 @@ def test_an_optimizer_may_have_parameters_in_parts_on_ranks_and_whole_ones(tmp_p
         ranks = init_device_mesh("cpu", (1,))
         model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), ranks, [Shard(1)]))
         optimizer = torch.optim.SGD(model.parameters(), 1e-2, foreach=False)
-        with th.training(model, every=1) as training:
+        with ts.training(model, every=1) as training:
             (model.weight.full_tensor().sum() + model.bias.sum()).backward()
             optimizer.step()
     finally:
@@ -390,7 +390,7 @@ def test_updates_of_a_subclass_are_taken_of_the_tensors_inside() -> None:
     model = Model()
     parameter = model.wrapped.weight
     optimizer = torch.optim.SGD(model.parameters(), 0.5, foreach=False)
-    with th.training(model, optimizer, every=1) as training:
+    with ts.training(model, optimizer, every=1) as training:
         for step in range(3):
             model(torch.ones(1, 2)).sum().backward()
             parameter.grad = Wrapped(torch.full((3,), step + 1.0))

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-import tapehead as th
+import tapescope as ts
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 
 def test_steps_that_a_scaler_leaves_out_are_counted() -> None:
     model = nn.Linear(3, 1)
     optimizer = SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for factor in (1.0, torch.inf, 1.0, torch.inf, 1.0):
             optimizer.zero_grad()
             scaler.scale(model(torch.ones(2, 3)).sum() * factor).backward()

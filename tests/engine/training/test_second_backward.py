@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-import tapehead as th
+import tapescope as ts
 
 SECOND_TIME = "Trying to backward through the graph a second time"
 MODIFIED = "modified by an inplace operation"
@@ -21,7 +21,7 @@ MODIFIED = "modified by an inplace operation"
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="th.training")
+        warnings.filterwarnings("ignore", message="ts.training")
         yield
 
 
@@ -42,7 +42,7 @@ def notes(error: BaseException) -> str:
 def test_a_state_that_is_carried_on_is_named_with_its_step_before_the_error() -> None:
     cell = nn.LSTMCell(4, 4)
     optimizer = SGD(cell.parameters(), 0.1)
-    with th.training(cell, optimizer) as training, pytest.raises(RuntimeError, match=SECOND_TIME) as raised:
+    with ts.training(cell, optimizer) as training, pytest.raises(RuntimeError, match=SECOND_TIME) as raised:
         recurrent(cell, optimizer, detach=False)
     (found,) = [each for each in training.findings if each.kind == "second backward"]
     assert found.step == 1 and "the graph of step 0, which an earlier backward has freed" in str(found)
@@ -54,7 +54,7 @@ def test_a_state_that_is_carried_on_is_named_with_its_step_before_the_error() ->
 
 def test_one_that_is_detached_is_none() -> None:
     cell = nn.LSTMCell(4, 4)
-    with th.training() as training:
+    with ts.training() as training:
         recurrent(cell, SGD(cell.parameters(), 0.1), detach=True)
     assert not training.findings and not training.notes
 
@@ -73,7 +73,7 @@ def test_it_is_found_without_modules_too() -> None:
             optimizer.step()
 
     trainer.state = torch.zeros(3)
-    with th.training() as training, pytest.raises(RuntimeError, match=SECOND_TIME):
+    with ts.training() as training, pytest.raises(RuntimeError, match=SECOND_TIME):
         train()
     (found,) = [each for each in training.findings if each.kind == "second backward"]
     assert "MulBackward0" in str(found) and "TanhBackward0" in str(found)
@@ -83,7 +83,7 @@ def test_two_losses_over_one_part_with_the_graph_kept_are_right() -> None:
     model = nn.Linear(4, 4)
     optimizer = SGD(model.parameters(), 0.1)
     total = torch.zeros(())
-    with th.training() as training:
+    with ts.training() as training:
         for _ in range(3):
             out = model(torch.randn(2, 4)).exp()
             out.sin().sum().backward(retain_graph=True)
@@ -104,7 +104,7 @@ def step(made: nn.Module, judge: nn.Module, optimizer: torch.optim.Optimizer) ->
 def test_an_optimizers_write_is_named_in_pytorchs_own_error() -> None:
     made, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(judge.parameters(), foreach=True)
-    with th.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+    with ts.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
         step(made, judge, optimizer)
     assert re.search(
         r"saved mat2.* written since by Adam\.step\(\) at test_second_backward\.py:\d+", notes(raised.value)
@@ -114,7 +114,7 @@ def test_an_optimizers_write_is_named_in_pytorchs_own_error() -> None:
 def test_who_saved_it_and_the_parameter_have_their_names() -> None:
     made, judge = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(judge.parameters(), foreach=True)
-    with th.training([made, judge]), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+    with ts.training([made, judge]), pytest.raises(RuntimeError, match=MODIFIED) as raised:
         step(made, judge, optimizer)
     assert re.search(
         r"of the forward of Sequential at test_second_backward\.py:\d+ saved mat2, Sequential\.2\.weight, at version",
@@ -131,10 +131,10 @@ def spoil() -> Tensor:
 
 
 def test_every_other_write_is_named_where_it_is_asked_for() -> None:
-    with th.training(writes=True), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+    with ts.training(writes=True), pytest.raises(RuntimeError, match=MODIFIED) as raised:
         spoil().backward()
     assert re.search(r"written since by mul_ at test_second_backward\.py:\d+", notes(raised.value))
-    with th.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
+    with ts.training(), pytest.raises(RuntimeError, match=MODIFIED) as raised:
         spoil().backward()
     assert "it has been written since and is at version 1" in notes(raised.value)
     with pytest.raises(RuntimeError, match=MODIFIED) as raised:

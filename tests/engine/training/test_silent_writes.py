@@ -18,8 +18,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.training import data_writes
+import tapescope as ts
+from tapescope.engine.training import data_writes
 
 MODIFIED = "modified by an inplace operation"
 
@@ -27,7 +27,7 @@ MODIFIED = "modified by an inplace operation"
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="th.training")
+        warnings.filterwarnings("ignore", message="ts.training")
         yield
 
 
@@ -56,13 +56,13 @@ def gan(steps: int, kind: type[Any] = Adam, lr: float = 0.1, **options: Any) -> 
     return made, judge
 
 
-def silent(training: th.Training) -> list[Any]:
+def silent(training: ts.Training) -> list[Any]:
     return [each for each in training.findings if each.kind == "silent write"]
 
 
 @pytest.mark.parametrize("kind", [Adam, SGD])
 def test_a_gan_whose_discriminator_steps_fused_before_the_generators_backward(kind: type[Any]) -> None:
-    with th.training() as training:
+    with ts.training() as training:
         gan(2, kind, fused=True)
     (found,) = silent(training)
     assert found.certain and found.step == 0 and found.last_step == 1
@@ -77,14 +77,14 @@ def test_a_gan_whose_discriminator_steps_fused_before_the_generators_backward(ki
 
 def test_that_gradient_is_wrong_and_the_training_leaves_it_as_it_was() -> None:
     plain = gan(3, fused=True)
-    with th.training():
+    with ts.training():
         watched = gan(3, fused=True)
     for one, other in zip(plain, watched, strict=True):
         for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
             assert torch.equal(mine, theirs) and torch.equal(mine.grad, theirs.grad)
     made, judge = pair()
     optimizer = Adam(judge.parameters(), 0.1, fused=True)
-    with th.training() as training:
+    with ts.training() as training:
         fake = made(torch.ones(8, 4))
         g_loss = -judge(fake).mean()
         right = torch.autograd.grad(g_loss, list(made.parameters()), retain_graph=True)
@@ -102,7 +102,7 @@ def test_that_gradient_is_wrong_and_the_training_leaves_it_as_it_was() -> None:
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}])
 @pytest.mark.parametrize("kind", [Adam, SGD])
 def test_where_pytorch_raises_the_step_is_named_in_its_error(kind: type[Any], options: dict[str, bool]) -> None:
-    with th.training() as training, pytest.raises(RuntimeError, match=MODIFIED):
+    with ts.training() as training, pytest.raises(RuntimeError, match=MODIFIED):
         gan(2, kind, **options)
     assert silent(training) == []
 
@@ -122,7 +122,7 @@ class WritesData(torch.optim.Optimizer):
 def test_an_optimizer_that_writes_through_data_is_found_too() -> None:
     made, judge = pair()
     optimizer = WritesData(judge.parameters())
-    with th.training() as training:
+    with ts.training() as training:
         g_loss = judge(made(torch.randn(8, 4))).mean()
         judge(torch.randn(8, 4)).mean().backward()
         optimizer.step()
@@ -148,14 +148,14 @@ def many_at_once(model: nn.Module) -> None:
 WRITES = {"mul_": data, "__setitem__": rows_of_data, "_foreach_mul_": many_at_once}
 
 
-def between(write: Callable[[], object], keep: Any, **options: Any) -> tuple[th.Training, float]:
+def between(write: Callable[[], object], keep: Any, **options: Any) -> tuple[ts.Training, float]:
     """Writes between forward and backward; also by how much the gradient is off then."""
     made, judge = pair()
     if keep is not None:
         kept = [each.detach().numpy() for each in judge.parameters()]
     x = torch.ones(8, 4)
     (right,) = torch.autograd.grad(judge(made(x)).mean(), [made[2].weight])
-    with th.training(**options) as training:
+    with ts.training(**options) as training:
         if keep is not None:
             kept = [each.detach().numpy() for each in judge.parameters()]
         loss = judge(made(x)).mean()
@@ -190,7 +190,7 @@ def test_other_data_under_a_parameter_are_found_where_the_graph_takes_them() -> 
     for model, is_off in ((Scale(), True), (nn.Linear(4, 4), False)):  # whose graph has a view, with the old bytes
         x = torch.ones(2, 4, requires_grad=True)
         (right,) = torch.autograd.grad(model(x).sum(), x)
-        with th.training(writes=True) as training:
+        with ts.training(writes=True) as training:
             loss = model(x).sum()
             for each in model.parameters():
                 each.data = each.data - 1
@@ -202,7 +202,7 @@ def test_other_data_under_a_parameter_are_found_where_the_graph_takes_them() -> 
 def test_a_tensor_that_is_given_the_bytes_of_another_one_writes_nothing_into_these() -> None:
     model, other = nn.Linear(4, 4), nn.Linear(4, 4)
     x = torch.ones(2, 4, requires_grad=True)
-    with th.training(model, writes=True) as training:
+    with ts.training(model, writes=True) as training:
         loss = model(x).sum()
         other.weight.data = model.weight.data
         loss.backward()
@@ -212,7 +212,7 @@ def test_a_tensor_that_is_given_the_bytes_of_another_one_writes_nothing_into_the
 def test_other_data_are_found_wherever_in_their_bytes_they_are() -> None:
     weight = torch.ones(3, requires_grad=True)
     x = torch.ones(3, requires_grad=True)
-    with th.training(writes=True) as training:
+    with ts.training(writes=True) as training:
         loss = (weight * x).sum()
         weight.data = torch.arange(6.0)[3:]
         loss.backward()
@@ -222,7 +222,7 @@ def test_other_data_are_found_wherever_in_their_bytes_they_are() -> None:
 
 def test_a_mask_that_is_written_is_found_and_nobody_says_how_far_it_is_off() -> None:
     weight, mask = torch.ones(3, requires_grad=True), torch.tensor([True, False, True])
-    with th.training(writes=True) as training:
+    with ts.training(writes=True) as training:
         loss = torch.where(mask, weight, weight * 2).sum()
         mask.data.logical_not_()
         loss.backward()
@@ -234,7 +234,7 @@ def test_a_write_into_a_ranks_part_is_found(tmp_path: Path) -> None:
     try:
         ranks = init_device_mesh("cpu", (1,))
         weight, x = (distribute_tensor(torch.ones(4), ranks, [Shard(0)]).requires_grad_() for _ in range(2))
-        with th.training(writes=True) as training:
+        with ts.training(writes=True) as training:
             loss = (weight * x).sum()
             weight.data.mul_(3)
             loss.backward()
@@ -258,7 +258,7 @@ def test_an_array_of_numpy_that_is_written_before_the_backward_is_found() -> Non
 
 def test_arrays_that_are_no_more_are_forgotten_also_where_no_module_runs() -> None:
     weight = torch.ones(3, requires_grad=True)
-    with th.training(writes=True) as training:
+    with ts.training(writes=True) as training:
         parts = watched_parts(training)
         for _ in range(4):
             loss = (weight * weight).sum()
@@ -269,8 +269,8 @@ def test_arrays_that_are_no_more_are_forgotten_also_where_no_module_runs() -> No
 
 def test_a_write_under_a_capture_is_found_too() -> None:
     made, judge = pair()
-    with th.training() as training:
-        with th.capture(every_call=True):
+    with ts.training() as training:
+        with ts.capture(every_call=True):
             loss = judge(made(torch.ones(8, 4))).mean()
             data(judge)
         loss.backward()
@@ -281,7 +281,7 @@ def test_weights_that_were_put_back_before_the_backward_are_no_finding() -> None
     """As a loop that evaluates with averaged weights does."""
     made, judge = pair()
     before = copy.deepcopy(judge.state_dict())
-    with th.training(writes=True) as training:
+    with ts.training(writes=True) as training:
         loss = judge(made(torch.ones(8, 4))).mean()
         data(judge)
         with torch.no_grad():
@@ -294,7 +294,7 @@ def test_weights_that_were_put_back_before_the_backward_are_no_finding() -> None
 
 def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
     _, judge = pair()
-    with th.training(writes=True) as training:
+    with ts.training(writes=True) as training:
         kept = []
         parts = watched_parts(training)
         for _ in range(6):
@@ -307,13 +307,13 @@ def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
         assert not parts.writes
 
 
-def watched_parts(training: th.Training) -> Any:
+def watched_parts(training: ts.Training) -> Any:
     (part,) = [each for each in training._watcher._parts if type(each).__name__ == "SpoiledBackwards"]  # type: ignore[union-attr]
     return part._silent.by_others  # type: ignore[union-attr]
 
 
 def test_a_step_that_wrote_nothing_new_is_none() -> None:
-    with th.training() as training:
+    with ts.training() as training:
         gan(2, lr=0.0, fused=True)
     assert silent(training) == []
 
@@ -322,7 +322,7 @@ def test_a_convolution_of_data_does_not_read_its_weight_again() -> None:
     model = nn.Conv2d(1, 1, 3)
     optimizer = SGD(model.parameters(), 0.1, fused=True)
     x = torch.randn(1, 1, 5, 5)
-    with th.training() as training:
+    with ts.training() as training:
         loss = model(x).sum()
         loss.backward(retain_graph=True)
         optimizer.step()
@@ -334,7 +334,7 @@ def test_a_convolution_of_data_does_not_read_its_weight_again() -> None:
 def test_what_leads_to_none_of_the_inputs_is_not_run() -> None:
     made, judge = pair()
     optimizer = SGD(judge.parameters(), 0.1, fused=True)
-    with th.training() as training:
+    with ts.training() as training:
         loss = judge(made(torch.randn(8, 4))).mean()
         judge(torch.randn(8, 4)).mean().backward()
         optimizer.step()
@@ -347,7 +347,7 @@ def test_what_leads_to_none_of_the_inputs_is_not_run() -> None:
 def test_without_modules_it_is_found_but_nobody_knows_what_was_there() -> None:
     w = torch.ones(3, requires_grad=True)
     optimizer = SGD([w], 0.1, fused=True)
-    with th.training() as training:
+    with ts.training() as training:
         for _ in range(2):
             x = torch.ones(3, requires_grad=True)
             first, second = (x * w).sum(), (x * w).pow(2).sum()
@@ -503,7 +503,7 @@ def test_healthy_loops_are_left_alone_and_as_they_were(loop: Callable[..., None]
         return model
 
     plain = run()
-    with th.training(writes=writes) as training:
+    with ts.training(writes=writes) as training:
         watched = run()
     assert silent(training) == [] and not training.notes
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
@@ -515,7 +515,7 @@ def test_arrays_that_a_loop_keeps_are_not_all_copied_at_each_forward(monkeypatch
     bytes_of = data_writes._bytes_of
     monkeypatch.setattr(data_writes, "_bytes_of", lambda tensor: copied.append(tensor) or bytes_of(tensor))
     model, kept = nn.Linear(2, 2), []
-    with th.training(model, writes=True):
+    with ts.training(model, writes=True):
         for _ in range(40):
             out = model(torch.ones(1, 2))
             kept.append(out.detach().numpy())

@@ -12,26 +12,26 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
+import tapescope as ts
 
 from ..trainer_loops import LOOPS, Train
 
 
-def installed(train: Train, folder: Path, steps: int, **options: Any) -> tuple[th.Training, nn.Module]:
-    training = th.install_training(**options)
+def installed(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.Training, nn.Module]:
+    training = ts.install_training(**options)
     try:
         return training, train(folder, steps)
     finally:
-        th.uninstall_training()
+        ts.uninstall_training()
 
 
-def around(train: Train, folder: Path, steps: int, **options: Any) -> tuple[th.Training, nn.Module]:
-    with th.training(**options) as training:
+def around(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.Training, nn.Module]:
+    with ts.training(**options) as training:
         model = train(folder, steps)
     return training, model
 
 
-Way = Callable[..., tuple[th.Training, nn.Module]]
+Way = Callable[..., tuple[ts.Training, nn.Module]]
 
 
 @pytest.mark.slow

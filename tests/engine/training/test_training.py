@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-import tapehead as th
-from tapehead.engine.steps.loop_watch import BackwardGiven
-from tapehead.engine.training import training as module
-from tapehead.engine.training.part import LoopPart
+import tapescope as ts
+from tapescope.engine.steps.loop_watch import BackwardGiven
+from tapescope.engine.training import training as module
+from tapescope.engine.training.part import LoopPart
 
 
 class Told(LoopPart):
@@ -24,7 +24,7 @@ class Told(LoopPart):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def begins(self, training: th.Training) -> None:
+    def begins(self, training: ts.Training) -> None:
         self.told.append("begins")
 
     def step_begins(self, number: int) -> None:
@@ -91,7 +91,7 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
 
 def test_a_loop_is_told_of_in_its_order(told: Told) -> None:
     model, optimizer = linear()
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         train(model, optimizer, 3)
     assert " ".join(told.told) == f"begins (0 {STEP} 0) (1 {STEP} 1) (2 {STEP} 2) ends"
     assert training.steps == 3
@@ -100,7 +100,7 @@ def test_a_loop_is_told_of_in_its_order(told: Told) -> None:
 def test_where_nothing_is_given_a_step_ends_when_all_optimizers_have_stepped(told: Told) -> None:
     gc.freeze()  # those of other tests are not the loop's
     model, optimizer = linear()
-    with th.training() as training:
+    with ts.training() as training:
         train(model, optimizer, 3)
     assert " ".join(told.told) == f"begins (0 {STEP} 0) (1 {STEP} 1) (2 {STEP} 2) ends"
     assert training.steps == 3 and training.modules == [""]
@@ -109,7 +109,7 @@ def test_where_nothing_is_given_a_step_ends_when_all_optimizers_have_stepped(tol
 def test_where_another_optimizer_may_step_yet_the_first_step_ends_as_one_steps_again(told: Told) -> None:
     model, optimizer = linear()
     waiting = linear()
-    with th.training() as training:
+    with ts.training() as training:
         train(model, optimizer, 3)
     del waiting
     first = "Linear( ) backward( ) SGD( ) Linear( ) backward( ) 0) (1 SGD( )"
@@ -139,7 +139,7 @@ def gan(critic_steps: int) -> tuple[Callable[[], None], list[Optimizer]]:
 @pytest.mark.parametrize("given", [True, False])
 def test_a_step_of_a_gan_is_one_of_both(told: Told, given: bool) -> None:
     step, optimizers = gan(1)
-    with th.training(None, optimizers if given else None) as training:
+    with ts.training(None, optimizers if given else None) as training:
         for _ in range(4):
             step()
     stepped = [each for each in told.told if each in ("Adam(", "SGD(") or each[:1] == "(" or each[-1:] == ")" != each]
@@ -150,7 +150,7 @@ def test_a_step_of_a_gan_is_one_of_both(told: Told, given: bool) -> None:
 
 def test_each_step_of_a_critic_is_one(told: Told) -> None:
     step, _ = gan(3)
-    with th.training() as training:
+    with ts.training() as training:
         for _ in range(6):
             step()
     assert training.steps == 6
@@ -158,7 +158,7 @@ def test_each_step_of_a_critic_is_one(told: Told) -> None:
 
 def test_accumulated_backwards_are_of_one_step(told: Told) -> None:
     model, optimizer = linear()
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for number in range(8):
             model(torch.ones(2, 3)).sum().backward()
             if number % 4 == 3:
@@ -177,7 +177,7 @@ def test_a_closure_is_told_of_before_its_optimizer(told: Told) -> None:
         loss.backward()
         return loss
 
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(2):
             optimizer.step(closure)
     assert training.steps == 2
@@ -187,7 +187,7 @@ def test_a_closure_is_told_of_before_its_optimizer(told: Told) -> None:
 def test_a_step_that_a_scaler_leaves_out_is_one(told: Told) -> None:
     model, optimizer = linear()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for factor in (1.0, float("inf"), 1.0):
             optimizer.zero_grad()
             scaler.scale(model(torch.ones(2, 3)).sum() * factor).backward()
@@ -199,7 +199,7 @@ def test_a_step_that_a_scaler_leaves_out_is_one(told: Told) -> None:
 
 def test_steps_by_hand(told: Told) -> None:
     model, optimizer = linear()
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(3):
             train(model, optimizer, 2)
             training.step()
@@ -210,14 +210,14 @@ def test_steps_by_hand(told: Told) -> None:
 
 def test_what_is_not_given_is_not_told_of(told: Told) -> None:
     model, optimizer = linear()
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         train(*linear(), 3)
     assert told.told == ["begins", "(0", *["backward(", ")"] * 3, "ends"] and training.steps == 0
 
 
 def test_a_model_that_is_wrapped_is_told_of(told: Told) -> None:
     model, optimizer = linear()
-    with th.training(model, optimizer):
+    with ts.training(model, optimizer):
         train(nn.Sequential(model), optimizer, 1)
     assert "Sequential(" in told.told
 
@@ -226,7 +226,7 @@ def test_an_error_is_told_of_once_and_left_as_it_is(told: Told) -> None:
     model, optimizer = linear()
     loss = model(torch.ones(2, 3)).square().sum()
     loss.backward()
-    with pytest.raises(RuntimeError, match="second time"), th.training(model, optimizer):
+    with pytest.raises(RuntimeError, match="second time"), ts.training(model, optimizer):
         loss.backward()
     assert " ".join(told.told) == "begins (0 backward( )RuntimeError failed RuntimeError ends"
 
@@ -236,7 +236,7 @@ def test_a_part_that_raises_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "PARTS", [Raises])
     with (
         pytest.warns(UserWarning, match="Raises is watched no more") as warned,
-        th.training(model, optimizer) as training,
+        ts.training(model, optimizer) as training,
     ):
         train(model, optimizer, 3)
     assert len(warned) == 1
@@ -244,32 +244,32 @@ def test_a_part_that_raises_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert training.steps == 3
 
 
-def finding(step: int, tensor: str = "a", sentence: str = "It is kept.") -> th.Finding:
-    return th.Finding("leak", step, sentence, tensor=tensor)
+def finding(step: int, tensor: str = "a", sentence: str = "It is kept.") -> ts.Finding:
+    return ts.Finding("leak", step, sentence, tensor=tensor)
 
 
-@pytest.mark.filterwarnings("ignore:th.training")
+@pytest.mark.filterwarnings("ignore:ts.training")
 def test_the_same_finding_goes_on() -> None:
-    training = th.training()
+    training = ts.training()
     for step in (2, 3, 5):
         training.add(finding(step))
     training.add(finding(6, "b"))
     assert [(each.step, each.last_step) for each in training.findings] == [(2, 5), (6, None)]
     training.update(finding(7, "a", "More is kept."))
-    assert training.findings[0] == th.Finding("leak", 2, "More is kept.", tensor="a", last_step=7)
+    assert training.findings[0] == ts.Finding("leak", 2, "More is kept.", tensor="a", last_step=7)
     assert str(training.findings[0]) == "More is kept."
     assert "leak     2–7    More is kept." in repr(training)
 
 
 def test_findings_are_said_as_they_are_found() -> None:
-    with pytest.warns(UserWarning, match=r"th.training: step 2: It is kept\."):
-        th.training().add(finding(2))
+    with pytest.warns(UserWarning, match=r"ts.training: step 2: It is kept\."):
+        ts.training().add(finding(2))
 
 
 def test_trainers_are_watched_until_it_is_uninstalled(told: Told) -> None:
-    training = th.install_training()
+    training = ts.install_training()
     train(*linear(), 3)
-    th.uninstall_training()
+    ts.uninstall_training()
     train(*linear(), 3)
     assert training.steps == 3 and told.told[-1] == "ends"
     training.close()
@@ -301,7 +301,7 @@ def patched() -> list[object]:
 def test_gradients_are_the_same_bit_for_bit_and_nothing_stays() -> None:
     plainly, watched = linear(), linear()
     train(*plainly, 5)
-    with th.training(*watched):
+    with ts.training(*watched):
         train(*watched, 5)
     for one, other in zip(plainly[0].parameters(), watched[0].parameters(), strict=True):
         assert torch.equal(one, other)
@@ -309,7 +309,7 @@ def test_gradients_are_the_same_bit_for_bit_and_nothing_stays() -> None:
 
 
 def test_a_training_is_watched_once() -> None:
-    with th.training() as training:
+    with ts.training() as training:
         pass
     with pytest.raises(RuntimeError, match="make another"), training:
         pass

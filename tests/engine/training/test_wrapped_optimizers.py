@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-import tapehead as th
+import tapescope as ts
 
 
 class CountingSGD(SGD):
@@ -133,7 +133,7 @@ def loop(wrapper: str, steps: int, watch: Callable[[nn.Module, Any], Any]) -> tu
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_steps_are_those_of_the_optimizer_that_is_wrapped(wrapper: str, given: bool) -> None:
     training, updates, found = loop(
-        wrapper, 6, lambda model, optimizer: th.training(model, optimizer if given else None)
+        wrapper, 6, lambda model, optimizer: ts.training(model, optimizer if given else None)
     )
     assert training.steps == updates == (2 if wrapper.endswith(("third call", "virtual steps")) else 6)
     assert len(training.norms.optimizers) == 1 and not training.notes
@@ -144,7 +144,7 @@ def test_steps_are_those_of_the_optimizer_that_is_wrapped(wrapper: str, given: b
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_recorded_steps_are_those_of_the_optimizer_that_is_wrapped(wrapper: str) -> None:
-    steps, _, _ = loop(wrapper, 9, lambda *_: th.record_steps(3))
+    steps, _, _ = loop(wrapper, 9, lambda *_: ts.record_steps(3))
     name = "Lookahead" if wrapper.startswith(("lookahead", "two")) else "CountingSGD"
     assert [each.optimizers for each in steps] == [(name,)] * 3
 
@@ -152,7 +152,7 @@ def test_recorded_steps_are_those_of_the_optimizer_that_is_wrapped(wrapper: str)
 def test_of_an_optimizer_that_is_not_given_nothing_is_told_though_the_one_that_was_is_gone() -> None:
     model = nn.Linear(2, 1)
     other = SGD(model.parameters(), 0.1)
-    with th.training(model, Delegating(SGD(nn.Linear(2, 1).parameters(), 0.1))) as training:
+    with ts.training(model, Delegating(SGD(nn.Linear(2, 1).parameters(), 0.1))) as training:
         model(torch.ones(2)).sum().backward()
         other.step()
     assert training.steps == 0
@@ -161,7 +161,7 @@ def test_of_an_optimizer_that_is_not_given_nothing_is_told_though_the_one_that_w
 def test_a_wrapper_that_is_made_in_the_call_stands_for_its_optimizer() -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), 0.1)
-    with th.training(model, Delegating(optimizer)) as training:
+    with ts.training(model, Delegating(optimizer)) as training:
         for _ in range(3):
             model(torch.ones(2)).sum().backward()
             optimizer.step()
@@ -171,13 +171,13 @@ def test_a_wrapper_that_is_made_in_the_call_stands_for_its_optimizer() -> None:
 def test_a_scheduler_is_refused_though_it_has_an_optimizer() -> None:
     optimizer = SGD(nn.Linear(2, 1).parameters(), 0.1)
     with pytest.raises(TypeError, match="optimizer is a StepLR"):
-        th.training(optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1))  # type: ignore[arg-type]
+        ts.training(optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1))  # type: ignore[arg-type]
 
 
 def test_a_step_of_a_wrapper_that_raises_is_none_and_the_next_one_is() -> None:
     model = nn.Linear(2, 1)
     optimizer = Lookahead(SGD(model.parameters(), 0.1))
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for number in range(4):
             model(torch.ones(2)).sum().backward()
             optimizer.optimizer = optimizer.optimizer if number else None  # type: ignore[assignment]
@@ -190,12 +190,12 @@ def test_a_step_of_a_wrapper_that_raises_is_none_and_the_next_one_is() -> None:
     assert training.steps == 3
 
 
-@pytest.mark.filterwarnings("ignore:th.training")
+@pytest.mark.filterwarnings("ignore:ts.training")
 def test_a_gradient_scaler_leaves_out_the_step_of_the_optimizer_that_is_wrapped() -> None:
     model = nn.Linear(2, 1)
     optimizer = Delegating(SGD(model.parameters(), 0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for number in range(3):
             model.zero_grad()
             scaler.scale(model(torch.ones(2)).sum() * (float("inf") if number == 1 else 1.0)).backward()
@@ -207,6 +207,6 @@ def test_a_gradient_scaler_leaves_out_the_step_of_the_optimizer_that_is_wrapped(
 
 def test_a_step_inside_of_a_subclass_s_step_is_the_same_step() -> None:
     SGD(nn.Linear(2, 1).parameters(), 0.1)  # puts torch's hooks into SGD.step, which the subclass calls
-    training, updates, _ = loop("by __getattr__", 3, th.training)
+    training, updates, _ = loop("by __getattr__", 3, ts.training)
     assert training.steps == updates == 3
     assert len(training.norms) == 3 and training.norms.losses.isfinite().all()

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
 
-import tapehead as th
-from tapehead.inspector.torch_internals.late import LateTensor
+import tapescope as ts
+from tapescope.inspector.torch_internals.late import LateTensor
 
 
 class Board:
@@ -67,12 +67,12 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 8)), nn.Linear(8, 1))
 
 
-def train(model: nn.Module, steps: int, **options: Any) -> tuple[th.Training, list[float], list[float]]:
+def train(model: nn.Module, steps: int, **options: Any) -> tuple[ts.Training, list[float], list[float]]:
     """Gives the losses and whole norms, too, as the loop itself has them."""
     optimizer = Adam(model.parameters())
     losses, norms = [], []
     log: Callable[[int], None] = options.pop("log", lambda step: None)
-    with th.training(model, optimizer, every=4, **options) as training:
+    with ts.training(model, optimizer, every=4, **options) as training:
         for step in range(steps):
             optimizer.zero_grad()
             loss = functional.mse_loss(model(torch.randn(4, 8)), torch.randn(4, 1))
@@ -88,17 +88,17 @@ def train(model: nn.Module, steps: int, **options: Any) -> tuple[th.Training, li
 def test_each_number_has_its_own_step() -> None:
     board = Board()
     training, losses, norms = train(perceptron(), 10, writer=board)
-    assert board.scalars["tapehead/loss"] == dict(enumerate(losses))
-    assert list(board.scalars["tapehead/gradient_norm"]) == [*range(10)]
-    assert list(board.scalars["tapehead/gradient_norm"].values()) == pytest.approx(norms)
-    assert board.scalars["tapehead/learning_rate"] == pytest.approx(dict.fromkeys(range(10), 0.001))
+    assert board.scalars["tapescope/loss"] == dict(enumerate(losses))
+    assert list(board.scalars["tapescope/gradient_norm"]) == [*range(10)]
+    assert list(board.scalars["tapescope/gradient_norm"].values()) == pytest.approx(norms)
+    assert board.scalars["tapescope/learning_rate"] == pytest.approx(dict.fromkeys(range(10), 0.001))
     ratios = training.norms.ratios[:, training.norms.modules.index("2")].tolist()
-    assert board.scalars["tapehead/update_ratio/2"] == pytest.approx(dict(zip((0, 4, 8), ratios, strict=True)))
+    assert board.scalars["tapescope/update_ratio/2"] == pytest.approx(dict(zip((0, 4, 8), ratios, strict=True)))
 
 
 def test_it_is_told_while_the_loop_runs_and_a_step_late() -> None:
     board, known = Board(), []
-    train(perceptron(), 6, writer=board, log=lambda step: known.append(len(board.scalars["tapehead/loss"])))
+    train(perceptron(), 6, writer=board, log=lambda step: known.append(len(board.scalars["tapescope/loss"])))
     assert known == [0, 0, 0, 1, 2, 3] or known == [0, 0, 1, 2, 3, 4]
 
 
@@ -108,10 +108,10 @@ def test_it_is_told_while_the_loop_runs_and_a_step_late() -> None:
 def test_modules_are_told_apart_as_deep_as_was_asked_for(depth: int, groups: list[str]) -> None:
     board = Board()
     train(perceptron(), 3, writer=board, depth=depth)
-    found = [tag.removeprefix("tapehead/gradient_norm/") for tag in board.scalars if "gradient_norm/" in tag]
+    found = [tag.removeprefix("tapescope/gradient_norm/") for tag in board.scalars if "gradient_norm/" in tag]
     assert found == groups
-    whole = torch.tensor(list(board.scalars["tapehead/gradient_norm"].values()))
-    parts = [torch.tensor(list(board.scalars[f"tapehead/gradient_norm/{each}"].values())) for each in groups]
+    whole = torch.tensor(list(board.scalars["tapescope/gradient_norm"].values()))
+    parts = [torch.tensor(list(board.scalars[f"tapescope/gradient_norm/{each}"].values())) for each in groups]
     if parts:
         assert torch.allclose(torch.stack(parts).norm(dim=0), whole)
 
@@ -119,7 +119,7 @@ def test_modules_are_told_apart_as_deep_as_was_asked_for(depth: int, groups: lis
 def test_no_more_than_a_hundred_modules_are_told_apart() -> None:
     model = nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(6))) for _ in range(20)))
     board, optimizer = Board(), SGD(model.parameters(), 0.1)
-    with th.training(model, optimizer, writer=board, depth=2):
+    with ts.training(model, optimizer, writer=board, depth=2):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert len([tag for tag in board.scalars if "gradient_norm/" in tag]) == 20
@@ -136,9 +136,9 @@ def test_a_run_of_wandb_keeps_its_own_steps(counts: bool) -> None:
     run.log({"mine": 10}, step=11 if counts else None)
     run.finish()
     assert [row["mine"] for row in run.rows if "mine" in row] == [*range(11)]
-    told = {row["tapehead/step"]: row["tapehead/loss"] for row in run.rows if "tapehead/loss" in row}
+    told = {row["tapescope/step"]: row["tapescope/loss"] for row in run.rows if "tapescope/loss" in row}
     assert told == dict(enumerate(losses))
-    assert run.metrics == [("tapehead/step", None), ("tapehead/*", "tapehead/step")]
+    assert run.metrics == [("tapescope/step", None), ("tapescope/*", "tapescope/step")]
 
 
 def test_findings_are_texts_and_nan_is_written_as_it_is() -> None:
@@ -151,24 +151,24 @@ def test_findings_are_texts_and_nan_is_written_as_it_is() -> None:
             (model(torch.ones(2, 8)).sum() * (math.nan if step == 3 else 1.0)).backward()
             optimizer.step()
 
-    with pytest.warns(UserWarning, match="th.training"), th.training(model, optimizer, writer=board) as training:
+    with pytest.warns(UserWarning, match="ts.training"), ts.training(model, optimizer, writer=board) as training:
         loop()
-    assert board.texts == [(f"tapehead/findings/{each.kind}", str(each), each.step) for each in training.findings]
-    assert board.texts[0][0] == "tapehead/findings/non-finite" and board.texts[0][2] == 3
-    assert math.isnan(board.scalars["tapehead/loss"][3])
+    assert board.texts == [(f"tapescope/findings/{each.kind}", str(each), each.step) for each in training.findings]
+    assert board.texts[0][0] == "tapescope/findings/non-finite" and board.texts[0][2] == 3
+    assert math.isnan(board.scalars["tapescope/loss"][3])
 
 
 def test_several_optimizers_have_a_tag_each() -> None:
     first, second, board = perceptron(), perceptron(), Board()
     optimizers = [SGD(first.parameters(), 0.1), SGD(second.parameters(), 0.2)]
-    with th.training([first, second], optimizers, writer=board):
+    with ts.training([first, second], optimizers, writer=board):
         for _ in range(3):
             for model, optimizer in zip((first, second), optimizers, strict=True):
                 optimizer.zero_grad()
                 model(torch.ones(2, 8)).sum().backward()
                 optimizer.step()
-    assert board.scalars["tapehead/learning_rate/SGD_1"] == pytest.approx(dict.fromkeys(range(3), 0.1))
-    assert board.scalars["tapehead/learning_rate/SGD_2"] == pytest.approx(dict.fromkeys(range(3), 0.2))
+    assert board.scalars["tapescope/learning_rate/SGD_1"] == pytest.approx(dict.fromkeys(range(3), 0.1))
+    assert board.scalars["tapescope/learning_rate/SGD_2"] == pytest.approx(dict.fromkeys(range(3), 0.2))
 
 
 def test_nothing_waits_for_numbers_that_have_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,12 @@ def test_nothing_waits_for_numbers_that_have_not_come(monkeypatch: pytest.Monkey
     monkeypatch.setattr(LateTensor, "has_come", lambda self: come[0])
 
     def log(step: int) -> None:
-        known.append(len(board.scalars["tapehead/loss"]))
+        known.append(len(board.scalars["tapescope/loss"]))
         come[0] = step >= 4
 
     _, losses, _ = train(perceptron(), 8, writer=board, log=log)
     assert known[:5] == [0] * 5 and known[-1] > 3
-    assert board.scalars["tapehead/loss"] == dict(enumerate(losses))
+    assert board.scalars["tapescope/loss"] == dict(enumerate(losses))
 
 
 def test_a_loop_that_is_over_can_be_written_too() -> None:
@@ -190,7 +190,7 @@ def test_a_loop_that_is_over_can_be_written_too() -> None:
     training.write_to(later)
     assert later.scalars == live.scalars and later.texts == live.texts
     training.write_to(run, depth=0)
-    assert {row["tapehead/step"]: row["tapehead/loss"] for row in run.rows} == live.scalars["tapehead/loss"]
+    assert {row["tapescope/step"]: row["tapescope/loss"] for row in run.rows} == live.scalars["tapescope/loss"]
     assert len(run.rows) == len(losses)
 
 
@@ -209,13 +209,13 @@ def test_a_logger_that_raises_does_so_once_and_the_loop_goes_on() -> None:
 @pytest.mark.parametrize("writer", [3, "runs/", [], Board, {}, torch.ones(2)])
 def test_what_is_no_logger_is_refused(writer: Any) -> None:
     with pytest.raises(TypeError, match=r"writer is .*; expected a logger: one with add_scalar\(tag, value, step\)"):
-        th.training(writer=writer)
-    with th.training() as training:
+        ts.training(writer=writer)
+    with ts.training() as training:
         pass
     with pytest.raises(TypeError, match="writer is"):
         training.write_to(writer)
     with pytest.raises(ValueError, match="depth is -1; expected how many parts of a module's path"):
-        th.training(depth=-1)
+        ts.training(depth=-1)
 
 
 def test_tensorboard_reads_what_it_was_told(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_tensorboard_reads_what_it_was_told(tmp_path: Path) -> None:
     writer.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [(each.step, each.value) for each in events.Scalars("tapehead/loss")] == [*enumerate(losses)]
+    assert [(each.step, each.value) for each in events.Scalars("tapescope/loss")] == [*enumerate(losses)]
 
 
 def test_what_no_optimizer_steps_has_no_update_ratio() -> None:
@@ -236,7 +236,7 @@ def test_what_no_optimizer_steps_has_no_update_ratio() -> None:
     model = nn.ModuleDict({"frozen": frozen, "head": stepped, "other": nn.Linear(1, 1)})
     optimizers = [SGD(model[name].parameters(), lr=0.1) for name in ("head", "other")]
     board = Board()
-    with th.training(model, optimizers, writer=board, every=1):
+    with ts.training(model, optimizers, writer=board, every=1):
         for step in range(4):
             optimizers[step % 2].zero_grad()
             model["head" if step % 2 == 0 else "other"](frozen(torch.ones(1, 8))).sum().backward()

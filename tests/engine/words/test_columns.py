@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from rich.console import Console
 
-from tapehead.engine.words.columns import WIDTH, cut_at_front, fitted, lines_of
-from tapehead.engine.words.findings import ShownAsFindings
-from tapehead.engine.words.tables import ShownAsTable, cells_table
+from tapescope.engine.words.columns import WIDTH, cut_at_front, fitted, lines_of
+from tapescope.engine.words.findings import ShownAsFindings
+from tapescope.engine.words.tables import ShownAsTable, cells_table
 
 Row = TypeVar("Row")
 

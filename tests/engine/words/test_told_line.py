@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.words import told_line
-from tapehead.engine.workloads.workloads import workload
+import tapescope as ts
+from tapescope.engine.words import told_line
+from tapescope.engine.workloads.workloads import workload
 
 
 class Terminal(io.StringIO):
@@ -26,8 +26,8 @@ Notebook = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"
 WEIGHT = torch.ones(2, requires_grad=True)
 
 
-def graph() -> th.Graph:
-    return th.graph(make_loss())
+def graph() -> ts.Graph:
+    return ts.graph(make_loss())
 
 
 def step() -> None:
@@ -37,39 +37,39 @@ def step() -> None:
 
 
 def recorded() -> object:
-    with th.record_steps(steps=2) as steps:
+    with ts.record_steps(steps=2) as steps:
         for _ in range(3):
             step()
     return steps
 
 
-def fit() -> th.Fit:
+def fit() -> ts.Fit:
     def batch(size: int = 2) -> Tensor:
         return torch.ones(size, 2)
 
-    return th.fits(nn.Linear(2, 1), batch, torch.optim.SGD, "1kB", lambda model, batch: model(batch).sum())
+    return ts.fits(nn.Linear(2, 1), batch, torch.optim.SGD, "1kB", lambda model, batch: model(batch).sum())
 
 
 VERBS: dict[str, Callable[[], object]] = {
-    "comparing: ": lambda: th.compare(make_loss),
-    "trying orders: ": lambda: th.order_dependent(make_loss),
-    "measuring: ": lambda: th.advise(make_loss),
-    "profiling: the forward": lambda: th.profile(make_loss),
-    "profiling a step: the 2nd": lambda: th.profile_step(step),
+    "comparing: ": lambda: ts.compare(make_loss),
+    "trying orders: ": lambda: ts.order_dependent(make_loss),
+    "measuring: ": lambda: ts.advise(make_loss),
+    "profiling: the forward": lambda: ts.profile(make_loss),
+    "profiling a step: the 2nd": lambda: ts.profile_step(step),
     "reading what was recorded: ": recorded,
-    "looking for NaN: the backward, 3 tasks": lambda: th.find_nan(make_loss),
-    "looking for gradients: ": lambda: th.find_unused(make_loss, nn.Linear(1, 1)),
-    "looking for groups: ": lambda: th.groups(make_loss()),
-    "planning: bfs (1 of 2)": lambda: th.plan(make_loss(), ["bfs", "heap"]),
-    "simulating: a backward of 3 tasks": lambda: th.simulate(graph()),
-    "simulating devices: bfs (1 of 2)": lambda: th.makespan(graph(), policies=["bfs", "heap"]),
-    "running dry: ": lambda: th.dry_run(graph()),
+    "looking for NaN: the backward, 3 tasks": lambda: ts.find_nan(make_loss),
+    "looking for gradients: ": lambda: ts.find_unused(make_loss, nn.Linear(1, 1)),
+    "looking for groups: ": lambda: ts.groups(make_loss()),
+    "planning: bfs (1 of 2)": lambda: ts.plan(make_loss(), ["bfs", "heap"]),
+    "simulating: a backward of 3 tasks": lambda: ts.simulate(graph()),
+    "simulating devices: bfs (1 of 2)": lambda: ts.makespan(graph(), policies=["bfs", "heap"]),
+    "running dry: ": lambda: ts.dry_run(graph()),
     "fitting: two steps on fake tensors, with a batch of 2": fit,
     "looking for the largest batch: ": lambda: fit().largest_batch,
-    "measuring: needless, float32": lambda: th.accumulation_study("needless", additions=2, repetitions=1),
-    "recording: ": lambda: th.record_forward(make_loss, repetitions=1),
-    "comparing runs: ": lambda: th.diff(
-        th.backward(make_loss(), trace="cheap"), th.backward(make_loss(), trace="cheap")
+    "measuring: needless, float32": lambda: ts.accumulation_study("needless", additions=2, repetitions=1),
+    "recording: ": lambda: ts.record_forward(make_loss, repetitions=1),
+    "comparing runs: ": lambda: ts.diff(
+        ts.backward(make_loss(), trace="cheap"), ts.backward(make_loss(), trace="cheap")
     ),
 }
 
@@ -101,7 +101,7 @@ def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.Monke
     seen, wrong = Notebook(), Notebook()
     monkeypatch.setattr("sys.stdout", seen)
     monkeypatch.setattr("sys.stderr", wrong)
-    th.compare(make_loss)
+    ts.compare(make_loss)
     assert "comparing: " in seen.getvalue() and wrong.getvalue() == ""
 
 
@@ -109,7 +109,7 @@ def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.Monke
 def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    th.compare(make_loss)
+    ts.compare(make_loss)
     assert stream.getvalue() == ""
 
 
@@ -117,7 +117,7 @@ def test_who_asks_is_told_and_no_line_is_written(monkeypatch: pytest.MonkeyPatch
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     heard: list[str] = []
-    th.compare(make_loss, progress=heard.append)
+    ts.compare(make_loss, progress=heard.append)
     assert heard and stream.getvalue() == ""
 
 
@@ -125,18 +125,18 @@ def test_what_is_quick_needs_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(told_line, "_AFTER_S", 1e9)
-    th.compare(make_loss)
+    ts.compare(make_loss)
     assert stream.getvalue() == ""
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_search_that_tells_somebody_else_writes_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Terminal(), Terminal()
-    monkeypatch.setattr(sys.modules["tapehead.engine.orders.plan"], "_EXACT_TASKS", 0)
+    monkeypatch.setattr(sys.modules["tapescope.engine.orders.plan"], "_EXACT_TASKS", 0)
     _, make_loss = workload("lstm_cell").build(steps=20)
     for stream, progress in zip(streams, (None, lambda found: None), strict=True):
         monkeypatch.setattr("sys.stderr", stream)
-        th.plan(make_loss(), "bfs", seconds=0.1, progress=progress)
+        ts.plan(make_loss(), "bfs", seconds=0.1, progress=progress)
     assert ["a search of" in stream.getvalue() for stream in streams] == [True, False]
 
 
@@ -169,10 +169,10 @@ def test_a_forward_that_never_ends_is_told_while_it_runs_and_no_thread_is_left(
 
     before = threading.active_count()
     if ends == "well":
-        th.profile(long)
+        ts.profile(long)
     else:
         with pytest.raises(ValueError, match="in here"):
-            th.profile(long)
+            ts.profile(long)
     assert threading.active_count() == before
     assert stream.getvalue().endswith("\r") and "profiling: the forward" in stream.getvalue()
 
@@ -185,11 +185,11 @@ def test_a_thread_waits_only_where_somebody_looks_and_no_time_is_taken(monkeypat
         noted(threading.active_count() - before)
         return make_loss()
 
-    th.profile(counted)  # this is no terminal
+    ts.profile(counted)  # this is no terminal
     monkeypatch.setattr("sys.stderr", Terminal())
-    th.find_nan(counted)
+    ts.find_nan(counted)
     assert noted.mock_calls == [call(0), call(1)] and threading.active_count() == before
-    th.compare(counted, "heap", repetitions=1)
+    ts.compare(counted, "heap", repetitions=1)
     assert noted.mock_calls[2:].count(call(0)) == len(noted.mock_calls) - 2 > 0
 
 
@@ -197,7 +197,7 @@ def test_a_thread_waits_only_where_somebody_looks_and_no_time_is_taken(monkeypat
 def test_what_a_verb_calls_says_nothing_between_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
-    th.compare(make_loss, "heap", repetitions=1)
+    ts.compare(make_loss, "heap", repetitions=1)
     with told_line.quiet():
-        th.profile(make_loss)
+        ts.profile(make_loss)
     assert "comparing: " in stream.getvalue() and "profiling" not in stream.getvalue()

@@ -1,4 +1,4 @@
-"""Warnings point at the user's line, however deep inside tapehead they are given."""
+"""Warnings point at the user's line, however deep inside tapescope they are given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-import tapehead as th
+import tapescope as ts
 
 
 def test_an_anomaly_is_told_at_the_line_that_runs_the_backward() -> None:
@@ -16,6 +16,6 @@ def test_an_anomaly_is_told_at_the_line_that_runs_the_backward() -> None:
         warnings.simplefilter("always")
         loss = (x.sqrt() * 0).sum()
         with pytest.raises(RuntimeError, match="nan values"):
-            th.backward(loss, engine="direct")
+            ts.backward(loss, engine="direct")
     found = [each.filename for each in told if "Error detected in SqrtBackward0" in str(each.message)]
     assert found == [__file__]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapehead as th
-from tapehead.engine.workloads.ready_workload import OF_HIPS
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
+import tapescope as ts
+from tapescope.engine.workloads.ready_workload import OF_HIPS
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
 
 BY_HAND = [name for name, found in WORKLOADS.items() if found.gradient is not None]
 
@@ -57,7 +57,7 @@ def test_the_programs_are_those_of_the_thread() -> None:
     assert sizes["fan_out"] == {"width": 1000, "uses": 100}
     assert sizes["elementwise"] == {"width": 1000, "uses": 100}
     assert sizes["needless"] == {"width": 1000, "additions": 100}
-    names = {name: [task.short_name for task in th.graph(WORKLOADS[name].build()[1]()).tasks] for name in BY_HAND}
+    names = {name: [task.short_name for task in ts.graph(WORKLOADS[name].build()[1]()).tasks] for name in BY_HAND}
     assert names["rnn"].count("Mm") == names["rnn"].count("Tanh") + 1 == 51
     assert names["fan_out"].count("Mm") == 100 and names["fan_out"].count("AccumulateGrad") == 1
     assert names["elementwise"].count("Sin") == names["elementwise"].count("Mul") == 100

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.ready_workload import Workload
-from tapehead.engine.workloads.workloads import WORKLOADS, workload
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.ready_workload import Workload
+from tapescope.engine.workloads.workloads import WORKLOADS, workload
+from tapescope.inspector.graph.kinds import Kind
 
 from ..sizes import LARGEST_SLOW
 
@@ -148,7 +148,7 @@ def test_unet_maps_as_many_pixels_as_the_paper_says(pixels: int, mapped: int) ->
 )
 def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: str) -> None:
     knobs = {"members": 16} if name == "ensemble" else {}
-    graphs = [th.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]
+    graphs = [ts.graph(WORKLOADS[name].build(size, device="meta", **knobs)[1]()) for size in ("small", "full")]
     small, full = ([task.name for task in graph.tasks] for graph in graphs)
     assert small == full
 
@@ -195,10 +195,10 @@ def test_cyclegan_judges_patches_of_70_by_70_pixels() -> None:
 
 def test_cyclegan_goes_through_all_four_networks_as_often_as_the_loss_asks() -> None:
     _, make_loss = WORKLOADS["cyclegan"].build()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
     calls: dict[str, int] = {}
-    for call in th.graph(loss).calls:
+    for call in ts.graph(loss).calls:
         calls[call.path] = calls.get(call.path, 0) + 1
     networks = ("a_to_b", "b_to_a", "judge_a", "judge_b")
     assert {path: calls[path] for path in networks} == {"a_to_b": 3, "b_to_a": 3, "judge_a": 1, "judge_b": 1}
@@ -208,7 +208,7 @@ def test_the_labeler_hears_the_whole_sentence_and_steps_from_left_to_right() -> 
     model, make_loss = WORKLOADS["sequence_labeler"].build()
     tokens = torch.randint(500, (8, 2), generator=torch.Generator().manual_seed(0))
     assert changed_by(model, [tokens], 0, (7, 0)).any(dim=2).tolist() == [[True, False]] * 8
-    tasks = [task.name for task in th.graph(make_loss()).tasks]
+    tasks = [task.name for task in ts.graph(make_loss()).tasks]
     assert tasks.count("ReluBackward0") == 2 * 8 and tasks.count("EmbeddingBackward0") == 1 + 2 * (8 - 1)
 
 
@@ -226,7 +226,7 @@ def test_the_multiplicative_cell_is_the_papers() -> None:
 
 def test_din_weighs_the_history_by_the_offer_and_shares_its_tables() -> None:
     model, make_loss = WORKLOADS["din"].build()
-    tasks = [task.name for task in th.graph(make_loss(), model).tasks]
+    tasks = [task.name for task in ts.graph(make_loss(), model).tasks]
     assert tasks.count("EmbeddingBackward0") == 5 and len(list(model.children())) == 5
     inputs = [torch.zeros(2, dtype=torch.long) for _ in range(3)] + [torch.zeros(2, 10, dtype=torch.long)] * 2
     assert changed_by(model, inputs, 3, (0, 4)).tolist() == [True, False]
@@ -234,8 +234,8 @@ def test_din_weighs_the_history_by_the_offer_and_shares_its_tables() -> None:
 
 def test_of_two_devices_one_starts_after_the_other_under_heap_and_dfs_and_at_once_under_bfs() -> None:
     _, make_loss = WORKLOADS["two_devices"].build()
-    with th.capture():
-        graph = th.graph(make_loss())
+    with ts.capture():
+        graph = ts.graph(make_loss())
     (copy,) = [task.id for task in graph.tasks if task.name == "ToCopyBackward0"]
     near = {task.id for task in graph.tasks if (graph.module(task) or "").startswith("near")}
 
@@ -250,17 +250,17 @@ def test_of_two_devices_one_half_stays_on_the_cpu(accelerator: torch.device) -> 
     model, make_loss = WORKLOADS["two_devices"].build(device=str(accelerator))
     assert {str(each.device) for each in model.near.parameters()} == {"cpu"}
     assert {each.device for each in model.far.parameters()} == {accelerator}
-    graph = th.graph(make_loss(), model)
+    graph = ts.graph(make_loss(), model)
     assert set(graph.devices) == {torch.device("cpu"), accelerator}
     assert all((task.device == accelerator) == task.parameter.startswith("far") for task in graph.tasks if task.is_leaf)
 
 
 def test_mlp_norm_has_the_4001_tasks_of_the_benchmarks() -> None:
-    assert len(th.graph(WORKLOADS["mlp_norm"].build()[1]())) == 4001
+    assert len(ts.graph(WORKLOADS["mlp_norm"].build()[1]())) == 4001
 
 
 def test_linear50_uses_one_weight_50_times() -> None:
-    tasks = th.graph(WORKLOADS["linear50"].build()[1]()).tasks
+    tasks = ts.graph(WORKLOADS["linear50"].build()[1]()).tasks
     assert [task.name for task in tasks].count("AddmmBackward0") == 50
     assert [task.kind for task in tasks].count(Kind.ACCUMULATE_GRAD) == 2
 
@@ -268,7 +268,7 @@ def test_linear50_uses_one_weight_50_times() -> None:
 @pytest.mark.parametrize("separate_inputs", [0, 1])
 def test_an_ensemble_has_one_network_per_member_on_the_same_input_or_on_its_own(separate_inputs: int) -> None:
     model, make_loss = WORKLOADS["ensemble"].build(members=3, layers=2, separate_inputs=separate_inputs)
-    assert [task.name for task in th.graph(make_loss()).tasks].count("AddmmBackward0") == 3 * 2
+    assert [task.name for task in ts.graph(make_loss()).tasks].count("AddmmBackward0") == 3 * 2
     x = torch.randn(3, 32, 64, generator=torch.Generator().manual_seed(0))
     made = model(x if separate_inputs else x[0])
     for member, network in enumerate(model.members):
@@ -277,7 +277,7 @@ def test_an_ensemble_has_one_network_per_member_on_the_same_input_or_on_its_own(
 
 def test_experts_get_different_numbers_of_tokens_and_do_with_each_what_the_router_weighs() -> None:
     model, make_loss = WORKLOADS["mixture_of_experts"].build()
-    rows = [task.inputs[0].shape for task in th.graph(make_loss()).tasks if task.name == "AddmmBackward0"]
+    rows = [task.inputs[0].shape for task in ts.graph(make_loss()).tasks if task.name == "AddmmBackward0"]
     assert len(rows) == 2 * 8 and len(set(rows)) > 2 * 3
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -295,7 +295,7 @@ def test_grouped_experts_are_the_same_with_one_product_a_layer_and_are_refused_w
     )
     loss = grouped_loss()
     torch.testing.assert_close(loss, looped_loss())
-    assert [task.name for task in th.graph(loss).tasks].count("GroupedMmBackward0") == 2
+    assert [task.name for task in ts.graph(loss).tasks].count("GroupedMmBackward0") == 2
     loss.backward()
     looped_loss().backward()
     torch.testing.assert_close(grouped.router.weight.grad, looped.router.weight.grad)
@@ -307,7 +307,7 @@ def test_grouped_experts_are_the_same_with_one_product_a_layer_and_are_refused_w
 
 
 def test_steps_of_the_unrolled_cell_multiply_its_tasks() -> None:
-    sizes = [len(th.graph(WORKLOADS["lstm_cell"].build(steps=steps)[1]())) for steps in (50, 51, 1500)]
+    sizes = [len(ts.graph(WORKLOADS["lstm_cell"].build(steps=steps)[1]())) for steps in (50, 51, 1500)]
     per_step = sizes[1] - sizes[0]
     assert per_step >= 10
     assert sizes[2] == sizes[0] + 1450 * per_step

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import tapehead as th
-from tapehead.inspector.capturing import alike, walk
-from tapehead.inspector.graph import facts
+import tapescope as ts
+from tapescope.inspector.capturing import alike, walk
+from tapescope.inspector.graph import facts
 
 from ..programs import Twice
 
@@ -35,7 +35,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     real = walk._build
 
-    def build(nodes: alike.Found, *args: object) -> th.Graph:
+    def build(nodes: alike.Found, *args: object) -> ts.Graph:
         found.append(len(nodes))
         return real(nodes, *args)  # type: ignore[arg-type]
 
@@ -43,13 +43,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def read_anew(loss: Tensor) -> th.Graph:
+def read_anew(loss: Tensor) -> ts.Graph:
     roots = walk.root_edges(loss)
     return walk._build(walk._walk([node for node, _ in roots]), roots, None)
 
 
-def hold_against_a_new_look(loss: Tensor) -> th.Graph:
-    found, expected = th.graph(loss), read_anew(loss)
+def hold_against_a_new_look(loss: Tensor) -> ts.Graph:
+    found, expected = ts.graph(loss), read_anew(loss)
     for name in ("tasks", "edges", "roots", "calls", "nodes", "raised", "out_edges", "in_edges", "devices", "saved"):
         assert str(getattr(found, name)) == str(getattr(expected, name)), name
     assert found.nodes == expected.nodes and found.tasks == expected.tasks
@@ -58,7 +58,7 @@ def hold_against_a_new_look(loss: Tensor) -> th.Graph:
 
 @pytest.mark.parametrize("name", ["resnet50", "gpt2", "lstm_cell", "din", "ensemble", "mixture_of_experts", "needless"])
 def test_the_steps_of_a_training_loop(name: str, reads: list[int]) -> None:
-    _, make_loss = th.workload(name).build()
+    _, make_loss = ts.workload(name).build()
     first, second = hold_against_a_new_look(make_loss()), hold_against_a_new_look(make_loss())
     assert len(reads) == 3  # two of them to compare with
     assert first.like is second.like and not first.like.nodes
@@ -125,23 +125,23 @@ def test_names_are_those_that_were_asked_for() -> None:
     model = nn.Linear(2, 2)
     x = torch.ones(2)
 
-    def parameters(graph: th.Graph) -> list[str | None]:
+    def parameters(graph: ts.Graph) -> list[str | None]:
         return [task.parameter for task in graph.tasks if task.is_leaf]
 
     for _ in range(2):
-        assert parameters(th.graph(model(x).sum())) == [None, None]
-        assert sorted(map(str, parameters(th.graph(model(x).sum(), model)))) == ["bias", "weight"]
-        with th.capture(model):
+        assert parameters(ts.graph(model(x).sum())) == [None, None]
+        assert sorted(map(str, parameters(ts.graph(model(x).sum(), model)))) == ["bias", "weight"]
+        with ts.capture(model):
             loss = model(x).sum()
-        assert sorted(map(str, parameters(th.graph(loss)))) == ["bias", "weight"]
-        assert any(task.operation for task in th.graph(loss).tasks)
+        assert sorted(map(str, parameters(ts.graph(loss)))) == ["bias", "weight"]
+        assert any(task.operation for task in ts.graph(loss).tasks)
         del loss
 
 
 def test_nested_gradients_have_no_shape(reads: list[int]) -> None:
     for _ in range(2):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged, requires_grad=True)
-        assert th.graph(nested.exp()).tasks[0].inputs[0].shape is None
+        assert ts.graph(nested.exp()).tasks[0].inputs[0].shape is None
     assert len(reads) == 1
 
 
@@ -150,7 +150,7 @@ def test_shapes_with_symbols_are_refused_as_ever() -> None:
     for _ in range(2):
         fake = mode.from_tensor(torch.ones(5, 3, requires_grad=True), static_shapes=False)
         with mode, pytest.raises(NotImplementedError, match="a shape with symbols"):
-            th.graph(fake.exp().sum())
+            ts.graph(fake.exp().sum())
 
 
 def test_few_graphs_are_kept() -> None:
@@ -159,17 +159,17 @@ def test_few_graphs_are_kept() -> None:
         y = x
         for _ in range(length):
             y = y.exp()
-        th.graph(y.sum())
+        ts.graph(y.sum())
     assert len(alike._known) <= alike._MOST_GRAPHS
 
 
 def test_numbers_are_the_nodes_own_while_they_are_pinned() -> None:
     x = torch.ones(2, requires_grad=True)
     loss = (x.exp() + x.sin().cos()).sum()
-    expected = th.graph(loss)
-    seen: list[th.Graph] = []
-    handle = x.register_hook(lambda gradient: seen.append(th.graph(loss)))
-    th.backward(loss, policy="bfs", retain_graph=True)
+    expected = ts.graph(loss)
+    seen: list[ts.Graph] = []
+    handle = x.register_hook(lambda gradient: seen.append(ts.graph(loss)))
+    ts.backward(loss, policy="bfs", retain_graph=True)
     handle.remove()
     assert seen[0].tasks == expected.tasks and seen[0].nodes == expected.nodes
 
@@ -187,7 +187,7 @@ def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
             def backward(ctx: Any, gradient: Tensor) -> Tensor:
                 return gradient * scale
 
-        assert len(th.graph(Scale.apply(torch.ones(3, requires_grad=True)).sum())) == 3  # type: ignore[no-untyped-call]
+        assert len(ts.graph(Scale.apply(torch.ones(3, requires_grad=True)).sum())) == 3  # type: ignore[no-untyped-call]
         return ref(scale)
 
     scales = [forward() for _ in range(3)]
@@ -201,5 +201,5 @@ def test_a_graph_too_large_to_be_kept_is_not_compared(monkeypatch: pytest.Monkey
     monkeypatch.setattr(alike, "Sight", lambda found, roots: looks.append(found))
     weight = torch.ones(3, requires_grad=True)
     for _ in range(2):
-        th.graph(weight.exp().sum())
+        ts.graph(weight.exp().sum())
     assert reads == [3, 3] and not looks

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.graph.facts import Operation
-from tapehead.inspector.graph.kept_inputs import KeptInputs
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.inspector.graph.facts import Operation
+from tapescope.inspector.graph.kept_inputs import KeptInputs
+from tapescope.inspector.graph.kinds import Kind
 
 
 class Block(nn.Module):
@@ -84,7 +84,7 @@ def assert_nothing_left_behind() -> None:
     assert in_place()[3:] == IN_PLACE[3:]
 
 
-def by_path(graph: th.Graph) -> dict[str | None, list[str]]:
+def by_path(graph: ts.Graph) -> dict[str | None, list[str]]:
     found: dict[str | None, list[str]] = {}
     for task in graph.tasks:
         if task.kind is not Kind.ACCUMULATE_GRAD:
@@ -93,9 +93,9 @@ def by_path(graph: th.Graph) -> dict[str | None, list[str]]:
 
 
 def test_each_task_knows_the_module_that_made_it() -> None:
-    with th.capture():
+    with ts.capture():
         loss = Model()(torch.ones(2, 4))
-    assert by_path(th.graph(loss)) == {
+    assert by_path(ts.graph(loss)) == {
         "blocks.0.up": ["TBackward0", "AddmmBackward0"],
         "blocks.0": ["ReluBackward0", "AddBackward0"],
         "blocks.0.down": ["TBackward0", "AddmmBackward0"],
@@ -109,9 +109,9 @@ def test_each_task_knows_the_module_that_made_it() -> None:
 
 
 def test_module_calls_are_nested_as_the_modules_were() -> None:
-    with th.capture():
+    with ts.capture():
         loss = Model()(torch.ones(2, 4))
-    calls = th.graph(loss).calls
+    calls = ts.graph(loss).calls
     parents = {call.path: None if call.parent is None else calls[call.parent].path for call in calls}
     assert parents["blocks.0.up"] == "blocks.0" and parents["blocks.0"] == "" and parents[""] is None
     assert {call.path: call.class_name for call in calls}["blocks.1"] == "Block"
@@ -119,16 +119,16 @@ def test_module_calls_are_nested_as_the_modules_were() -> None:
 
 def test_parameters_are_named_without_being_told() -> None:
     model = Model()
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(2, 4))
-    names = {task.parameter for task in th.graph(loss).tasks if task.kind is Kind.ACCUMULATE_GRAD}
+    names = {task.parameter for task in ts.graph(loss).tasks if task.kind is Kind.ACCUMULATE_GRAD}
     assert names == {name for name, _ in model.named_parameters()}
 
 
 def test_the_source_is_the_users_line() -> None:
-    with th.capture():
+    with ts.capture():
         loss = Model()(torch.ones(2, 4))
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     adds = [task.source for task in graph.tasks if task.name == "AddBackward0"]
     assert len(adds) == 2
     for source in adds:
@@ -139,9 +139,9 @@ def test_the_source_is_the_users_line() -> None:
 
 
 def test_all_tasks_of_one_operation_share_it_and_its_time() -> None:
-    with th.capture() as tape:
+    with ts.capture() as tape:
         loss = nn.Linear(4, 4)(torch.ones(2, 4)).sum()
-    transpose, addmm, total = th.graph(loss).tasks[:3]
+    transpose, addmm, total = ts.graph(loss).tasks[:3]
     assert transpose.operation is addmm.operation
     assert addmm.operation is not None and addmm.operation.name == "torch.nn.functional.linear"
     assert total.operation is not None and total.operation.name == "torch.Tensor.sum"
@@ -150,11 +150,11 @@ def test_all_tasks_of_one_operation_share_it_and_its_time() -> None:
 
 def test_a_module_called_several_times_has_a_call_for_each() -> None:
     cell = nn.Linear(4, 4)
-    with th.capture(cell):
+    with ts.capture(cell):
         x = torch.ones(1, 4)
         for _ in range(3):
             x = cell(x)
-    graph = th.graph(x.sum())
+    graph = ts.graph(x.sum())
     assert [(call.path, call.index) for call in graph.calls] == [("", 0), ("", 1), ("", 2)]
     weights = [task for task in graph.tasks if task.parameter == "weight"]
     assert len(weights) == 1 and weights[0].call == 0
@@ -162,22 +162,22 @@ def test_a_module_called_several_times_has_a_call_for_each() -> None:
 
 def test_code_outside_modules_has_a_source_and_no_module() -> None:
     x = torch.ones(3, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = x.exp().sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert graph.calls == ()
     assert all(task.source is not None and task.source.file == __file__ for task in graph.tasks)
 
 
 def test_in_place_writes_are_seen() -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         y = x * 1
         y[:2] = 0
         y.add_(x)
         view = y[1:]
         view.mul_(2)
-    graph = th.graph(y.sum())
+    graph = ts.graph(y.sum())
     names = {task.name: task.operation and task.operation.name for task in graph.tasks}
     assert names["torch::autograd::CopySlices"] in ("torch.Tensor.__setitem__", "torch.Tensor.mul_")
     assert sum(task.kind is Kind.COPY_SLICES for task in graph.tasks) == 2
@@ -186,9 +186,9 @@ def test_in_place_writes_are_seen() -> None:
 
 def test_a_custom_function_is_seen() -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         loss = Square.apply(x).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert graph.tasks[0].operation is not None and graph.tasks[0].operation.name == "Square"
     assert graph.tasks[0].source is not None and graph.tasks[0].source.file == __file__
     loss.backward()
@@ -199,7 +199,7 @@ def test_a_custom_function_is_seen() -> None:
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_tensor_modified_after_it_was_saved_is_still_an_error(inside: bool) -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         y = x.exp()
         loss = y.sum()
         if inside:
@@ -217,7 +217,7 @@ def test_the_gradients_are_those_without_a_capture() -> None:
     model(x).backward()
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    with th.capture():
+    with ts.capture():
         loss = model(x)
     loss.backward()
     assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), expected, strict=True))
@@ -225,7 +225,7 @@ def test_the_gradients_are_those_without_a_capture() -> None:
 
 def test_a_backward_of_the_gradients_works_under_capture() -> None:
     x = torch.full((3,), 2.0, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(gradient.sum(), x)
     assert torch.equal(second, torch.full((3,), 12.0))
@@ -242,9 +242,9 @@ def test_checkpoint_inside_works_and_recomputes_once(reentrant: bool) -> None:
         calls += 1
         return block(x)
 
-    with th.capture():
+    with ts.capture():
         loss = checkpoint(counted, x, use_reentrant=reentrant).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert calls == 1, "reading the graph must not recompute"
     loss.backward()
     assert calls == 2
@@ -264,17 +264,17 @@ def test_the_users_own_saved_tensor_hooks_keep_working_inside_and_around() -> No
         return held[1]
 
     x = torch.ones(3, requires_grad=True)
-    with th.capture(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with ts.capture(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         loss = x.exp().sum()
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack), th.capture():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack), ts.capture():
         loss = loss + x.exp().sum()
-    assert th.graph(loss).saved == (), "what the hooks packed is not looked at"
+    assert ts.graph(loss).saved == (), "what the hooks packed is not looked at"
     loss.backward()
     assert len(packed) == 2 and x.grad is not None
 
 
 def test_transforms_of_functions_work_under_capture() -> None:
-    with th.capture():
+    with ts.capture():
         gradient = torch.func.grad(lambda x: (x**3).sum())(torch.full((2,), 2.0))
     assert torch.equal(gradient, torch.full((2,), 12.0))
 
@@ -294,7 +294,7 @@ def test_a_custom_function_sees_the_very_parameter_it_saved() -> None:
             return gradient * 2
 
     weight = nn.Parameter(torch.ones(2))
-    with th.capture():
+    with ts.capture():
         loss = Keeps.apply(weight).sum()
     loss.backward()
     assert seen[0] is weight
@@ -302,19 +302,19 @@ def test_a_custom_function_sees_the_very_parameter_it_saved() -> None:
 
 def test_captures_can_be_nested_and_repeated() -> None:
     model = Model()
-    with th.capture():
-        with th.capture() as inner:
+    with ts.capture():
+        with ts.capture() as inner:
             first = model(torch.ones(1, 4))
         second = model(torch.ones(1, 4))
     assert inner.error is None
     for loss in (first, second):
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         assert all(task.operation is not None for task in graph.tasks)
         assert by_path(graph).keys() >= {"head", "blocks.0.up"}
     assert_nothing_left_behind()
-    with th.capture():
+    with ts.capture():
         third = model(torch.ones(1, 4))
-    assert by_path(th.graph(third)) == by_path(th.graph(second))
+    assert by_path(ts.graph(third)) == by_path(ts.graph(second))
 
 
 def test_several_models_are_told_apart_and_a_loss_module_changes_no_names() -> None:
@@ -325,27 +325,27 @@ def test_several_models_are_told_apart_and_a_loss_module_changes_no_names() -> N
         pass
 
     generator, discriminator = Generator(2, 2), Discriminator(2, 2)
-    with th.capture():
+    with ts.capture():
         loss = nn.MSELoss()(discriminator(generator(torch.ones(1, 2))), torch.zeros(1, 2))
-    names = {task.parameter for task in th.graph(loss).tasks} - {None}
+    names = {task.parameter for task in ts.graph(loss).tasks} - {None}
     assert names == {"Generator.weight", "Generator.bias", "Discriminator.weight", "Discriminator.bias"}
-    with th.capture():
+    with ts.capture():
         loss = nn.MSELoss()(generator(torch.ones(1, 2)), torch.zeros(1, 2))
-    assert {task.parameter for task in th.graph(loss).tasks} - {None} == {"weight", "bias"}
-    assert "MSELoss" in by_path(th.graph(loss))
+    assert {task.parameter for task in ts.graph(loss).tasks} - {None} == {"weight", "bias"}
+    assert "MSELoss" in by_path(ts.graph(loss))
 
 
 def test_parts_of_a_model_called_on_their_own_are_named_after_the_model_given() -> None:
     model = Model()
-    with th.capture(model):
+    with ts.capture(model):
         loss = model.head(model.blocks[1](torch.ones(1, 4))).sum()
-    assert by_path(th.graph(loss)).keys() >= {"blocks.1.up", "head"}
+    assert by_path(ts.graph(loss)).keys() >= {"blocks.1.up", "head"}
 
 
 def test_a_forward_that_raises_gives_the_graph_up_to_the_error() -> None:
     model = Model()
     model.head = nn.Linear(5, 1)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), th.capture() as tape:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), ts.capture() as tape:
         model(torch.ones(2, 4))
     graph = tape.graph()
     assert isinstance(tape.error, RuntimeError)
@@ -358,7 +358,7 @@ def test_a_forward_that_raises_gives_the_graph_up_to_the_error() -> None:
 
 def test_values_that_only_a_frame_holds_are_in_the_graph_up_to_the_error() -> None:
     a, b = torch.ones(2, 2, requires_grad=True), torch.ones(3, 3)
-    with pytest.raises(RuntimeError), th.capture(every_call=True) as tape:
+    with pytest.raises(RuntimeError), ts.capture(every_call=True) as tape:
         (a @ a) @ b
     assert [task.name for task in tape.graph().tasks] == ["MmBackward0", "torch::autograd::AccumulateGrad"]
 
@@ -380,26 +380,26 @@ def test_a_module_that_raises_and_is_caught_does_not_mislead_what_follows() -> N
                 x = x.exp()
             return self.layer(x).sum()
 
-    with th.capture():
+    with ts.capture():
         loss = Tries()(torch.ones(1, 2, requires_grad=True))
-    assert by_path(th.graph(loss)) == {
+    assert by_path(ts.graph(loss)) == {
         "": ["ExpBackward0", "SumBackward0"],
         "layer": ["TBackward0", "AddmmBackward0"],
     }
 
 
 def test_a_tape_without_an_error_has_no_graph_of_its_own() -> None:
-    with th.capture() as tape:
+    with ts.capture() as tape:
         torch.ones(1, requires_grad=True).exp()
-    with pytest.raises(ValueError, match=r"th\.graph\(loss\)"):
+    with pytest.raises(ValueError, match=r"ts\.graph\(loss\)"):
         tape.graph()
 
 
 def test_a_capture_inside_another_knows_its_own_error() -> None:
     x = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         before = x.sin()
-        with pytest.raises(KeyError), th.capture() as inner:
+        with pytest.raises(KeyError), ts.capture() as inner:
             fail_with(before.exp())
     assert [task.name for task in inner.graph().tasks][:2] == ["SinBackward0", "ExpBackward0"]
 
@@ -422,7 +422,7 @@ def test_a_capture_that_failed_holds_no_graph_once_its_tape_is_gone() -> None:
 
     def captured() -> int:
         try:
-            with th.capture() as tape:
+            with ts.capture() as tape:
                 forward()
         except KeyError:
             return len(tape.graph())
@@ -441,12 +441,12 @@ def test_a_container_that_cannot_be_read_does_not_replace_the_users_error() -> N
     def forward(kept: Unreadable) -> None:
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"), th.capture():
+    with pytest.raises(KeyError, match="mine"), ts.capture():
         forward(Unreadable())
 
 
 def test_a_capture_cannot_be_opened_twice_at_once() -> None:
-    capture = th.capture()
+    capture = ts.capture()
     with capture, pytest.raises(RuntimeError, match="open already"):
         capture.__enter__()
     assert_nothing_left_behind()
@@ -468,11 +468,11 @@ def test_what_another_thread_made_and_a_captured_operation_was_given_stays_forei
     def captured() -> tuple[Tensor, Tensor]:
         given = in_a_new_thread(lambda: torch.ones(1, 4, requires_grad=True).exp().cos())
         layer = nn.Linear(4, 4)
-        with th.capture():
+        with ts.capture():
             return given, layer(given)
 
     given, loss = in_a_new_thread(captured)
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     tasks = {graph.nodes[task.id]: task for task in graph.tasks}
     cos, addmm = tasks[given.grad_fn], tasks[loss.grad_fn]
     assert cos.sequence_nr == addmm.sequence_nr == 1
@@ -485,12 +485,12 @@ def test_modules_and_functions_of_another_thread_are_left_out() -> None:
     def elsewhere() -> None:
         results.append(Square.apply(nn.Linear(2, 2)(torch.ones(1, 2))))
 
-    with th.capture():
+    with ts.capture():
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
         loss = nn.Linear(2, 1)(results[0]).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert [call.class_name for call in graph.calls] == ["Linear"]
     assert {task.name for task in graph.tasks if task.operation is None} >= {"SquareBackward", "AddmmBackward0"}
 
@@ -503,7 +503,7 @@ def test_another_threads_nodes_are_not_mixed_up_though_their_numbers_are_equal()
     def forward(name: str, captured: bool) -> None:
         x = torch.ones(2, requires_grad=True)
         if captured:
-            with th.capture():
+            with ts.capture():
                 both_inside.wait()
                 results[name] = x.exp().sin()
                 both_inside.wait()
@@ -517,7 +517,7 @@ def test_another_threads_nodes_are_not_mixed_up_though_their_numbers_are_equal()
         thread.start()
     for thread in threads:
         thread.join()
-    graph = th.graph((results["seen"] + results["unseen"]).sum())
+    graph = ts.graph((results["seen"] + results["unseen"]).sum())
     operations = {task.name: task.operation and task.operation.name for task in graph.tasks[:6]}
     assert {task.sequence_nr for task in graph.tasks if task.name in ("ExpBackward0", "CosBackward0")} == {0}
     assert operations == {
@@ -534,12 +534,12 @@ def test_captures_of_two_threads_that_overlap_leave_nothing_behind() -> None:
     inside, outside = threading.Event(), threading.Event()
 
     def other() -> None:
-        with th.capture():
+        with ts.capture():
             inside.set()
             outside.wait()
 
     thread = threading.Thread(target=other)
-    with th.capture():
+    with ts.capture():
         thread.start()
         inside.wait()
     outside.set()
@@ -550,9 +550,9 @@ def test_captures_of_two_threads_that_overlap_leave_nothing_behind() -> None:
 def test_a_compiled_module_stays_one_task_with_named_parameters() -> None:
     layer = nn.Linear(3, 3)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    with th.capture():
+    with ts.capture():
         loss = compiled(torch.ones(1, 3)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert sum(task.kind is Kind.COMPILED for task in graph.tasks) == 1
     assert {task.parameter for task in graph.tasks} - {None} == {"weight", "bias"}
 
@@ -570,9 +570,9 @@ def test_a_scripted_module_is_attributed_as_a_whole() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x).sum()
 
-    with th.capture():
+    with ts.capture():
         loss = Outer()(torch.ones(2, requires_grad=True))
-    assert by_path(th.graph(loss)) == {"inner": ["ExpBackward0", "SinBackward0"], "": ["SumBackward0"]}
+    assert by_path(ts.graph(loss)) == {"inner": ["ExpBackward0", "SinBackward0"], "": ["SumBackward0"]}
 
 
 class AddsNothing(TorchFunctionMode):
@@ -582,7 +582,7 @@ class AddsNothing(TorchFunctionMode):
 
 def test_a_renewed_capture_counts_and_names_anew_and_what_it_captured_stays_known() -> None:
     model, other = Model(), nn.Linear(4, 1)
-    watching = th.capture(every_call=True)
+    watching = ts.capture(every_call=True)
     with watching:
         first = model(torch.ones(2, 4)) + other(torch.ones(2, 4)).sum()
         with torch.device("cpu"), AddsNothing():  # modes which a renewal by leaving would take from the stack
@@ -590,7 +590,7 @@ def test_a_renewed_capture_counts_and_names_anew_and_what_it_captured_stays_know
             assert torch._C._len_torch_function_stack() == 3
             second = model(torch.ones(2, 4))
         assert torch._C._len_torch_function_stack() == 1
-    before, after = th.graph(first), th.graph(second)
+    before, after = ts.graph(first), ts.graph(second)
     assert {before.module(task).partition(".")[0] for task in before.tasks if before.module(task)} == {
         "Model",
         "Linear",
@@ -607,10 +607,10 @@ def test_a_capture_is_not_renewed_inside_a_modules_call_whose_parts_would_lose_i
             watching.renew()
             return super().forward(x)
 
-    watching = th.capture()
+    watching = ts.capture()
     with watching:
         loss = Impatient()(torch.ones(2, 4))
-    assert by_path(th.graph(loss)).keys() == {
+    assert by_path(ts.graph(loss)).keys() == {
         "blocks.0.up",
         "blocks.0",
         "blocks.0.down",
@@ -625,7 +625,7 @@ def test_a_capture_is_not_renewed_inside_a_modules_call_whose_parts_would_lose_i
 
 
 def test_a_renewed_capture_keeps_no_module_alive() -> None:
-    watching = th.capture()
+    watching = ts.capture()
     with watching:
         model = Model()
         model(torch.ones(2, 4))
@@ -636,7 +636,7 @@ def test_a_renewed_capture_keeps_no_module_alive() -> None:
         assert gone() is None
 
 
-def inputs_of(graph: th.Graph, name: str) -> KeptInputs:
+def inputs_of(graph: ts.Graph, name: str) -> KeptInputs:
     operation = next(task.operation for task in graph.tasks if task.name == name)
     assert isinstance(operation, Operation) and operation.inputs is not None
     return operation.inputs
@@ -644,12 +644,12 @@ def inputs_of(graph: th.Graph, name: str) -> KeptInputs:
 
 def test_what_operations_were_called_with_is_kept_when_asked_for_and_not_otherwise() -> None:
     x, linear = torch.randn(2, 4, requires_grad=True), nn.Linear(4, 3)
-    with th.capture():
+    with ts.capture():
         plain = linear(x).sum()
-    assert all(task.operation.inputs is None for task in th.graph(plain).tasks)
-    with th.capture(keep_inputs=True):
+    assert all(task.operation.inputs is None for task in ts.graph(plain).tasks)
+    with ts.capture(keep_inputs=True):
         loss = linear(x).sum()
-    kept = inputs_of(th.graph(loss), "AddmmBackward0").tensors
+    kept = inputs_of(ts.graph(loss), "AddmmBackward0").tensors
     assert [each.name for each in kept] == ["input", "weight", "bias"]
     assert [each.tensor.data_ptr() for each in kept] == [
         x.data_ptr(),
@@ -663,12 +663,12 @@ def test_what_operations_were_called_with_is_kept_when_asked_for_and_not_otherwi
 
 def test_what_is_written_in_place_is_kept_as_it_was() -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         y = x * 2
         y.mul_(y)
         y[:2] = y[2:]
         loss = nn.functional.relu(y, True).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert [each.tensor.tolist() for each in inputs_of(graph, "MulBackward0").tensors] == [[1.0] * 4]
     square = next(
         task.operation for task in graph.tasks if task.operation and task.operation.name == "torch.Tensor.mul_"
@@ -701,9 +701,9 @@ def test_a_custom_function_is_kept_with_the_names_of_its_forward() -> None:
             raise AssertionError("is not run")
 
     x = torch.ones(2, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = New.apply(Old.apply(x, 2, x)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert [each.name for each in inputs_of(graph, "OldBackward").tensors] == ["values", "others[0]"]
     assert [each.name for each in inputs_of(graph, "NewBackward").tensors] == ["values"]
 
@@ -716,7 +716,7 @@ def test_kept_inputs_go_with_the_graph_and_hold_nothing_of_it() -> None:
         x = torch.ones(64, requires_grad=True)
         parts: list[Tensor] = []
         box = type("Box", (), {})()
-        with th.capture(keep_inputs=True):
+        with ts.capture(keep_inputs=True):
             y = x * 1
             z = y.exp()
             y.add_(z)  # from here on y, which `exp` was given, leads to the node of `exp`
@@ -726,7 +726,7 @@ def test_kept_inputs_go_with_the_graph_and_hold_nothing_of_it() -> None:
             parts.append(out)  # and a list
         storage = weakref.ref(y.untyped_storage())
         gone = [weakref.ref(each) for each in (y, z, out)]
-        kept = weakref.ref(inputs_of(th.graph(out.sum()), "CatBackward0").tensors[0].tensor)
+        kept = weakref.ref(inputs_of(ts.graph(out.sum()), "CatBackward0").tensors[0].tensor)
         assert kept() is not None and storage() is not None
         del y, z, out, parts, box
         assert [each() for each in gone] == [None] * 3 and kept() is None
@@ -750,11 +750,11 @@ def test_keeping_inputs_changes_no_gradient_and_no_error() -> None:
     model(x).backward()
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = model(x)
     loss.backward()
     assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), expected, strict=True))
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         gradient = torch.func.grad(lambda x: (x**3).sum())(torch.full((2,), 2.0))
         with torch.no_grad():
             torch.ones(2).add_(1)
@@ -768,22 +768,22 @@ def test_keeping_inputs_changes_no_gradient_and_no_error() -> None:
 
 def test_a_capture_that_is_forgotten_takes_all_away() -> None:
     before = in_place()
-    forgotten = th.capture()
+    forgotten = ts.capture()
     forgotten.__enter__()
     assert in_place() != before
     del forgotten
     gc.collect()
     assert in_place() == before
-    with th.capture():  # one that was opened meanwhile stays
+    with ts.capture():  # one that was opened meanwhile stays
         inside = in_place()
-        forgotten = th.capture()
+        forgotten = ts.capture()
         forgotten.__enter__()
-        with th.capture():
+        with ts.capture():
             del forgotten
             gc.collect()
         assert in_place() == inside
         loss = nn.Linear(2, 1)(torch.ones(1, 2)).sum()
-    assert in_place() == before and any(task.call is not None for task in th.graph(loss).tasks)
+    assert in_place() == before and any(task.call is not None for task in ts.graph(loss).tasks)
 
 
 @pytest.mark.parametrize("line", range(12))
@@ -802,7 +802,7 @@ def test_an_interrupt_on_the_way_into_a_capture_leaves_nothing(line: int, monkey
 
     sys.setprofile(interrupted)
     try:
-        with suppress(KeyboardInterrupt), th.capture():
+        with suppress(KeyboardInterrupt), ts.capture():
             pass
     finally:
         sys.setprofile(None)

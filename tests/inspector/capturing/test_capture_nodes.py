@@ -16,10 +16,10 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-import tapehead as th
-from tapehead.inspector.graph.facts import Operation
-from tapehead.inspector.graph.marks import operation_of
-from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+import tapescope as ts
+from tapescope.inspector.graph.facts import Operation
+from tapescope.inspector.graph.marks import operation_of
+from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 pytestmark = pytest.mark.skipif(not TELLS_OF_NEW_NODES, reason="torch tells of new nodes from 2.14 on")
 
@@ -61,9 +61,9 @@ def test_operations_are_named_as_a_function_mode_names_them(forward: Callable[[T
     names = []
     for every_call in (False, True):
         torch.manual_seed(0)
-        with th.capture(every_call=every_call):
+        with ts.capture(every_call=every_call):
             results = forward(x)
-        graph = th.graph(results)
+        graph = ts.graph(results)
         names.append([(task.name, task.operation.name if task.operation else None) for task in graph.tasks])
     assert names[0] == names[1]
 
@@ -87,9 +87,9 @@ def test_modules_and_lines_are_those_that_global_hooks_see() -> None:
     model = Hooked()
     found = []
     for every_call in (False, True):
-        with th.capture(every_call=every_call):
+        with ts.capture(every_call=every_call):
             loss = model(torch.ones(2, 2))
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         calls = [(call.path, call.class_name, call.index, call.parent) for call in graph.calls]
         found.append((calls, [(task.name, task.call, task.parameter, task.source) for task in graph.tasks]))
     assert found[0] == found[1]
@@ -97,10 +97,10 @@ def test_modules_and_lines_are_those_that_global_hooks_see() -> None:
 
 def test_nodes_of_a_double_backward_have_the_line_that_asked_for_it() -> None:
     x = torch.ones(3, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)  # the line of the backward
         loss = slope.sin().sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     made = [task for task in graph.tasks if task.source and "# the line of the backward" in task.source.code()[0]]
     assert {task.operation.name for task in made if isinstance(task.operation, Operation)} >= {"grad"}
     assert all(task.source is not None for task in graph.tasks)
@@ -109,7 +109,7 @@ def test_nodes_of_a_double_backward_have_the_line_that_asked_for_it() -> None:
 def test_nodes_of_a_recomputation_have_their_lines_modules_and_times() -> None:
     block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     seen: list[tuple[str, Operation | None]] = []
-    with th.capture(), set_checkpoint_early_stop(False):
+    with ts.capture(), set_checkpoint_early_stop(False):
         loss = checkpoint(block, torch.ones(1, 2, requires_grad=True), use_reentrant=False).sum()
         look = torch.autograd.graph.node_creation_hook(lambda node: seen.append((node.name(), operation_of(node))))
         with look:
@@ -126,31 +126,31 @@ def test_nodes_of_a_recomputation_have_their_lines_modules_and_times() -> None:
 
 def test_times_of_creation_never_go_back() -> None:
     x = torch.ones(4, requires_grad=True)
-    with th.capture() as tape:
+    with ts.capture() as tape:
         y = x
         for _ in range(20):
             y = torch.einsum("i,i->i", y, x).sin() + nn.Linear(4, 4)(y)
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    operations = [task.operation for task in th.graph(slope.sum()).tasks if not task.is_leaf]
+    operations = [task.operation for task in ts.graph(slope.sum()).tasks if not task.is_leaf]
     times = [each.created_ns for each in operations if isinstance(each, Operation)]
     assert times == sorted(times) and times[0] > tape.started_ns
 
 
 def test_iterations_are_operations_of_their_own_and_the_nodes_of_one_call_are_one() -> None:
     x, layer = torch.ones(1, 4, requires_grad=True), nn.Linear(4, 4)
-    with th.capture():
+    with ts.capture():
         y = x
         for _ in range(3):
             y = functional.linear(y, layer.weight, layer.bias).sin()
-    operations = [task.operation for task in th.graph(y).tasks if not task.is_leaf]
+    operations = [task.operation for task in ts.graph(y).tasks if not task.is_leaf]
     assert len(operations) == 9 and len({id(each) for each in operations}) == 6
     assert operations[0] is operations[1] and operations[0] is not operations[3]
 
 
 def test_no_mode_is_open_unless_it_is_wanted() -> None:
-    with th.capture():
+    with ts.capture():
         assert torch._C._len_torch_function_stack() == 0
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         assert torch._C._len_torch_function_stack() == 1
 
 
@@ -162,14 +162,14 @@ def test_hooks_of_users_inside_and_around_are_called_in_order() -> None:
     x, names = torch.ones(2).requires_grad_(), list[str]()
     hook = torch.autograd.graph.node_creation_hook
     marked: list[bool] = []
-    with hook(hook_of(names, "outer")), th.capture():
+    with hook(hook_of(names, "outer")), ts.capture():
         with hook(lambda node: marked.append(operation_of(node) is not None)), hook(hook_of(names, "inner")):
             y = x.detach().requires_grad_().exp()
         z = y.sin()
     z.cos()
     assert names == ["outer", "inner", "outer", "inner", "outer"]  # of the leaf's node, exp and sin
     assert marked == [False, True], "a capture's hook, opened before, has been called before"
-    assert all(task.operation is not None for task in th.graph(z).tasks)
+    assert all(task.operation is not None for task in ts.graph(z).tasks)
 
 
 def fires(make: Callable[[], object]) -> int:
@@ -208,14 +208,14 @@ def in_a_new_thread(work: Callable[[], None]) -> None:
 def test_no_hook_is_left_behind() -> None:
     def run() -> None:
         y = torch.ones(2, requires_grad=True) * 1  # the leaf's node lives on
-        with th.capture():
+        with ts.capture():
             assert fires(y.exp) == 1
-            with th.capture():
+            with ts.capture():
                 assert fires(y.exp) == 2
-            with pytest.raises(KeyError), th.capture():
+            with pytest.raises(KeyError), ts.capture():
                 raise KeyError
             assert fires(y.exp) == 1
-        with pytest.raises(RuntimeError, match="shapes"), th.capture():
+        with pytest.raises(RuntimeError, match="shapes"), ts.capture():
             nn.Linear(2, 2)(torch.ones(3, 3))
         assert fires(y.exp) == 0
 
@@ -227,7 +227,7 @@ def test_a_forgotten_capture_takes_no_hook_of_a_users_away_and_is_used_again() -
 
     def run() -> None:
         y = torch.ones(2, requires_grad=True) * 1
-        forgotten = th.capture()
+        forgotten = ts.capture()
         forgotten.__enter__()
         with torch.autograd.graph.node_creation_hook(hook_of(names, "user")):
             del forgotten
@@ -235,7 +235,7 @@ def test_a_forgotten_capture_takes_no_hook_of_a_users_away_and_is_used_again() -
             y.exp()
             assert names == ["user"]
         for _ in range(3):
-            with th.capture():
+            with ts.capture():
                 z = y.sin()
                 assert fires(y.exp) == 1
             assert operation_of(z.grad_fn) is not None
@@ -259,13 +259,13 @@ def test_a_record_leads_back_to_no_node() -> None:
 
     def step() -> list[weakref.ref[Any]]:
         model, box = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)), [torch.ones(2, 4, requires_grad=True)]
-        with th.capture(model):
+        with ts.capture(model):
             y = Scale.apply(torch.einsum("ij,ij->ij", model(box[0]), box[0]).sin())
             (slope,) = torch.autograd.grad(y.sum(), box[0], create_graph=True)
             loss = slope.square().sum() + y.sum()
             model[0].weight.grad = torch.ones(4, 4, requires_grad=True).exp()
         box += [y, loss, slope]
-        th.graph(loss)
+        ts.graph(loss)
         return [weakref.ref(each) for each in (y.untyped_storage(), loss, slope, model[0].weight)]
 
     assert [each() for each in step()] == [None] * 4
@@ -274,12 +274,12 @@ def test_a_record_leads_back_to_no_node() -> None:
 def test_what_another_thread_makes_is_left_out() -> None:
     results: list[Tensor] = []
     x = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         thread = threading.Thread(target=lambda: results.append(nn.Linear(2, 2)(x).sin()))
         thread.start()
         thread.join()
         loss = results[0].sum()
-    assert {task.name for task in th.graph(loss).tasks if task.operation and not task.is_leaf} == {"SumBackward0"}
+    assert {task.name for task in ts.graph(loss).tasks if task.operation and not task.is_leaf} == {"SumBackward0"}
 
 
 def test_a_call_of_a_module_does_what_torch_does_with_it() -> None:
@@ -288,8 +288,8 @@ def test_a_call_of_a_module_does_what_torch_does_with_it() -> None:
     assert original.co_names == ("_compiled_call_impl", "_call_impl")
     layer = nn.Linear(2, 2)
     layer.compile(backend="eager")
-    with th.capture():
+    with ts.capture():
         assert nn.Module._wrapped_call_impl.__code__ is not original
         loss = layer(torch.ones(1, 2)).sum()
     assert nn.Module._wrapped_call_impl.__code__ is original
-    assert th.graph(loss).calls[0].class_name == "Linear"
+    assert ts.graph(loss).calls[0].class_name == "Linear"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-import tapehead as th
-from tapehead.inspector.graph.source import is_library
-from tapehead.inspector.torch_internals.nodes import notes_on
+import tapescope as ts
+from tapescope.inspector.graph.source import is_library
+from tapescope.inspector.torch_internals.nodes import notes_on
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -59,9 +59,9 @@ def jacobian(net: Net, x: Tensor) -> Tensor:
     "forward", [by_row, by_row_and_column, slope_of_each_row, meta_learning, jacobian], ids=lambda each: each.__name__
 )
 def test_nodes_inside_transforms_have_their_lines(forward: Callable[[Net, Tensor], Tensor]) -> None:
-    with torch.autograd.set_detect_anomaly(True), th.capture():
+    with torch.autograd.set_detect_anomaly(True), ts.capture():
         loss = forward(Net(), torch.randn(6, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     made = [task for task in graph.tasks if not task.is_leaf]
     seen = [task for task in made if task.source is not None]
     assert len(seen) >= 0.95 * len(made)
@@ -71,9 +71,9 @@ def test_nodes_inside_transforms_have_their_lines(forward: Callable[[Net, Tensor
 
 def test_nodes_inside_transforms_have_their_modules() -> None:
     net = Net()
-    with th.capture():
+    with ts.capture():
         loss = vmap(net)(torch.randn(6, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     modules = {task.name: graph.module(task) for task in graph.tasks if task.name in ("MmBackward0", "TanhBackward0")}
     assert modules == {"MmBackward0": "down", "TanhBackward0": ""}
     assert {graph.module(task) for task in graph.tasks} >= {"up", "down", ""}
@@ -88,7 +88,7 @@ def test_a_foreign_node_inside_a_transform_stays_foreign() -> None:
 
     def captured() -> None:
         given, layer = results[0], nn.Linear(4, 4)
-        with th.capture():
+        with ts.capture():
             results.append(vmap(layer)(given))
 
     for work in (make, captured):
@@ -96,7 +96,7 @@ def test_a_foreign_node_inside_a_transform_stays_foreign() -> None:
         thread.start()
         thread.join()
     given, loss = results
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     task = graph.tasks[list(graph.nodes).index(given.grad_fn)]
     assert task.operation is None and task.name == "CosBackward0"
 

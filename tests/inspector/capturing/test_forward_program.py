@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapehead.engine.programs.record_forward import record_forward
-from tapehead.inspector.capturing.forward_program import ForwardProgram, ForwardStorage, overlap
-from tapehead.inspector.torch_internals.tensors import View
+from tapescope.engine.programs.record_forward import record_forward
+from tapescope.inspector.capturing.forward_program import ForwardProgram, ForwardStorage, overlap
+from tapescope.inspector.torch_internals.tensors import View
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tapehead.inspector.capturing.operators import (
+from tapescope.inspector.capturing.operators import (
     is_opaque,
     is_random,
     leaves_empty,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-import tapehead as th
-from tapehead.inspector.graph.kinds import Kind, short_name
+import tapescope as ts
+from tapescope.inspector.graph.kinds import Kind, short_name
 
 from ..programs import Twice
 
@@ -18,7 +18,7 @@ from ..programs import Twice
 def test_ids_count_in_order_of_creation_and_leaves_come_last_in_order_of_first_use() -> None:
     first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     loss = (second * 3 + first.exp()).sum()
-    graph = th.graph(loss, {"first": first, "second": second})
+    graph = ts.graph(loss, {"first": first, "second": second})
     assert [task.name for task in graph.tasks] == [
         "MulBackward0",
         "ExpBackward0",
@@ -34,10 +34,10 @@ def test_ids_count_in_order_of_creation_and_leaves_come_last_in_order_of_first_u
 
 
 def test_two_forwards_of_one_program_have_equal_graphs() -> None:
-    def forward() -> th.Graph:
+    def forward() -> ts.Graph:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-        return th.graph(model(torch.ones(2, 4)).sum(), model)
+        return ts.graph(model(torch.ones(2, 4)).sum(), model)
 
     first, second = forward(), forward()
     assert first.edges == second.edges
@@ -48,7 +48,7 @@ def test_two_forwards_of_one_program_have_equal_graphs() -> None:
 
 def test_edges_are_those_of_next_functions_with_output_and_input_numbers() -> None:
     left, _, right = torch.ones(6, requires_grad=True).mul(1).split(2)
-    graph = th.graph((left * right).sum())
+    graph = ts.graph((left * right).sum())
     assert {
         (graph.nodes[edge.task], edge.output): (graph.nodes[edge.next_task], edge.input) for edge in graph.edges
     } == {
@@ -64,14 +64,14 @@ def test_edges_are_those_of_next_functions_with_output_and_input_numbers() -> No
 
 def test_a_square_has_two_edges_to_its_leaf() -> None:
     x = torch.ones(3, requires_grad=True)
-    graph = th.graph(x * x)
+    graph = ts.graph(x * x)
     assert [(edge.output, edge.input) for edge in graph.in_edges[1]] == [(0, 0), (1, 0)]
 
 
 def test_input_metadata_is_shape_dtype_and_device_of_each_gradient() -> None:
     x = torch.ones(2, 6, dtype=torch.float64, requires_grad=True)
     a, b = x.mul(1).split(3, dim=1)
-    graph = th.graph((a + b).sum())
+    graph = ts.graph((a + b).sum())
     (split,) = [task for task in graph.tasks if task.name.startswith("Split")]
     assert [meta.shape for meta in split.inputs] == [(2, 3), (2, 3)]
     assert split.inputs[0].dtype == torch.float64 and split.inputs[0].device.type == "cpu"
@@ -83,7 +83,7 @@ def test_kinds_tell_nodes_apart() -> None:
     x = torch.ones(4, requires_grad=True)
     y = Twice.apply(x).clone()
     y[:2] = x[:2] * 3
-    graph = th.graph(torch.utils.checkpoint.checkpoint(torch.exp, y, use_reentrant=True))
+    graph = ts.graph(torch.utils.checkpoint.checkpoint(torch.exp, y, use_reentrant=True))
     kinds = {short_name(task.name): task.kind for task in graph.tasks}
     assert kinds == {
         "AccumulateGrad": Kind.ACCUMULATE_GRAD,
@@ -98,20 +98,20 @@ def test_kinds_tell_nodes_apart() -> None:
 
 def test_a_users_function_that_is_named_like_one_of_torchs_is_a_users_function() -> None:
     named = type("CompiledFunction", (Twice,), {"__module__": __name__})
-    graph = th.graph(named.apply(torch.ones(2, requires_grad=True)))
+    graph = ts.graph(named.apply(torch.ones(2, requires_grad=True)))
     assert graph.tasks[0].name == "CompiledFunctionBackward" and graph.tasks[0].kind is Kind.FUNCTION
 
 
 def test_a_module_with_backward_hooks_has_their_identity_nodes() -> None:
     layer = nn.Linear(2, 2)
     layer.register_full_backward_hook(lambda module, inputs, outputs: None)
-    graph = th.graph(layer(torch.ones(1, 2, requires_grad=True)).sum())
+    graph = ts.graph(layer(torch.ones(1, 2, requires_grad=True)).sum())
     assert sum(task.kind is Kind.MODULE_HOOK for task in graph.tasks) == 2
 
 
 def test_a_compiled_region_is_one_task() -> None:
     x = torch.ones(4, requires_grad=True)
-    graph = th.graph(torch.compile(lambda x: x.sin().exp().sum(), backend="aot_eager")(x))
+    graph = ts.graph(torch.compile(lambda x: x.sin().exp().sum(), backend="aot_eager")(x))
     assert [task.kind for task in graph.tasks] == [Kind.COMPILED, Kind.ACCUMULATE_GRAD]
 
 
@@ -119,7 +119,7 @@ def test_several_roots_keep_their_order_and_input_numbers() -> None:
     x = torch.ones(4, requires_grad=True)
     first, second = x.mul(1).split(2)
     total = first.sum()
-    graph = th.graph([second, total])
+    graph = ts.graph([second, total])
     assert [(graph.tasks[root.task].name, root.input) for root in graph.roots] == [
         ("SplitBackward0", 1),
         ("SumBackward0", 0),
@@ -128,8 +128,8 @@ def test_several_roots_keep_their_order_and_input_numbers() -> None:
 
 def test_a_gradient_edge_and_a_leaf_can_be_roots() -> None:
     x = torch.ones(4, requires_grad=True)
-    assert len(th.graph(get_gradient_edge(x.exp()))) == 2
-    assert [task.kind for task in th.graph(x).tasks] == [Kind.ACCUMULATE_GRAD]
+    assert len(ts.graph(get_gradient_edge(x.exp()))) == 2
+    assert [task.kind for task in ts.graph(x).tasks] == [Kind.ACCUMULATE_GRAD]
 
 
 def test_a_module_names_its_parameters_and_a_tied_one_once() -> None:
@@ -140,7 +140,7 @@ def test_a_module_names_its_parameters_and_a_tied_one_once() -> None:
             self.decoder.weight = self.encoder.weight
 
     model = Tied()
-    graph = th.graph(model.decoder(model.encoder(torch.ones(1, 3))).sum(), model)
+    graph = ts.graph(model.decoder(model.encoder(torch.ones(1, 3))).sum(), model)
     assert [task.parameter for task in graph.tasks if task.kind is Kind.ACCUMULATE_GRAD] == ["encoder.weight"]
 
 
@@ -149,14 +149,14 @@ def test_a_chain_of_100_000_operations_is_walked_without_recursion() -> None:
     y = x = torch.ones(1, requires_grad=True)
     for _ in range(50_000):
         y = (y * 1).view(1)
-    graph = th.graph(y)
+    graph = ts.graph(y)
     assert len(graph) == 100_001 and len(graph.edges) == 100_000
     assert graph.nodes[-1].variable is x
 
 
 def test_a_nested_tensor_has_no_shape() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
-    graph = th.graph(nested * 2)
+    graph = ts.graph(nested * 2)
     assert {meta.shape for task in graph.tasks for meta in task.inputs} == {None}
 
 
@@ -165,7 +165,7 @@ def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons() -> None:
     with torch.no_grad():
         y = x * 2
     with pytest.raises(RuntimeError, match=r"element 1 of tensors does not require grad .*\(2, 3\).*no_grad"):
-        th.graph([x.sum(), y])
+        ts.graph([x.sum(), y])
 
 
 def test_what_is_no_tensor_is_named() -> None:
@@ -180,13 +180,13 @@ def test_what_is_no_tensor_is_named() -> None:
         (torch.ones(1).numpy(), "got an? ndarray, which has no graph below it: pass the tensor that it was made from"),
     ):
         with pytest.raises(TypeError, match=message):
-            th.graph(outputs)  # type: ignore[arg-type]
+            ts.graph(outputs)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no tensor to start from"):
-        th.graph([])
+        ts.graph([])
 
 
 def test_a_task_that_is_not_there_is_named() -> None:
-    graph = th.graph(torch.ones(1, requires_grad=True).exp())
+    graph = ts.graph(torch.ones(1, requires_grad=True).exp())
     for wrong in (2, -1):
         with pytest.raises(ValueError, match=rf"no task {wrong}; this graph has tasks 0 to 1"):
             graph.describe(wrong)
@@ -198,9 +198,9 @@ def test_a_task_that_is_not_there_is_named() -> None:
 
 def test_describe_names_parameter_module_and_line() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(1, 2)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
     assert graph.describe(weight).startswith("AccumulateGrad (0.weight, test_walk.py:")
     assert graph.describe(weight, 52).startswith("AccumulateGrad (0.weight, 53rd, test_walk.py:")
@@ -211,14 +211,14 @@ def test_describe_names_parameter_module_and_line() -> None:
 def test_a_long_chain_is_freed_without_overflowing_the_stack() -> None:
     """A stack of 2 MiB has 84 bytes for each of its nodes: no recursion does with so little."""
     script = (
-        "import torch, tapehead as th\n"
+        "import torch, tapescope as ts\n"
         "for last in ('graph', 'loss', 'other root'):\n"
         "    x = torch.ones(1, requires_grad=True)\n"
         "    y = x * 2\n"
         "    for _ in range(25_000):\n"
         "        y = y * 1\n"
         "    roots = [y, y.exp()]\n"
-        "    graph = th.graph(roots)\n"
+        "    graph = ts.graph(roots)\n"
         "    if last == 'graph':\n"
         "        del y, roots\n"
         "    if last == 'other root':\n"

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.outlines import HUES, Outline, letters
-from tapehead.inspector.drawing.states import State
-from tapehead.inspector.drawing.svg import graph_to_svg
-from tapehead.inspector.graph.graph import Fold, Graph
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.inspector.drawing.outlines import HUES, Outline, letters
+from tapescope.inspector.drawing.states import State
+from tapescope.inspector.drawing.svg import graph_to_svg
+from tapescope.inspector.graph.graph import Fold, Graph
+from tapescope.inspector.graph.kinds import Kind
 
 from ..programs import captured
 
@@ -40,9 +40,9 @@ def deep() -> Graph:
         nn.Sequential(Turned(), layers(3), nn.Sequential(nn.Sequential(Turned(), nn.Tanh()), nn.Tanh()))
     )
     model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Sequential(inner)), layers(8)), layers(30))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     kinds = [kind for kind in Kind if kind is not Kind.ACCUMULATE_GRAD]
     others = [task for task in graph.tasks if not task.is_leaf]
     changed = {task.id: kinds[place % len(kinds)] for place, task in enumerate(others[-8:])}
@@ -75,5 +75,5 @@ def test_so_do_the_names_of_outlines(theme: Theme, texts_in: TextsIn) -> None:
 
 def test_a_text_that_is_too_faint_is_found(texts_in: TextsIn) -> None:
     picture = graph_to_svg(captured("lstm_cell", steps=3), theme="light")
-    faint = picture.replace(".th-light .th-soft{fill:#656b76}", ".th-light .th-soft{fill:#909090}")
-    assert {each.classes for each in texts_in(faint) if each.contrast < LEAST} == {"th-soft"}
+    faint = picture.replace(".ts-light .ts-soft{fill:#656b76}", ".ts-light .ts-soft{fill:#909090}")
+    assert {each.classes for each in texts_in(faint) if each.contrast < LEAST} == {"ts-soft"}

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
+import tapescope as ts
 
 
-def captured() -> th.Graph:
+def captured() -> ts.Graph:
     model = nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)))
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(4, 3)).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def test_dot_has_every_task_and_edge_once_and_a_cluster_per_module_call() -> None:
@@ -31,7 +31,7 @@ def test_dot_has_every_task_and_edge_once_and_a_cluster_per_module_call() -> Non
 def test_names_are_data_in_dot() -> None:
     pytest.importorskip("graphviz")
     leaf = torch.ones(2, requires_grad=True)
-    source = th.graph((leaf * 2).sum(), {'w"]; evil [label="\\N': leaf}).to_graphviz().source
+    source = ts.graph((leaf * 2).sum(), {'w"]; evil [label="\\N': leaf}).to_graphviz().source
     assert 'label="w\\"]; evil [label=\\"\\\\N"' in source
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.first_view import first_view
-from tapehead.inspector.drawing.layout import Layout
-from tapehead.inspector.drawing.svg import ROOM, graph_to_svg
-from tapehead.inspector.graph.graph import Graph
+import tapescope as ts
+from tapescope.inspector.drawing.first_view import first_view
+from tapescope.inspector.drawing.layout import Layout
+from tapescope.inspector.drawing.svg import ROOM, graph_to_svg
+from tapescope.inspector.graph.graph import Graph
 
 from ..programs import captured
 
@@ -18,9 +18,9 @@ from ..programs import captured
 def transformer(layers: int) -> Graph:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 3, 16, requires_grad=True).exp()).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def closed(placed: Layout) -> list[str]:
@@ -28,9 +28,9 @@ def closed(placed: Layout) -> list[str]:
 
 
 def test_a_small_graph_is_drawn_as_it_is() -> None:
-    with th.capture():
+    with ts.capture():
         loss = nn.Linear(2, 2)(torch.ones(1, 2)).exp().sum()
-    assert not closed(first_view(th.graph(loss), *ROOM))
+    assert not closed(first_view(ts.graph(loss), *ROOM))
 
 
 def test_equal_layers_are_drawn_once_and_leaf_modules_are_rows() -> None:
@@ -62,9 +62,9 @@ def test_where_not_all_fits_the_largest_module_is_open_first() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.body(x))
 
-    with th.capture():
+    with ts.capture():
         loss = Model()(torch.ones(2, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert closed(first_view(graph, 140, 90)) == ["head", "body"]
     assert closed(first_view(graph, 200, 190)) == ["head", "3", "2", "1", "0"]
 
@@ -73,9 +73,9 @@ def test_one_like_equal_layers_is_not_opened_where_they_are_closed() -> None:
     """The first layer, whose input needs no gradient, was open alone beside the other three as one row."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 3, 16)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     assert set(closed(first_view(graph, 360, 300))) == {"layers.1 – layers.3", "layers.0"}
     opened = {box.title for box in first_view(graph, 400, 300).boxes if not box.group.closed}
     assert "layers.3" in opened, "where there is room the equal ones are opened first"
@@ -96,9 +96,9 @@ def test_views_fold_before_modules_do() -> None:
                 x = self.linear(x).view(2, 2, 2).transpose(0, 1).expand(2, 2, 2).reshape(2, 4).exp()
             return x
 
-    with th.capture():
+    with ts.capture():
         loss = Model()(torch.ones(2, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     everything = first_view(graph, 4000, 3000)
     assert not closed(everything)
     some = first_view(graph, everything.width, everything.height - 60)

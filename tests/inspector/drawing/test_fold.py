@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.inspector.drawing import fold
-from tapehead.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
-from tapehead.inspector.drawing.svg import graph_to_svg
+import tapescope as ts
+from tapescope.inspector.drawing import fold
+from tapescope.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
+from tapescope.inspector.drawing.svg import graph_to_svg
 
 from ..programs import captured
 
@@ -77,9 +77,9 @@ class EncoderDecoder(nn.Module):
 
 def test_a_run_has_modules_of_one_name_and_its_tooltip_their_whole_paths() -> None:
     model = EncoderDecoder()
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.randn(2, 4))
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     runs = {(group.title, group.times) for group in all_groups(fold_graph(graph)) if group.times > 1}
     assert ("dec.0, dec.1, out", 6) in runs
     assert all("enc" not in title or "dec" not in title for title, _ in runs)
@@ -97,9 +97,9 @@ def test_the_tooltip_of_repeated_steps_has_each_path_once() -> None:
             return self.decoder(x, 12)
 
     model = Decoder()
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.randn(3, 4)).sum()
-    tooltips = re.findall("<title>(.*) [(].* tasks?(?: each)?</title>", th.graph(loss).to_svg())
+    tooltips = re.findall("<title>(.*) [(].* tasks?(?: each)?</title>", ts.graph(loss).to_svg())
     assert "decoder.cell, decoder.head" in tooltips
     assert not any("decoder.decoder" in tooltip for tooltip in tooltips)
 
@@ -119,9 +119,9 @@ class Unrolled(nn.Module):
 
 
 def test_a_repeating_period_of_modules_and_loose_tasks_folds() -> None:
-    with th.capture():
+    with ts.capture():
         loss = Unrolled()(torch.ones(3, 4), 10).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     folded = fold_graph(graph)
     [run] = [group for group in all_groups(folded) if group.times > 1]
     assert (run.title, run.subtitle, run.times) == ("cell, head", "(LSTMCell, Linear + 1 task) ×10", 10)
@@ -138,23 +138,23 @@ def test_a_large_repeated_block_is_drawn_closed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layers(x)
 
-    with th.capture():
+    with ts.capture():
         loss = nn.Sequential(Block(), Block(), Block())(torch.ones(1, 2)).sum()
-    [run] = [group for group in all_groups(fold_graph(th.graph(loss))) if group.title == "0 – 2"]
+    [run] = [group for group in all_groups(fold_graph(ts.graph(loss))) if group.title == "0 – 2"]
     assert run.closed and run.subtitle == "Block ×3"
 
 
 def test_folding_that_would_hide_next_to_nothing_is_left() -> None:
-    with th.capture():
+    with ts.capture():
         loss = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())(torch.ones(1, 2)).sum()
-    assert all(group.times == 1 for group in all_groups(fold_graph(th.graph(loss))))
+    assert all(group.times == 1 for group in all_groups(fold_graph(ts.graph(loss))))
 
 
 def test_blocks_whose_gradients_have_other_shapes_are_not_equal() -> None:
     sizes = [8, 7, 6, 5, 4, 3, 2, 2, 2, 2, 2, 2, 2]
-    with th.capture():
+    with ts.capture():
         loss = nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(sizes)])(torch.ones(1, 8)).sum()
-    [run] = [group for group in all_groups(fold_graph(th.graph(loss))) if group.times > 1]
+    [run] = [group for group in all_groups(fold_graph(ts.graph(loss))) if group.times > 1]
     assert run.title == "6 – 11" and run.times == 6
 
 
@@ -171,9 +171,9 @@ def test_equal_networks_of_equal_layers_lead_from_layer_to_layer_alike() -> None
         return nn.Sequential(*(Layer() for _ in range(4)))
 
     model = nn.Sequential(*(network() for _ in range(3)))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     folded = fold_graph(graph)
     outer, inner = (group for group in all_groups(folded) if group.times > 1)
     assert (outer.times, inner.times) == (3, 4)
@@ -227,10 +227,10 @@ def test_a_module_that_is_not_convex_is_dissolved() -> None:
             return x.sin() if last else x.cos()
 
     x = torch.ones(2, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         split = Split()
         loss = split(split(x, False).exp(), True).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     calls = {task.name: task.call for task in graph.tasks}
     one = calls["CosBackward0"]
     tasks = tuple(replace(task, call=one) if task.name == "SinBackward0" else task for task in graph.tasks)
@@ -246,7 +246,7 @@ def row_of_blocks(times: int) -> Tensor:
 
 
 def test_of_very_many_siblings_runs_of_loose_tasks_are_folded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = th.graph(row_of_blocks(20))
+    graph = ts.graph(row_of_blocks(20))
     assert all_groups(fold_graph(graph)) == []
     monkeypatch.setattr(fold, "MOST_LOOSE", 50)
     folded = fold_graph(graph)
@@ -260,14 +260,14 @@ def test_of_very_many_siblings_runs_of_loose_tasks_are_folded_too(monkeypatch: p
 
 def test_a_run_of_loose_tasks_begins_where_the_forward_goes_back_and_says_its_lines() -> None:
     x = torch.zeros(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         state = x.exp()
         for _ in range(60):
             state = state.sin()
             state = state * 2
             state = state.tanh()
         loss = state.sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     shift = [replace(task, name="MulBackward0") if task.name == "ExpBackward0" else task for task in graph.tasks]
     for each in (graph, replace(graph, tasks=tuple(shift))):  # of the second also an earlier start would do
         [run] = all_groups(fold_graph(each))
@@ -280,7 +280,7 @@ def test_a_long_chain_of_equal_tasks_is_drawn_as_one_of_them() -> None:
     x = torch.ones(4, requires_grad=True)
     for _ in range(5_000):
         x = x.sin()
-    svg = th.graph(x.sum()).to_svg()
+    svg = ts.graph(x.sum()).to_svg()
     assert "1 task ×4,999" in svg and len(svg) < 20_000
 
 
@@ -291,13 +291,13 @@ def test_what_is_in_no_run_stays_as_it_is_among_very_many(monkeypatch: pytest.Mo
         for _ in range(length):
             x = x.sin()
         x = x.cos()
-    graph = th.graph(x.sum())
+    graph = ts.graph(x.sum())
     assert all_groups(fold_graph(graph)) == []
 
 
 def test_what_no_viewer_shows_is_refused_and_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "MOST_DRAWN", 10)
     with pytest.raises(ValueError, match=r"62 tasks would be drawn one by one, .* more than 10: capture the forward"):
-        th.graph(row_of_blocks(20)).to_svg()
+        ts.graph(row_of_blocks(20)).to_svg()
     with pytest.raises(ValueError, match=r'one by one, .*: draw it with fold="repeats", or close modules by depth'):
         captured("gpt2").to_svg(fold="none")

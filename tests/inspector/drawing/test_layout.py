@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.cells import SPINE
-from tapehead.inspector.drawing.fold import fold_graph
-from tapehead.inspector.drawing.layout import Layout, PlacedWire, Rect, lay_out, layout
-from tapehead.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
-from tapehead.inspector.graph.kinds import Kind
+import tapescope as ts
+from tapescope.inspector.drawing.cells import SPINE
+from tapescope.inspector.drawing.fold import fold_graph
+from tapescope.inspector.drawing.layout import Layout, PlacedWire, Rect, lay_out, layout
+from tapescope.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task
+from tapescope.inspector.graph.kinds import Kind
 
 from ..programs import captured
 
@@ -274,9 +274,9 @@ def test_a_residual_sum_does_not_bend_the_main_path() -> None:
             return x + self.b(self.a(x).relu())
 
     x = torch.ones(2, 4, requires_grad=True).exp()
-    with th.capture():
+    with ts.capture():
         loss = Block()(x).sum()
-    placed = layout(th.graph(loss))
+    placed = layout(ts.graph(loss))
     names = {task.task: task.label for task in placed.tasks}
     spines = {names[task.task]: task.rect.x for task in placed.tasks if task.label != "T"}
     assert len(set(spines.values())) == 1, spines
@@ -284,9 +284,9 @@ def test_a_residual_sum_does_not_bend_the_main_path() -> None:
 
 def test_parameters_are_pills_beside_their_task_and_stubs_at_further_uses() -> None:
     shared = nn.Linear(4, 4)
-    with th.capture(shared):
+    with ts.capture(shared):
         loss = shared(shared(shared(torch.ones(2, 4)))).sum()
-    placed = layout(th.graph(loss), "none")
+    placed = layout(ts.graph(loss), "none")
     assert sorted(pill.label for pill in placed.pills) == ["bias", "weight"]
     assert sorted(stub.label for stub in placed.stubs) == ["bias", "bias", "weight", "weight"]
     places = {task.task: task.rect for task in placed.tasks}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
-from tapehead.inspector.drawing.svg import graph_to_svg
-from tapehead.inspector.graph.graph import Graph
+import tapescope as ts
+from tapescope.inspector.drawing.signs import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
+from tapescope.inspector.drawing.svg import graph_to_svg
+from tapescope.inspector.graph.graph import Graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -20,9 +20,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 def graph() -> Graph:
     """Of nine equal blocks in one module; a folded picture shows one of those in the middle."""
     model = nn.Sequential(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(9))))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 4)).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def signs_in(picture: str) -> list[tuple[str, str]]:

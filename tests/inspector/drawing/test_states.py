@@ -9,21 +9,21 @@ from xml.etree import ElementTree
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.states import State, states_of
-from tapehead.inspector.drawing.svg import graph_to_svg
+import tapescope as ts
+from tapescope.inspector.drawing.states import State, states_of
+from tapescope.inspector.drawing.svg import graph_to_svg
 
 
-def session_at(ran: int) -> th.Stepper:
+def session_at(ran: int) -> ts.Stepper:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(2, 4)).sum()
-    session = th.debug(loss, engine="direct")
+    session = ts.debug(loss, engine="direct")
     session.step(count=ran)
     return session
 
 
-def states(session: th.Stepper) -> list[State]:
+def states(session: ts.Stepper) -> list[State]:
     assert session.current is not None
     ready = [entry.task.id for entry in session.ready]
     return states_of(len(session.graph), session.order, ready, session.current.id)
@@ -43,16 +43,16 @@ def test_each_task_is_drawn_in_its_state() -> None:
 def test_what_is_folded_says_how_much_of_it_has_run() -> None:
     session = session_at(4)
     drawn = graph_to_svg(session.graph, fold=0, states=states(session))
-    bars = re.findall(r'class="th-bar" d="M[\d.]+ [\d.]+h([\d.]+)', drawn)
+    bars = re.findall(r'class="ts-bar" d="M[\d.]+ [\d.]+h([\d.]+)', drawn)
     assert bars and all(float(width) > 0 for width in bars)
 
 
 def test_of_equal_layers_the_one_that_runs_is_shown_with_how_far_each_is() -> None:
     layers = (nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))
     model = nn.Sequential(nn.Sequential(*layers), nn.Linear(4, 1))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 4, requires_grad=True).exp()).sum()
-    session = th.debug(loss, engine="direct")
+    session = ts.debug(loss, engine="direct")
     in_second = next(task.id for task in session.graph.tasks if session.graph.module(task) == "0.2.1")
     while session.current is not None and session.current.id != in_second:
         session.step()
@@ -76,9 +76,9 @@ def test_of_layers_in_layers_the_inner_ones_are_those_of_the_outer_one_that_runs
         return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
 
     model = nn.Sequential(*(nn.Sequential(block(), nn.Sigmoid()) for _ in range(3)))
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.ones(2, 4, requires_grad=True).exp()).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     at = [task.id for task in graph.tasks if graph.module(task) == "1.0.0.1"]
     found: list[State] = ["waiting"] * len(graph)
     for task in graph.tasks:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import tapehead as th
-from tapehead.inspector.drawing.first_view import first_view
-from tapehead.inspector.drawing.layout import layout
-from tapehead.inspector.drawing.svg import ROOM, graph_to_svg, path_data
-from tapehead.inspector.drawing.text_width import shorten, shorten_middle, shorten_path, text_width
-from tapehead.inspector.graph.graph import ModuleCall
-from tapehead.inspector.graph.kinds import KIND_TITLES, Kind
-from tapehead.inspector.shown import GraphTheme
+import tapescope as ts
+from tapescope.inspector.drawing.first_view import first_view
+from tapescope.inspector.drawing.layout import layout
+from tapescope.inspector.drawing.svg import ROOM, graph_to_svg, path_data
+from tapescope.inspector.drawing.text_width import shorten, shorten_middle, shorten_path, text_width
+from tapescope.inspector.graph.graph import ModuleCall
+from tapescope.inspector.graph.kinds import KIND_TITLES, Kind
+from tapescope.inspector.shown import GraphTheme
 
 from ..programs import Twice, captured
 
@@ -54,7 +54,7 @@ def test_size_title_and_one_line_per_wire() -> None:
     width, height = root.get("width"), root.get("height")
     assert root.get("viewBox") == f"0 0 {width} {height}"
     assert root.findtext(f"{SVG}title") == "backward of NllLossBackward0 · 339 tasks · 161 parameters"
-    [wires] = [each for each in by_class(root, "th-wires") if len(each) > 1]
+    [wires] = [each for each in by_class(root, "ts-wires") if len(each) > 1]
     assert len(wires) == sum(bool(wire.points) for wire in first_view(graph, *ROOM).wires)
 
 
@@ -72,10 +72,10 @@ def test_pictures_in_one_page_do_not_share_names_with_it_or_disagree() -> None:
     light, dark = (graph_to_svg(captured("lstm_lm"), theme=theme) for theme in ("light", "dark"))
     for picture, theme in ((light, "light"), (dark, "dark")):
         classes = {name for group in re.findall(r'class="([^"]*)"', picture) for name in group.split()}
-        assert all(name.startswith("th-") for name in classes)
+        assert all(name.startswith("ts-") for name in classes)
         assert " id=" not in picture
         rules = re.findall(r"^([^{@<]+)\{", picture.split("<style>")[1].split("</style>")[0], re.M)
-        assert rules and all(rule.startswith(f".th-{theme} ") for rule in rules)
+        assert rules and all(rule.startswith(f".ts-{theme} ") for rule in rules)
 
 
 def test_an_unknown_theme_is_refused() -> None:
@@ -97,7 +97,7 @@ def test_the_legend_names_the_kinds_in_the_picture_and_no_others() -> None:
     x = torch.ones(4, requires_grad=True)
     y = Twice.apply(x).clone()
     y[:2].mul_(3)
-    picture = graph_to_svg(th.graph(y.sum()))
+    picture = graph_to_svg(ts.graph(y.sum()))
     for kind in (Kind.CPP, Kind.FUNCTION, Kind.ACCUMULATE_GRAD, Kind.COPY_SLICES):
         assert f">{KIND_TITLES[kind]}</text>" in picture
     for kind in (Kind.CHECKPOINT, Kind.ERROR, Kind.COMPILED, Kind.MODULE_HOOK):
@@ -105,13 +105,13 @@ def test_the_legend_names_the_kinds_in_the_picture_and_no_others() -> None:
 
 
 def test_kinds_differ_in_their_glyphs() -> None:
-    graph = th.graph(torch.ones(2, requires_grad=True).sum())
+    graph = ts.graph(torch.ones(2, requires_grad=True).sum())
     glyphs = set()
     for kind in Kind:
         if kind is not Kind.ACCUMULATE_GRAD:
             tasks = tuple(replace(task, kind=kind) if task.id == 0 else task for task in graph.tasks)
             root = ElementTree.fromstring(graph_to_svg(replace(graph, tasks=tasks)))
-            [glyph] = by_class(by_class(root, f"th-{kind}")[0], "th-glyph")
+            [glyph] = by_class(by_class(root, f"ts-{kind}")[0], "ts-glyph")
             glyphs.add(ElementTree.tostring(glyph))
     assert len(glyphs) == len(Kind) - 1
 
@@ -126,9 +126,9 @@ def test_no_text_is_wider_than_its_box() -> None:
             inner = self.a_module_with_quite_a_long_name_which_says_everything_that_there_is_to_say
             return functional.scaled_dot_product_attention(inner(x), x, x)
 
-    with th.capture():
+    with ts.capture():
         loss = Long()(torch.ones(1, 2, 4, 4)).sum()
-    for graph in (th.graph(loss), captured("gpt2"), captured("recommender")):
+    for graph in (ts.graph(loss), captured("gpt2"), captured("recommender")):
         placed = layout(graph)
         for task in placed.tasks:
             if not task.chip:
@@ -156,10 +156,10 @@ def test_long_names_of_modules_keep_their_end_and_numbers_are_never_cut() -> Non
         {f"{name}{index}": nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]) for index in range(12)}
     )
     x = torch.ones(1, 2)
-    with th.capture(stages):
+    with ts.capture(stages):
         for stage in stages.values():
             x = stage(x)
-    graph = th.graph(x.sum())
+    graph = ts.graph(x.sum())
     [box] = [box for box in layout(graph).boxes if box.group.times > 1 and box.depth == 0]
     assert box.title.startswith("…") and box.title.endswith("_11") and "×12" in box.subtitle
     picture = graph_to_svg(graph)
@@ -167,7 +167,7 @@ def test_long_names_of_modules_keep_their_end_and_numbers_are_never_cut() -> Non
 
 
 def test_no_source_line_is_looked_up_for_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tapehead.inspector.drawing import svg
+    from tapescope.inspector.drawing import svg
 
     graph = captured("lstm_lm")
     monkeypatch.setattr(svg, "SOURCES_UP_TO", 3)
@@ -184,7 +184,7 @@ def test_corners_are_rounded_and_steps_between_ranks_are_curves() -> None:
 
 def test_in_a_notebook_a_wide_picture_is_fitted_into_its_cell_and_a_narrow_one_is_not_blown_up() -> None:
     x = torch.ones(1, requires_grad=True)
-    narrow = th.graph(x.exp())
-    wide = th.graph(torch.stack([(x * number).exp().sin() + x.cos() for number in range(12)]))
+    narrow = ts.graph(x.exp())
+    wide = ts.graph(torch.stack([(x * number).exp().sin() + x.cos() for number in range(12)]))
     assert 'width="' in narrow._repr_svg_().partition(">")[0]
     assert 'width="' in wide.to_svg().partition(">")[0] and 'width="' not in wide._repr_svg_().partition(">")[0]

@@ -5,16 +5,16 @@ import json
 import torch
 from torch import nn
 
-import tapehead as th
+import tapescope as ts
 
 
 def test_json_has_every_fact_of_the_graph() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    with th.capture():
+    with ts.capture():
         loss = model(torch.ones(4, 3)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     content = json.loads(graph.to_json())
-    assert (content["format"], content["version"]) == ("tapehead.graph", 1)
+    assert (content["format"], content["version"]) == ("tapescope.graph", 1)
     assert [(task["id"], task["name"], task["kind"], task["parameter"], task["call"]) for task in content["tasks"]] == [
         (task.id, task.name, task.kind, task.parameter, task.call) for task in graph.tasks
     ]
@@ -32,7 +32,7 @@ def test_json_has_every_fact_of_the_graph() -> None:
 
 
 def test_sequence_numbers_are_strings_and_ranks_are_exact_in_javascript() -> None:
-    content = json.loads(th.graph((torch.ones(2, requires_grad=True) * 2).sum()).to_json())
+    content = json.loads(ts.graph((torch.ones(2, requires_grad=True) * 2).sum()).to_json())
     leaf = content["tasks"][-1]
     assert leaf["sequence_nr"] == "18446744073709551615"
     assert [task["rank"] for task in content["tasks"]] == list(range(len(content["tasks"])))

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tapehead.inspector.graph.collector import collector_paused
+from tapescope.inspector.graph.collector import collector_paused
 
 
 def test_it_pauses_and_goes_on_unless_it_was_off() -> None:

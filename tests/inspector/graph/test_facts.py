@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tapehead.inspector.graph.facts import Facts
+from tapescope.inspector.graph.facts import Facts
 
 
 def test_modules_have_the_paths_that_torch_gives_them() -> None:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.graph.facts import Operation, resolve_sources
-from tapehead.inspector.graph.source import OVERRIDES, Place, is_library, users_place
-from tapehead.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+import tapescope as ts
+from tapescope.inspector.graph.facts import Operation, resolve_sources
+from tapescope.inspector.graph.source import OVERRIDES, Place, is_library, users_place
+from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
 
 
 class Scaled(nn.Module):
@@ -132,7 +132,7 @@ SHAPES = [
 
 def assert_lines_are_those_of_torch(loss: Tensor) -> None:
     """Compare each line with the innermost one outside torch in the stack that anomaly mode notes at the node."""
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     made = [(task, node) for task, node in zip(graph.tasks, graph.nodes, strict=True) if not task.is_leaf]
     assert len(made) > 1
     unseen = [task.name for task, _ in made if task.source is None]
@@ -147,7 +147,7 @@ def assert_lines_are_those_of_torch(loss: Tensor) -> None:
 @pytest.mark.parametrize("every_call", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_the_line_is_the_one_that_torch_notes(shape: Callable[[Tensor], Tensor], every_call: bool) -> None:
-    with torch.autograd.set_detect_anomaly(True), th.capture(every_call=every_call):
+    with torch.autograd.set_detect_anomaly(True), ts.capture(every_call=every_call):
         loss = shape(torch.randn(4, 4, requires_grad=True)).sum()
         assert_lines_are_those_of_torch(loss)
         loss.backward()  # what a checkpoint recomputes is called from the engine
@@ -157,7 +157,7 @@ def test_the_line_in_another_thread_is_the_one_that_torch_notes() -> None:
     losses = []
 
     def run() -> None:
-        with torch.autograd.set_detect_anomaly(True), th.capture():
+        with torch.autograd.set_detect_anomaly(True), ts.capture():
             losses.append(modules(torch.randn(4, 4)).sum())
 
     thread = threading.Thread(target=run)
@@ -181,20 +181,20 @@ def test_a_noted_line_keeps_nothing_of_its_function_alive() -> None:
         local = torch.zeros(3)
         return x.exp(), weakref.ref(local)
 
-    with th.capture():
+    with ts.capture():
         y, local = forward(torch.ones(3, requires_grad=True))
     assert local() is None
-    operation = th.graph(y).tasks[0].operation
+    operation = ts.graph(y).tasks[0].operation
     assert isinstance(operation, Operation) and operation.source is not None and operation.source.function == "forward"
 
 
 def test_lines_of_many_operations_are_those_of_each() -> None:
     losses = []
     for _ in range(2):
-        with th.capture():
+        with ts.capture():
             losses.append(modules(torch.ones(4, 4)).sum())
     together, alone = (
-        [task.operation for task in th.graph(loss).tasks if isinstance(task.operation, Operation)] for loss in losses
+        [task.operation for task in ts.graph(loss).tasks if isinstance(task.operation, Operation)] for loss in losses
     )
     resolve_sources([*together, *together])
     assert [each.source for each in together] == [each.source for each in alone]
@@ -214,10 +214,10 @@ def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_the_line_is_the_users_where_a_library_has_wrapped_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((torch, "sub"), (Tensor, "sin"), (nn.functional, "linear"), (Tensor, "sum")):
         monkeypatch.setattr(owner, name, passing_on(passing_on(getattr(owner, name))))
-    with th.capture():
+    with ts.capture():
         y = torch.sub(torch.ones(4, 4, requires_grad=True), 2).sin()  # the line of two wrapped functions
         loss = Scaled()(y).sum()
-    lines = {task.name: task.source for task in th.graph(loss).tasks if not task.is_leaf}
+    lines = {task.name: task.source for task in ts.graph(loss).tasks if not task.is_leaf}
     assert all(source is not None and source.function != "wrapper" for source in lines.values())
     for name in ("SubBackward0", "SinBackward0"):
         assert "# the line of two wrapped functions" in lines[name].code()[0]
@@ -228,9 +228,9 @@ def test_a_wrapper_that_computes_is_a_users_line() -> None:
     def twice(*args: Tensor) -> Tensor:
         return torch.add(*[each * 2 for each in args])  # the line of the wrapper
 
-    with th.capture():
+    with ts.capture():
         loss = twice(torch.ones(2, requires_grad=True), torch.ones(2))
-    for task in th.graph(loss).tasks[:2]:
+    for task in ts.graph(loss).tasks[:2]:
         assert task.source is not None and "# the line of the wrapper" in task.source.code()[0]
 
 
@@ -250,7 +250,7 @@ def test_the_line_is_the_users_inside_a_mode_of_theirs() -> None:
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}))
 
-    with th.capture(), Mode():
+    with ts.capture(), Mode():
         y = torch.ones(2, requires_grad=True).exp()  # the line inside a mode
-    source = th.graph(y).tasks[0].source
+    source = ts.graph(y).tasks[0].source
     assert source is not None and "# the line inside a mode" in source.code()[0]

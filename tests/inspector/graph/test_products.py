@@ -11,17 +11,17 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.inspector.graph.products import Product, products_of
-from tapehead.inspector.torch_internals.saved import saved_slots
+import tapescope as ts
+from tapescope.inspector.graph.products import Product, products_of
+from tapescope.inspector.torch_internals.saved import saved_slots
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-def only(tensor: Tensor) -> tuple[th.Graph, Product]:
-    graph = th.graph(get_gradient_edge(tensor))  # which keeps the nodes, where the caller lets go of the tensor
+def only(tensor: Tensor) -> tuple[ts.Graph, Product]:
+    graph = ts.graph(get_gradient_edge(tensor))  # which keeps the nodes, where the caller lets go of the tensor
     (product,) = products_of(graph).values()
     return graph, product
 
@@ -118,13 +118,13 @@ def test_a_modified_and_a_freed_factor_are_told() -> None:
 
 def test_sparse_matrices_are_left_out() -> None:
     sparse = torch.eye(4).to_sparse().requires_grad_()
-    assert not products_of(th.graph(torch.mm(sparse, leaf(4, 4, dtype=torch.float32)).sum()))
+    assert not products_of(ts.graph(torch.mm(sparse, leaf(4, 4, dtype=torch.float32)).sum()))
 
 
 def test_no_tensor_is_kept() -> None:
     x = leaf(3, 4) * 1
     made = x @ leaf(4, 5)
-    products = products_of(th.graph(made))
+    products = products_of(ts.graph(made))
     gone = weakref.ref(x)
     del x, made
     gc.collect()
@@ -135,6 +135,6 @@ def test_no_tensor_is_kept() -> None:
 def test_factors_that_are_one_tensor_have_one_identity() -> None:
     weight, other = leaf(4, 4), leaf(4, 4)
     made = [leaf(3, 4) @ weight, leaf(3, 4) @ weight, leaf(3, 4) @ weight.t(), leaf(3, 4) @ other]
-    identities = [product.right.identity for product in products_of(th.graph(made)).values()]
+    identities = [product.right.identity for product in products_of(ts.graph(made)).values()]
     assert identities[0] == identities[1]
     assert len(set(identities)) == 3

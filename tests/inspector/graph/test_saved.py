@@ -20,10 +20,10 @@ from torch.autograd.graph import (
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-import tapehead as th
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.inspector.torch_internals.references import _references_of_one
-from tapehead.inspector.torch_internals.saved import saved_slots
+import tapescope as ts
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.inspector.torch_internals.references import _references_of_one
+from tapescope.inspector.torch_internals.saved import saved_slots
 
 from ..programs import Twice
 
@@ -32,7 +32,7 @@ def test_saved_tensors_know_storage_bytes_version_and_parameter() -> None:
     layer = nn.Linear(4, 8)
     x = torch.ones(2, 4, requires_grad=True)
     hidden = layer(x)
-    graph = th.graph((hidden.relu() * hidden).sum(), layer)
+    graph = ts.graph((hidden.relu() * hidden).sum(), layer)
     saved = {(graph.tasks[each.task].name, each.shape): each for each in graph.saved}
     weight = saved["AddmmBackward0", (4, 8)]
     assert weight.parameter == "weight" and weight.storage_bytes == 4 * 8 * 4
@@ -49,22 +49,22 @@ def test_saved_tensors_that_died_are_not_listed() -> None:
     for _ in range(5):
         x.exp()
     loss = x.exp().sum()
-    assert len(th.graph(loss).saved) == 1
+    assert len(ts.graph(loss).saved) == 1
     loss.backward()
-    assert th.graph(loss).saved == ()
+    assert ts.graph(loss).saved == ()
 
 
 def test_tensors_without_a_storage_of_their_own_are_listed_without_one() -> None:
     matrix = torch.eye(3).to_sparse().requires_grad_()
     x = torch.ones(3, 2, requires_grad=True)
     model = nn.Sequential(nn.LazyLinear(2))
-    saved = th.graph(torch.sparse.mm(matrix, x).sum(), model).saved
+    saved = ts.graph(torch.sparse.mm(matrix, x).sum(), model).saved
     assert {each.storage_bytes for each in saved} == {None, 24}
 
 
 def test_each_slot_is_named_as_the_node_names_it() -> None:
     x, y = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True)
-    graph = th.graph(x @ y, {"x": x, "y": y})
+    graph = ts.graph(x @ y, {"x": x, "y": y})
     assert [(saved.slot, saved.shape, saved.parameter) for saved in graph.saved] == [
         ("mat2", (3, 2), "y"),
         ("self", (2, 3), "x"),
@@ -83,7 +83,7 @@ def test_lists_and_what_a_custom_function_saved_are_seen() -> None:
             return gradient * 2
 
     x = torch.ones(4, requires_grad=True)
-    graph = th.graph(Keeps.apply(x)[torch.tensor([0, 2])])
+    graph = ts.graph(Keeps.apply(x)[torch.tensor([0, 2])])
     assert [(saved.slot, saved.dtype, saved.shape) for saved in graph.saved] == [
         ("tensors", torch.float32, (4,)),
         ("tensors", torch.float64, (4,)),
@@ -95,9 +95,9 @@ def test_a_tensor_modified_since_it_was_saved_has_no_version() -> None:
     x = torch.ones(4, requires_grad=True)
     y = x.exp()
     loss = y.sum()
-    assert [saved.version for saved in th.graph(loss).saved] == [0]
+    assert [saved.version for saved in ts.graph(loss).saved] == [0]
     y.add_(1)
-    assert [saved.version for saved in th.graph(loss).saved] == [None]
+    assert [saved.version for saved in ts.graph(loss).saved] == [None]
 
 
 def test_what_a_checkpoint_will_recompute_is_not_looked_at() -> None:
@@ -109,7 +109,7 @@ def test_what_a_checkpoint_will_recompute_is_not_looked_at() -> None:
 
     x = torch.ones(3, requires_grad=True)
     loss = checkpoint(forward, x, use_reentrant=False).sum()
-    assert th.graph(loss).saved == () and len(calls) == 1
+    assert ts.graph(loss).saved == () and len(calls) == 1
     loss.backward()
     assert len(calls) == 2
 
@@ -241,18 +241,18 @@ def test_a_backward_frees_a_saved_storage_exactly_if_nothing_else_holds_it(
 ) -> None:
     loss, _held, _leaves = run(operations, holders, known)
     if looked_at_before:  # torch then has Python objects for all of the tensors
-        assert th.graph(loss).saved
-    graph = th.graph(loss)
+        assert ts.graph(loss).saved
+    graph = ts.graph(loss)
     saved = graph.saved
     storages = [StorageWeakRef(slot.tensor.untyped_storage()) for node in graph.nodes for slot in saved_slots(node)]
     assert len(saved) == len(storages)
-    again = th.graph(loss).saved
+    again = ts.graph(loss).saved
     assert saved == again, "looking changes nothing"
     loss.backward()
     assert [each.held for each in saved] == [not storage.expired() for storage in storages]
 
 
-def made_and_held(graph: th.Graph) -> dict[tuple[str, str], tuple[str | None, bool]]:
+def made_and_held(graph: ts.Graph) -> dict[tuple[str, str], tuple[str | None, bool]]:
     return {
         (graph.tasks[each.task].short_name, each.slot): (
             None if each.made_by is None else graph.tasks[each.made_by].short_name,
@@ -270,7 +270,7 @@ def test_a_saved_tensor_knows_the_task_that_made_it() -> None:
         looked_up = left.exp()[torch.tensor([0, 1])]
         return (looked_up * right.detach() @ SavesAll.apply(x)).sum()
 
-    assert made_and_held(th.graph(forward())) == {
+    assert made_and_held(ts.graph(forward())) == {
         ("Mul", "other"): (None, False),  # 1.5 as a tensor of 8 bytes, and the detached one
         ("Exp", "result"): ("Exp", False),
         ("Index", "indices"): (None, False),
@@ -281,7 +281,7 @@ def test_a_saved_tensor_knows_the_task_that_made_it() -> None:
 
 
 def test_a_number_of_python_is_a_saved_tensor_of_eight_bytes() -> None:
-    (saved,) = th.graph(torch.ones(4, requires_grad=True) * 1.5).saved
+    (saved,) = ts.graph(torch.ones(4, requires_grad=True) * 1.5).saved
     assert (saved.storage_bytes, saved.shape, saved.held) == (8, (), False)
 
 
@@ -291,7 +291,7 @@ def test_leaves_parameters_and_what_the_user_has_are_held() -> None:
     def forward() -> Tensor:
         return nn.functional.mse_loss(x * torch.ones(4, requires_grad=True) * torch.ones(4) * mine, torch.ones(4))
 
-    graph = th.graph(forward())
+    graph = ts.graph(forward())
     first, second, third = (task.id for task in graph.tasks if task.name == "MulBackward0")
     held = {(each.task, each.slot): each.held for each in graph.saved}
     assert held[first, "self"] and held[first, "other"], "of the leaf that nobody knows there is the AccumulateGrad"
@@ -303,7 +303,7 @@ def test_a_tensor_modified_since_it_was_saved_has_no_maker() -> None:
     y = torch.ones(4, requires_grad=True).exp()
     loss = y.sum()
     y.add_(1)
-    assert [(saved.made_by, saved.held) for saved in th.graph(loss).saved] == [(None, True)]
+    assert [(saved.made_by, saved.held) for saved in ts.graph(loss).saved] == [(None, True)]
 
 
 def test_what_a_node_hides_counts_as_something_else() -> None:
@@ -314,7 +314,7 @@ def test_what_a_node_hides_counts_as_something_else() -> None:
         return (y * factor.sin()).sum()
 
     loss = forward()
-    saved = made_and_held(th.graph(loss))
+    saved = made_and_held(ts.graph(loss))
     assert saved["Sin", "self"] == ("Mul", True) and saved["Mul", "self"] == ("CopySlices", False)
 
 
@@ -324,16 +324,16 @@ def test_a_tensor_without_a_storage_is_held_or_not() -> None:
     def held(matrix: Tensor) -> list[bool]:
         loss = torch.sparse.mm(matrix, x).sum()
         del matrix
-        return [each.held for each in th.graph(loss).saved if each.storage is None]
+        return [each.held for each in ts.graph(loss).saved if each.storage is None]
 
     assert held(matrix) == [True]
-    assert made_and_held(th.graph(torch.sparse.mm(torch.eye(3).to_sparse(), x)))["SparseAddmm", "mat1"] == (None, False)
+    assert made_and_held(ts.graph(torch.sparse.mm(torch.eye(3).to_sparse(), x)))["SparseAddmm", "mat1"] == (None, False)
 
 
 def test_references_are_counted_in_any_mode() -> None:
     y = (torch.ones(4, requires_grad=True) * 2).sin()
     with torch.inference_mode():
-        assert made_and_held(th.graph(y)) == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
+        assert made_and_held(ts.graph(y)) == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
 
 
 HOOKS = {
@@ -349,7 +349,7 @@ def test_references_are_counted_while_hooks_are_open(hooks: str) -> None:
     _references_of_one.cache_clear()
     y = (torch.ones(4, requires_grad=True) * torch.full((4,), 2.0)).sin()
     with HOOKS[hooks]():
-        saved = made_and_held(th.graph(y))
+        saved = made_and_held(ts.graph(y))
     assert saved == {("Mul", "other"): (None, False), ("Sin", "self"): ("Mul", False)}
 
 
@@ -357,12 +357,12 @@ def test_references_are_counted_while_hooks_are_open(hooks: str) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda loss: str(th.plan(loss)),
-        lambda loss: str(th.simulate(th.graph(loss))),
-        lambda loss: th.backward(loss, policy="lpmf"),
-        lambda loss: th.backward(loss, memory=True),
-        lambda loss: str(th.unpack_order(loss)),
-        lambda loss: str(th.compare(lambda: loss_of_branches(torch.ones(4, requires_grad=True)))),
+        lambda loss: str(ts.plan(loss)),
+        lambda loss: str(ts.simulate(ts.graph(loss))),
+        lambda loss: ts.backward(loss, policy="lpmf"),
+        lambda loss: ts.backward(loss, memory=True),
+        lambda loss: str(ts.unpack_order(loss)),
+        lambda loss: str(ts.compare(lambda: loss_of_branches(torch.ones(4, requires_grad=True)))),
     ],
     ids=["plan", "simulate", "lpmf", "memory", "unpack_order", "compare"],
 )
@@ -388,10 +388,10 @@ def test_only_what_the_program_saves_goes_through_hooks_that_are_open() -> None:
     with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor):
         loss = loss_of_branches(torch.ones(4, requires_grad=True))
         count = len(packed)
-        graph = th.graph(loss)
+        graph = ts.graph(loss)
         assert graph.saved == () and graph.saved.packed == count
         assert str(count) in repr(graph.saved) and "saved_tensors_hooks" in repr(graph.saved)
-        th.plan(loss)
+        ts.plan(loss)
     assert len(packed) == count
 
 
@@ -399,9 +399,9 @@ def test_what_hooks_packed_is_counted_beside_what_is_listed() -> None:
     x = torch.ones(4, requires_grad=True)
     with save_on_cpu():
         y = x.exp()
-    saved = th.graph(y.sin().sum()).saved
+    saved = ts.graph(y.sin().sum()).saved
     assert (len(saved), saved.packed) == (1, 1)
-    assert th.graph(x.exp().sum()).saved.packed == 0
+    assert ts.graph(x.exp().sum()).saved.packed == 0
 
 
 def dropped_input() -> Tensor:
@@ -409,15 +409,15 @@ def dropped_input() -> Tensor:
 
 
 def test_measuring_and_predicting_hold_nothing_as_they_look() -> None:
-    assert [each.held for each in th.backward(dropped_input(), memory=True).graph.saved] == [False]
-    graph = th.graph(dropped_input())
+    assert [each.held for each in ts.backward(dropped_input(), memory=True).graph.saved] == [False]
+    graph = ts.graph(dropped_input())
     start = [(each.nbytes, each.keepers, each.held) for each in dry_run(graph).start]
     assert start == [(4000, ((0, "other"),), False), (4000, ((2, "leaf"),), False), (4, (), True)]
     assert [each.held for each in graph.saved] == [False]
 
 
 def held_by_power(loss: Tensor) -> list[bool]:
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     return [each.held for each in graph.saved if "Pow" in graph.tasks[each.task].name]
 
 
@@ -464,8 +464,8 @@ def test_a_tensor_between_two_views_and_their_base_holds_the_bytes_if_the_user_h
 
 def test_the_peak_of_a_real_part_is_predicted_to_the_byte() -> None:
     a = torch.randn(8, requires_grad=True)
-    with th.capture(every_call=True):
+    with ts.capture(every_call=True):
         loss = torch.fft.fft(a).real.square().sum()
-    predicted = th.simulate(th.graph(loss))
+    predicted = ts.simulate(ts.graph(loss))
     assert predicted.estimates == ()
-    assert predicted.peak_bytes == th.backward(loss, memory=True).peak_bytes
+    assert predicted.peak_bytes == ts.backward(loss, memory=True).peak_bytes

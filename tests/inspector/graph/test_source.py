@@ -6,8 +6,8 @@ from traceback import FrameSummary
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.inspector.graph.source import Source, innermost_user_line
+import tapescope as ts
+from tapescope.inspector.graph.source import Source, innermost_user_line
 
 
 def test_the_innermost_line_outside_torch_is_the_users() -> None:
@@ -38,10 +38,10 @@ def test_what_a_mirror_passes_on_is_still_the_users_line() -> None:
     def make_loss() -> Tensor:
         return layers(rows).square().sum()  # type: ignore[no-any-return]
 
-    plan = th.plan_mirror(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
+    plan = ts.plan_mirror(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
     assert plan.dropped
     for _ in range(2):
-        with th.capture(layers), th.mirror(plan):
+        with ts.capture(layers), ts.mirror(plan):
             loss = make_loss()
-    sources = {task.source.file for task in th.graph(loss).tasks if task.source is not None}
+    sources = {task.source.file for task in ts.graph(loss).tasks if task.source is not None}
     assert sources == {__file__}

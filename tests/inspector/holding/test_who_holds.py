@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tapehead.inspector.holding.search import Holder, who_holds
+from tapescope.inspector.holding.search import Holder, who_holds
 
 BEGIN = """\
 import collections, functools, sys, threading, types, weakref
@@ -304,7 +304,7 @@ def test_no_code_of_the_user_is_called(program: ModuleType) -> None:
 def test_a_script_and_its_main_module(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        BEGIN + "from tapehead.inspector.holding.search import who_holds\ntrainer.store = [0, {'o': made()}]\n"
+        BEGIN + "from tapescope.inspector.holding.search import who_holds\ntrainer.store = [0, {'o': made()}]\n"
         "print(who_holds([each() for each in MADE])[0])"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import tapehead as th
+import tapescope as ts
 
 
 def with_gradients(context: Callable[[], Any]) -> Program:
@@ -45,7 +45,7 @@ def under_no_grad() -> Program:
 
 @kind
 def under_policy() -> Program:
-    return surrounded(lambda: th.policy("bfs"), is_exact=False)
+    return surrounded(lambda: ts.policy("bfs"), is_exact=False)
 
 
 @kind

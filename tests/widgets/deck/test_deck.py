@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import tapehead as th
-from tapehead.engine.orders.policies import TABS
-from tapehead.engine.queue.policy import Policy, QueueState
-from tapehead.engine.trace.run import Engine
-from tapehead.inspector.graph.graph import Task
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.engine.orders.policies import TABS
+from tapescope.engine.queue.policy import Policy, QueueState
+from tapescope.engine.trace.run import Engine
+from tapescope.inspector.graph.graph import Task
+from tapescope.widgets.deck.deck import Deck
 
 from ..models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from ..page_side import Page, settle
@@ -226,7 +226,7 @@ def test_an_error_in_a_hook_reaches_the_caller_and_the_page(page: Page, engine: 
     assert deck.status == page.last["status"] == "failed"
     assert "KeyError: 'mine'" in page.last["trouble"]
     *_, note, line = page.last["trouble"].split("\n")
-    assert note.startswith("tapehead: raised in ") and "AccumulateGrad (up.weight, " in note
+    assert note.startswith("tapescope: raised in ") and "AccumulateGrad (up.weight, " in note
     assert line == f"at test_deck.py:{fail.__code__.co_firstlineno + 1}"
     assert deck.current is None and page.order[: deck.position] == deck.order
     failed = page.replay.running(deck.position)
@@ -276,7 +276,7 @@ def test_the_trouble_names_task_module_and_source_line(page: Page, engine: Engin
 def test_words_of_the_users_stay_as_they_are(page: Page) -> None:
     model = Branches()
     loss = forward(model)
-    name = th.graph(loss).tasks[3].name
+    name = ts.graph(loss).tasks[3].name
 
     def fail(gradient: Tensor) -> None:
         raise ArithmeticError(f"not in task 3 {name}")
@@ -288,20 +288,20 @@ def test_words_of_the_users_stay_as_they_are(page: Page) -> None:
     settle(deck)
     hook.remove()
     assert page.last["trouble"].startswith(f"ArithmeticError: not in task 3 {name}\n")
-    assert "tapehead: raised in AccumulateGrad (up.weight, " in page.last["trouble"]
+    assert "tapescope: raised in AccumulateGrad (up.weight, " in page.last["trouble"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_closing_leaves_no_thread_no_hooks_and_no_graph(page: Page, engine: Engine) -> None:
     loss = forward(Branches())
     node = loss.grad_fn
-    numbers = [each._sequence_nr() for each in th.graph(loss).nodes]
+    numbers = [each._sequence_nr() for each in ts.graph(loss).nodes]
     storage = StorageWeakRef(loss.untyped_storage())
     saved = StorageWeakRef(node.next_functions[0][0].next_functions[0][0]._saved_self.untyped_storage())
     deck = deck_on(loss, engine=engine)
     deck.step(count=2)
     prediction, trace = deck.compare(["bfs"]), deck.trace
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     deck.close()
     deck.close()
     assert deck.status == "closed"
@@ -717,7 +717,7 @@ def test_a_policy_that_returns_nonsense_is_named(page: Page) -> None:
 
     deck = deck_on(forward(Branches()), policy=wrong)
     page.open(deck)
-    with pytest.raises(th.PolicyError, match="policy wrong returned 7"):
+    with pytest.raises(ts.PolicyError, match="policy wrong returned 7"):
         deck.step()
     assert deck.status == "stopped"
     deck.switch("bfs")
@@ -795,13 +795,13 @@ def test_a_reloaded_page_gets_todays_document(page: Page) -> None:
 
 
 def test_a_deck_that_is_asked_for_comes_wherever_this_runs(tmp_path: Path) -> None:
-    assert isinstance(th.debug(forward(Branches())), th.Stepper)
+    assert isinstance(ts.debug(forward(Branches())), ts.Stepper)
     model = Branches()
-    with th.deck(forward(model), policy="bfs", history=False) as deck:
+    with ts.deck(forward(model), policy="bfs", history=False) as deck:
         assert isinstance(deck, Deck) and deck.policy == "bfs" and deck.history is None
         deck.step()
         assert deck.save_html(tmp_path / "deck.html").stat().st_size > 100_000
         deck.run()
     assert deck.status == "closed"
     assert all(map(torch.allclose, gradients(model), expected_gradients()))
-    assert isinstance(th.debug(forward(Branches())), th.Stepper)
+    assert isinstance(ts.debug(forward(Branches())), ts.Stepper)

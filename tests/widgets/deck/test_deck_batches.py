@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.widgets.deck.deck import Deck
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.widgets.deck.deck import Deck
+from tapescope.widgets.deck.run_document import run_document
 
 from ..page_side import Page
 
@@ -20,13 +20,13 @@ def ensemble_loss() -> Tensor:
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(4)]
     x = torch.randn(2, 3)
-    with th.capture(nn.ModuleList(models)):
+    with ts.capture(nn.ModuleList(models)):
         return torch.stack([model(x) for model in models]).square().sum()
 
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "dfs"])
 def test_a_step_of_a_group_shows_all_that_ran_and_what_comes(page: Page, policy: str) -> None:
-    deck = Deck(th.debug(ensemble_loss(), policy=policy, batch="auto", trace="off"), policy=policy)
+    deck = Deck(ts.debug(ensemble_loss(), policy=policy, batch="auto", trace="off"), policy=policy)
     page.open(deck)
     planned = page.order
     most = 0
@@ -65,8 +65,8 @@ def test_a_decks_steps_end_where_a_sessions_do_though_tasks_run_as_one() -> None
         x = torch.randn(4, 8, requires_grad=True)
 
         def session() -> Stepper:
-            with th.capture(model):
-                return th.debug(model(x).sum(), batch="auto")
+            with ts.capture(model):
+                return ts.debug(model(x).sum(), batch="auto")
 
         batch = next(each.tasks for each in session().run().batches or ())
         reached = []
@@ -83,10 +83,10 @@ def test_a_decks_steps_end_where_a_sessions_do_though_tasks_run_as_one() -> None
 
 
 def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) -> None:
-    run = th.backward(ensemble_loss(), engine="direct", batch="auto", trace="off")
+    run = ts.backward(ensemble_loss(), engine="direct", batch="auto", trace="off")
     assert run.batches is not None
     run.save(tmp_path / "run.tape.json")
-    loaded = th.load(tmp_path / "run.tape.json")
+    loaded = ts.load(tmp_path / "run.tape.json")
     assert loaded.trace is not None
     assert loaded.batches is not None
     assert loaded.batches.batches == loaded.trace.batches.batches == run.batches.batches
@@ -96,7 +96,7 @@ def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) 
     start = text.index('"batches"')
     end = text.index('"timeline"')
     (tmp_path / "old.tape.json").write_text(text[:start] + text[end:])
-    older = th.load(tmp_path / "old.tape.json")
+    older = ts.load(tmp_path / "old.tape.json")
     assert older.batches is None
     assert older.trace is not None
     assert not older.trace.batches
@@ -105,12 +105,12 @@ def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) 
 
 @pytest.mark.parametrize("damaged", ['["bmm"', '["sum",[0,1],1,1,1,1,1]', '["bmm",[0,999],1,1,1,1,1]'])
 def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
-    run = th.backward(ensemble_loss(), engine="direct", batch="auto")
+    run = ts.backward(ensemble_loss(), engine="direct", batch="auto")
     path = tmp_path / "run.tape.json"
     run.save(path)
     text = path.read_text()
     start = text.index('"ran"')
     end = text.index('"fallbacks"')
     path.write_text(f'{text[:start]}"ran":[{damaged}],{text[end:]}')
-    with pytest.raises(ValueError, match="is not a run that this tapehead can load"):
-        th.load(path)
+    with pytest.raises(ValueError, match="is not a run that this tapescope can load"):
+        ts.load(path)

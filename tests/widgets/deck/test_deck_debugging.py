@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.trace.run import Engine
-from tapehead.inspector.graph.words import nth
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.trace.run import Engine
+from tapescope.inspector.graph.words import nth
+from tapescope.widgets.deck.deck import Deck
 
 from ..models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from ..page_side import Page, settle, unpacked
@@ -118,7 +118,7 @@ def test_a_breakpoint_of_no_task_is_refused(page: Page) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_breakpoints_that_come_while_it_runs_stop_it(page: Page, engine: Engine) -> None:
     loss = forward(Branches())
-    planned = th.backward(loss, retain_graph=True, policy="heap").order
+    planned = ts.backward(loss, retain_graph=True, policy="heap").order
     loss = forward(Branches())
     begun, go_on = held_in_first_task(loss)
     deck = deck_on(loss, engine=engine)
@@ -187,7 +187,7 @@ def test_step_over_and_out_end_where_a_sessions_do(page: Page, engine: Engine) -
     found = []
     for _ in range(2):
         reached = []
-        session = th.debug(forward(Branches()), engine=engine) if not found else opened(page, engine=engine)
+        session = ts.debug(forward(Branches()), engine=engine) if not found else opened(page, engine=engine)
         session.run_to(next(task for task in session.graph.tasks if session.graph.module(task) == "down"))
         for verb in (session.step_over, session.step_out):
             current = verb()
@@ -227,7 +227,7 @@ def nan_loss() -> Tensor:
     """log(0) inside of a product with 0: its backward makes NaN of an infinite gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), Logarithm())
-    with th.capture(model):
+    with ts.capture(model):
         x = torch.randn(4, 3)
         return (model(x) * torch.zeros(4, 3)).sum()
 
@@ -324,7 +324,7 @@ def test_going_back_takes_the_policy_back(page: Page) -> None:
     assert deck.policy == "bfs" and page.document["schedules"][0]["policy"] == "bfs"
     agree(page)
     deck.run()
-    assert deck.order == page.order == list(th.backward(forward(Branches()), policy="bfs").order)
+    assert deck.order == page.order == list(ts.backward(forward(Branches()), policy="bfs").order)
 
 
 def test_a_policy_that_is_defined_again_is_the_one_that_its_name_means(page: Page) -> None:
@@ -401,7 +401,7 @@ def test_pytorchs_engine_takes_nothing_back_and_says_so(page: Page) -> None:
     assert deck.position == 3 and deck.status == "stopped"
     assert deck.goto(page.order[6]) == deck.graph.tasks[page.order[6]], "on it can go"
     with pytest.raises(NotImplementedError, match="it has no history"):
-        th.debug(forward(Branches()), engine="native", history=True)
+        ts.debug(forward(Branches()), engine="native", history=True)
 
 
 def test_a_page_that_opened_before_hears_what_was_taken_back(page: Page) -> None:
@@ -423,7 +423,7 @@ def test_files_and_pictures_are_of_where_it_stands(page: Page, tmp_path: Path) -
     assert repr(deck).endswith(f"{count - 5} of {count} tasks have run, stopped>")
     moment = deck.moment()
     assert (moment.ran, moment.of) == (count - 5, count)
-    assert th.load(deck.save_trace(tmp_path / "run.tape.json")).order == tuple(deck.order)
+    assert ts.load(deck.save_trace(tmp_path / "run.tape.json")).order == tuple(deck.order)
     assert deck.save_html(tmp_path / "run.html").stat().st_size > 10_000
 
 

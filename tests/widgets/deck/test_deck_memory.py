@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.queue.policy import AnyPolicy, QueueState
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.graph import Task
-from tapehead.widgets.deck.document import memory_content
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.queue.policy import AnyPolicy, QueueState
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.graph import Task
+from tapescope.widgets.deck.document import memory_content
 
 
 def middle(ready: Sequence[Task], _: QueueState) -> Task:
@@ -85,7 +85,7 @@ def assert_bars_show_the_categories(timeline: Timeline, found: Decoded) -> None:
 
 @pytest.mark.parametrize("name", ["linear50", "gpt2", "lstm_cell", "lstm_lm", "recommender", "ensemble", "unet"])
 def test_predicted_orders(decode: Decode, name: str) -> None:
-    graph = th.graph(workload(name).build()[1]())
+    graph = ts.graph(workload(name).build()[1]())
     footprints = dry_run(graph)
     timelines = [simulate(graph, policy, footprints) for policy in POLICIES]
     for timeline, found in zip(timelines, decode(timelines), strict=True):
@@ -108,7 +108,7 @@ def test_measured_with_the_forward_hooks_and_what_ends_late(decode: Decode) -> N
         timeline
         for policy in ("heap", "bfs")
         for again in (False, True)
-        if (timeline := th.profile(make_loss, policy, retain_graph=again).timeline) is not None
+        if (timeline := ts.profile(make_loss, policy, retain_graph=again).timeline) is not None
     ]
     assert len(timelines) == 4
     assert all(timeline.starts[0] > 0 for timeline in timelines), "the forward has no events"
@@ -123,7 +123,7 @@ def test_a_bar_changes_its_colour_in_the_task_that_does_it(decode: Decode) -> No
     """Leaves take gradients for their .grad without any event between them."""
     parameters = [torch.ones(8, requires_grad=True) for _ in range(5)]
     loss = torch.stack([parameter * 2 for parameter in parameters]).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     timelines = [simulate(graph, policy) for policy in ("heap", "bfs")]
     for timeline, found in zip(timelines, decode(timelines), strict=True):
         assert_equal(timeline, found)

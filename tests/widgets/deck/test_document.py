@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.orders.policies import CLASSIC
-from tapehead.engine.orders.schedule import schedule
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.widgets.deck.document import FORMAT, NONE, VERSION, Document, arrivals_of, packed, title_of
-from tapehead.widgets.deck.page import page_html
+import tapescope as ts
+from tapescope.engine.orders.policies import CLASSIC
+from tapescope.engine.orders.schedule import schedule
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.widgets.deck.document import FORMAT, NONE, VERSION, Document, arrivals_of, packed, title_of
+from tapescope.widgets.deck.page import page_html
 
 from ..models import Branches, deck_on, forward
 from ..page_side import Replay, unpacked
@@ -34,7 +34,7 @@ STRANGE = (
 
 def test_columns_are_the_graph() -> None:
     model = Branches()
-    graph = th.graph(forward(model))
+    graph = ts.graph(forward(model))
     content = unpacked(Document(graph, "title", "native").packed())
     text, tasks = content["texts"], content["tasks"]
     assert (content["format"], content["version"], content["title"]) == (FORMAT, VERSION, "title")
@@ -72,7 +72,7 @@ def test_any_name_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     model._modules = OrderedDict([(name, model.first), ("last", model.last)])
     named = name.replace("\0", "").replace("\ud800", "")  # which classes can't have in their names
     model.__class__ = type(f"Strange{named}", (nn.Sequential,), {})
-    with th.capture(model):
+    with ts.capture(model):
         loss = model(torch.randn(1, 2)).sum()
     deck = deck_on(loss)
     data = deck.packed()
@@ -102,7 +102,7 @@ def test_statistics_without_a_finite_number_are_json(value: float) -> None:
 
 
 def test_what_comes_while_it_is_packed_is_in_it_or_is_asked_for() -> None:
-    document = Document(th.graph(forward(Branches())), "t", "direct")
+    document = Document(ts.graph(forward(Branches())), "t", "direct")
     document.content["schedules"] = [{}]
 
     class Slow(dict[str, object]):
@@ -118,13 +118,13 @@ def test_what_comes_while_it_is_packed_is_in_it_or_is_asked_for() -> None:
 
 
 def test_packing_is_the_same_each_time() -> None:
-    graph = th.graph(forward(Branches()))
+    graph = ts.graph(forward(Branches()))
     assert Document(graph, "t", "direct").packed() == Document(graph, "t", "direct").packed()
 
 
 @pytest.mark.parametrize("policy", CLASSIC)
 def test_arrivals_are_those_of_the_page(policy: str) -> None:
-    graph = th.graph(forward(Branches()))
+    graph = ts.graph(forward(Branches()))
     order = schedule(graph, policy)
     content = unpacked(Document(graph, "t", "direct").packed())
     found = Replay(content, {"order": order, "keys": "arrival"})
@@ -133,9 +133,9 @@ def test_arrivals_are_those_of_the_page(policy: str) -> None:
 
 def test_resnet50_is_small() -> None:
     _, make_loss = WORKLOADS["resnet50"].build()
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    assert len(Document(th.graph(loss), "t", "direct").packed()) < 100_000
+    assert len(Document(ts.graph(loss), "t", "direct").packed()) < 100_000
 
 
 def test_a_deck_names_the_tasks_of_its_storages_by_their_numbers() -> None:
@@ -150,11 +150,11 @@ def test_the_title_is_the_model_or_all_of_them() -> None:
     model, tanh, first, second = Branches(), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4)
 
     def title(*modules: nn.Module) -> str:
-        with th.capture():
+        with ts.capture():
             x = torch.randn(2, 4)
             for module in modules:
                 x = module(x)
-            return title_of(th.graph(x.sum()))
+            return title_of(ts.graph(x.sum()))
 
     assert title(model, tanh) == title(tanh, model, model) == "Branches", "a loss function is no model"
     assert title(first, first) == "Linear"
@@ -162,7 +162,7 @@ def test_the_title_is_the_model_or_all_of_them() -> None:
     assert title(first, tanh, second) == "2 × Linear and Tanh"
     assert title(first, tanh, nn.GELU(), nn.SiLU()) == "Linear, Tanh and 2 more"
     assert title(nn.Sequential(first), model, tanh) == "Sequential and Branches"
-    assert title_of(th.graph(torch.ones(2, requires_grad=True).sum())) == "Sum"
+    assert title_of(ts.graph(torch.ones(2, requires_grad=True).sum())) == "Sum"
 
 
 def test_a_record_names_the_hooks_that_ran_and_a_storage_without_a_name_its_keeper() -> None:

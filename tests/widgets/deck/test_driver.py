@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tapehead.widgets.deck.live.driver import Driver
+from tapescope.widgets.deck.live.driver import Driver
 
 
 def test_commands_run_in_the_order_in_which_they_come_in_one_thread() -> None:
@@ -113,7 +113,7 @@ def test_a_profiler_of_the_caller_is_refused_in_words() -> None:
 
 ENDS_LATE = """
 import os, threading, time
-from tapehead.widgets.deck.live.driver import Driver
+from tapescope.widgets.deck.live.driver import Driver
 
 class Kept:
     def __del__(self):

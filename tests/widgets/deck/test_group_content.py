@@ -8,28 +8,28 @@ from threading import Event
 import pytest
 from torch.autograd.graph import get_gradient_edge
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.deck import Deck
-from tapehead.widgets.deck.document import Document
-from tapehead.widgets.deck.group_content import group_content
-from tapehead.widgets.deck.live import foresight
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.deck import Deck
+from tapescope.widgets.deck.document import Document
+from tapescope.widgets.deck.group_content import group_content
+from tapescope.widgets.deck.live import foresight
+from tapescope.widgets.deck.run_document import run_document
 
 from ..models import deck_on
 from ..page_side import Page, settle, unpacked
 
 
-def captured(name: str, **knobs: int) -> th.Graph:
+def captured(name: str, **knobs: int) -> ts.Graph:
     model, make_loss = workload(name).build(**knobs)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
-    return th.graph(get_gradient_edge(loss))  # which keeps the nodes, where the loss is let go
+    return ts.graph(get_gradient_edge(loss))  # which keeps the nodes, where the loss is let go
 
 
 def ensemble_deck() -> Deck:
     model, make_loss = workload("ensemble").build(members=16, batch=4, width=8)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
     return deck_on(loss)
 
@@ -43,7 +43,7 @@ def test_an_ensemble_has_an_outline_for_each_layer_forward_and_backward() -> Non
         assert {group["where"] for group in found} == {f"members.*.{layer}" for layer in (0, 2, 4, 6)}
         assert f"In the {direction}, 4 groups take 64 of 64 products" in content["said"][direction]
     assert content["refused"] == []
-    for group, found in zip(content["found"], th.groups(graph), strict=True):
+    for group, found in zip(content["found"], ts.groups(graph), strict=True):
         assert (group["tasks"], group["title"]) == (list(found.tasks), found.label)
         assert group["launches"] == [found.launches_before, found.launches_after]
         assert group["copied"] == found.stacked_bytes
@@ -59,7 +59,7 @@ def test_what_is_refused_comes_with_its_reason() -> None:
 
 def test_of_a_tape_it_is_said_why_there_is_nothing_to_outline() -> None:
     pytest.importorskip("autograd")
-    content = group_content(th.graph(th.hips_tape(lambda x: x * x, 2.0)))
+    content = group_content(ts.graph(ts.hips_tape(lambda x: x * x, 2.0)))
     assert (content["found"], content["refused"]) == ([], [])
     assert content["said"] == {
         "backward": "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."
@@ -67,8 +67,8 @@ def test_of_a_tape_it_is_said_why_there_is_nothing_to_outline() -> None:
 
 
 def test_without_a_capture_the_forward_is_said_to_be_unknown() -> None:
-    content = group_content(th.graph(workload("ensemble").build(members=4, batch=4, width=8)[1]()))
-    assert "run it under th.capture()" in content["said"]["forward"]
+    content = group_content(ts.graph(workload("ensemble").build(members=4, batch=4, width=8)[1]()))
+    assert "run it under ts.capture()" in content["said"]["forward"]
     assert {group["direction"] for group in content["found"]} == {"backward"}
 
 
@@ -101,7 +101,7 @@ def test_where_they_cannot_be_told_the_page_hears_why(page: Page, monkeypatch: p
     monkeypatch.setattr(foresight, "_MOST_UNASKED", 0)
     deck = ensemble_deck()
     page.open(deck)
-    monkeypatch.setattr("tapehead.widgets.deck.live.live.group_content", fails)
+    monkeypatch.setattr("tapescope.widgets.deck.live.live.group_content", fails)
     page.send(kind="groups")
     settle(deck)
     assert "no factors here" in page.last["trouble"]
@@ -142,7 +142,7 @@ def test_a_deck_that_failed_says_why_it_has_no_groups(page: Page, monkeypatch: p
     deck = ensemble_deck()
     page.open(deck)
     settle(deck)
-    monkeypatch.setattr("tapehead.engine.sessions.direct_backward.DirectBackward.execute", fails)
+    monkeypatch.setattr("tapescope.engine.sessions.direct_backward.DirectBackward.execute", fails)
     with pytest.raises(ValueError, match="no factors here"):
         deck.step()
     page.send(kind="groups")
@@ -159,9 +159,9 @@ def fails(*given: object, **options: object) -> None:
 
 def test_what_ran_as_one_is_outlined_as_it_runs(page: Page) -> None:
     model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
-    deck = Deck(th.debug(loss, batch="auto", trace="cheap"))
+    deck = Deck(ts.debug(loss, batch="auto", trace="cheap"))
     page.open(deck)
     assert "ran" not in page.document["groups"]["said"]
     while not page.document["groups"]["said"].get("ran"):
@@ -178,7 +178,7 @@ def test_what_ran_as_one_is_outlined_as_it_runs(page: Page) -> None:
 
 
 def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page) -> None:
-    deck = Deck(th.debug(workload("ensemble").build(members=4, batch=4, width=8)[1](), batch="auto", history=True))
+    deck = Deck(ts.debug(workload("ensemble").build(members=4, batch=4, width=8)[1](), batch="auto", history=True))
     page.open(deck)
     deck.run()
     content = page.document["groups"]
@@ -189,14 +189,14 @@ def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page) -> None:
 
 def test_a_run_says_what_ran_as_one_and_what_did_not() -> None:
     model, make_loss = workload("ensemble").build(members=4, batch=4, width=8)
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
-    run = th.backward(loss, engine="direct", batch="auto")
+    run = ts.backward(loss, engine="direct", batch="auto")
     content = unpacked(run_document(run).packed())["groups"]
     assert run.batches is not None
     assert [group["tasks"] for group in content["found"]] == [list(batch.tasks) for batch in run.batches]
     assert list(content["said"]) == ["ran"]
-    assert unpacked(run_document(th.backward(make_loss())).packed())["groups"] is None
+    assert unpacked(run_document(ts.backward(make_loss())).packed())["groups"] is None
 
 
 def test_a_document_alone_has_none() -> None:

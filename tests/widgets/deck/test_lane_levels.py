@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.widgets.deck.run_document import run_document
 
 pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 
@@ -21,7 +21,7 @@ def test_each_lane_has_its_devices_memory_measured_and_predicted(
     accelerators: tuple[torch.device, torch.device],
 ) -> None:
     x = torch.randn(100, device=accelerators[0], requires_grad=True)
-    run = th.profile(lambda: (x * 2).exp().to(accelerators[1]).sin().cpu().exp().sum(), "bfs")
+    run = ts.profile(lambda: (x * 2).exp().to(accelerators[1]).sin().cpu().exp().sum(), "bfs")
     content = run_document(run).content
     own, *others = content["schedules"]
     measured = {device: list(timeline.task_peaks) for device, timeline in run.timelines.items()}
@@ -32,5 +32,5 @@ def test_each_lane_has_its_devices_memory_measured_and_predicted(
 
 def test_of_one_device_there_is_the_one_curve() -> None:
     x = torch.randn(100, requires_grad=True)
-    content = run_document(th.profile(lambda: x.exp().sum())).content
+    content = run_document(ts.profile(lambda: x.exp().sum())).content
     assert all("lane_levels" not in schedule for schedule in content["schedules"])

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.drawing.fold import fold_graph
-from tapehead.inspector.drawing.layout import Layout, Rect, lay_out
-from tapehead.inspector.drawing.text_width import text_width
-from tapehead.inspector.graph.graph import Graph
-from tapehead.widgets.deck.document import Document
+import tapescope as ts
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.drawing.fold import fold_graph
+from tapescope.inspector.drawing.layout import Layout, Rect, lay_out
+from tapescope.inspector.drawing.text_width import text_width
+from tapescope.inspector.graph.graph import Graph
+from tapescope.widgets.deck.document import Document
 
 TOLERANCE = 0.1
 
@@ -61,16 +61,16 @@ class Block(nn.Module):
 
 def captured(name: str, **knobs: int) -> Graph:
     _, make_loss = workload(name).build(**knobs)
-    with th.capture():
+    with ts.capture():
         loss = make_loss()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def transformer_block() -> Graph:
     block = Block()
-    with th.capture(block):
+    with ts.capture(block):
         loss = block(torch.randn(2, 5, 32)).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def without_modules() -> Graph:
@@ -80,18 +80,18 @@ def without_modules() -> Graph:
     shared = total.exp()
     for step in range(40):
         total = total.sin() * (shared if step % 4 == 0 else 2.0)
-    return th.graph(torch.stack([each.cos() for each in total.unbind()] * 2).sum())
+    return ts.graph(torch.stack([each.cos() for each in total.unbind()] * 2).sum())
 
 
 def loop_without_modules() -> Graph:
     """Sixty equal steps of tensor operations."""
     weight, state = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
-    with th.capture():
+    with ts.capture():
         for _ in range(60):
             gate = torch.sigmoid(state @ weight)
             state = gate * torch.tanh(state @ weight) + state
         loss = state.sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 GRAPHS: dict[str, Callable[[], Graph]] = {

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.deck import Deck
-from tapehead.widgets.deck.document import packed
-from tapehead.widgets.deck.live import foresight
+import tapescope as ts
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.deck import Deck
+from tapescope.widgets.deck.document import packed
+from tapescope.widgets.deck.live import foresight
 
 from ..models import ENGINES, Branches, deck_on, expected_gradients, forward, gradients
 from ..page_side import Page, listening, settle, unpacked
@@ -22,7 +22,7 @@ from ..page_side import Page, listening, settle, unpacked
 
 def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: Page) -> None:
     loss = forward(Branches())
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     footprints = dry_run(graph)
     page.open(deck_on(loss))
     assert page.deck is not None
@@ -45,13 +45,13 @@ def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: 
 def test_memory_is_predicted_under_the_rule_by_which_the_session_sums(page: Page) -> None:
     _, make_loss = workload("rnn").build(steps=6)
     loss = make_loss()
-    expected = simulate(th.graph(loss), "heap", accumulate="list", release="never")
-    page.open(Deck(th.debug(loss, accumulate="list", release="never"), policy="heap"))
+    expected = simulate(ts.graph(loss), "heap", accumulate="list", release="never")
+    page.open(Deck(ts.debug(loss, accumulate="list", release="never"), policy="heap"))
     content = page.document["schedules"][0]["memory"]
     assert content["nbytes"] == list(expected.nbytes) and content["events"] == list(expected.events)
     assert page.deck is not None
     assert page.deck.compare(["heap"]).timelines["heap"].peak_bytes == expected.peak_bytes
-    assert expected.peak_bytes > 2 * simulate(th.graph(loss)).peak_bytes
+    assert expected.peak_bytes > 2 * simulate(ts.graph(loss)).peak_bytes
 
 
 def test_a_prediction_changes_nothing_of_the_users() -> None:
@@ -183,7 +183,7 @@ def test_retain_graph_keeps_what_is_saved_in_the_prediction_too(page: Page) -> N
     page.open(deck_on(loss, retain_graph=True))
     settle(page.deck)
     memory = page.document["schedules"][0]["memory"]
-    expected = simulate(th.graph(loss), "heap", retain_graph=True)
+    expected = simulate(ts.graph(loss), "heap", retain_graph=True)
     assert memory["events"] == list(expected.events)
     assert page.deck is not None
     page.deck.run()
@@ -228,7 +228,7 @@ def test_only_what_changed_is_sent(page: Page) -> None:
 
 def chain(length: int) -> Tensor:
     y = torch.ones(4, requires_grad=True)
-    with th.capture():
+    with ts.capture():
         for _ in range(length):
             y = y.sin()
         return y.sum()
@@ -246,7 +246,7 @@ def test_a_large_graph_opens_with_its_own_schedule_and_gets_the_others_later(pag
     assert page.document["schedules"][0]["memory"] is None
     assert page.document["schedules"][0]["memory_note"] == (
         "Predicting the memory of 5,002 tasks takes less than a second, in which no task can run. "
-        "deck.predict_memory() or %tapehead predict does it."
+        "deck.predict_memory() or %tapescope predict does it."
     )
     with pytest.raises(ValueError, match="Predicting the memory of 5,002 tasks"):
         deck.compare(["bfs"])
@@ -255,7 +255,7 @@ def test_a_large_graph_opens_with_its_own_schedule_and_gets_the_others_later(pag
 
 
 def test_the_document_of_a_large_graph_is_small() -> None:
-    with Deck(th.debug(chain(20_000), trace="full")) as deck:
+    with Deck(ts.debug(chain(20_000), trace="full")) as deck:
         data = deck.packed()
     assert len(unpacked(data)["tasks"]["name"]) == 20_002
     assert len(data) < 2e6, "10 MB for five times as many"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.mirroring.planned_mirror import PlannedMirror
-from tapehead.engine.trace.run import Engine, Run
-from tapehead.widgets.deck.deck import Deck
-from tapehead.widgets.deck.mirror_content import FIRST_LET_GO
-from tapehead.widgets.deck.recording import Recording
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.memory.timeline import Timeline
+from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.trace.run import Engine, Run
+from tapescope.widgets.deck.deck import Deck
+from tapescope.widgets.deck.mirror_content import FIRST_LET_GO
+from tapescope.widgets.deck.recording import Recording
+from tapescope.widgets.deck.run_document import run_document
 
 from ..models import ENGINES, deck_on
 from ..page_side import Page, unpacked
@@ -44,16 +44,16 @@ def make_loss() -> Tensor:
     return MODEL(X).square().sum()
 
 
-def mirrored_loss(plan: th.MirrorPlan) -> Tensor:
+def mirrored_loss(plan: ts.MirrorPlan) -> Tensor:
     """The first forward under a plan makes everything again, once."""
     MODEL.zero_grad()
-    with th.mirror(plan), th.capture(MODEL):
+    with ts.mirror(plan), ts.capture(MODEL):
         return make_loss()
 
 
 @pytest.fixture(scope="module")
 def plan() -> PlannedMirror:
-    found = th.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
+    found = ts.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
     assert found.dropped
     mirrored_loss(found)
     return found
@@ -62,13 +62,13 @@ def plan() -> PlannedMirror:
 @pytest.fixture(scope="module")
 def run(plan: PlannedMirror) -> Iterator[Run]:
     MODEL.zero_grad()
-    yield th.profile(lambda: mirrored_loss(plan))
+    yield ts.profile(lambda: mirrored_loss(plan))
     MODEL.zero_grad()
 
 
 @pytest.fixture
-def loaded(plan: PlannedMirror, tmp_path: Path) -> th.MirrorPlan:
-    return th.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+def loaded(plan: PlannedMirror, tmp_path: Path) -> ts.MirrorPlan:
+    return ts.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
 
 
 def curves_of(content: Content, schedule: int = 0) -> dict[str, Content]:
@@ -154,8 +154,8 @@ def test_a_measured_run_has_both_curves_beside_it(run: Run, plan: PlannedMirror)
     assert "made_by" not in without["saved"] and not curves_of(without)
 
 
-def test_run_and_plan_may_come_from_files(run: Run, plan: PlannedMirror, loaded: th.MirrorPlan, tmp_path: Path) -> None:
-    read = th.load(run.save(tmp_path / "run.tape.json"))
+def test_run_and_plan_may_come_from_files(run: Run, plan: PlannedMirror, loaded: ts.MirrorPlan, tmp_path: Path) -> None:
+    read = ts.load(run.save(tmp_path / "run.tape.json"))
     assert not isinstance(loaded, PlannedMirror)
     content = run_document(read, mirroring=loaded).content
     curves = curves_of(content)
@@ -180,18 +180,18 @@ def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one
         h = (torch.ones(64, 64) @ weight).tanh().exp().view(8, 8, 64)
         return h.transpose(0, 1).reshape(64, 64)[:32].reshape(-1).sin().sum()
 
-    plan = th.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
+    plan = ts.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
     assert plan.dropped and {"ReshapeAliasBackward0", "ViewBackward0"} & {task.name for task in plan.plain.graph.tasks}
-    run_document(th.profile(make_loss), mirroring=plan)
+    run_document(ts.profile(make_loss), mirroring=plan)
 
 
 def test_outside_of_a_notebook_a_plan_of_another_forward_is_refused_too(plan: PlannedMirror) -> None:
     with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
-        th.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), mirroring=plan)
+        ts.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), mirroring=plan)
 
 
 def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedMirror) -> None:
-    other = th.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
+    other = ts.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
     with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
         run_document(other, mirroring=plan)
     with pytest.raises(ValueError, match="mirroring: nothing that this graph saved was let go of"):
@@ -206,6 +206,6 @@ def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedMirror) -> N
     assert any(made_by >= 0 for made_by in content["saved"]["made_by"])
     assert not curves_of(content) and "replays" not in content["schedules"][0]
     assert content["schedules"][0]["memory"]["estimates"][1].startswith(
-        "not known from a dry run: what th.mirror holds for nodes; th.debug(loss, mirroring=plan) shows"
+        "not known from a dry run: what ts.mirror holds for nodes; ts.debug(loss, mirroring=plan) shows"
     )
     deck.close()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.orders.policies import find_policy
-from tapehead.engine.orders.simulate import simulate
-from tapehead.widgets.deck.document import Document, schedule_content
-from tapehead.widgets.deck.page import save_page
+import tapescope as ts
+from tapescope.engine.orders.policies import find_policy
+from tapescope.engine.orders.simulate import simulate
+from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.page import save_page
 
 BUNDLE = Path(__file__).parents[3] / "widgets" / "static" / "deck.js"
 HOSTILE = "</title><script>alert(1)</script>\"'& 🦩"
@@ -47,9 +47,9 @@ def document() -> bytes:
     """Of a model whose module has a name that would end a script."""
     model = torch.nn.Module()
     model.add_module("</script><b>", torch.nn.Linear(4, 4))
-    with th.capture():
+    with ts.capture():
         loss = next(model.children())(torch.ones(2, 4)).sum()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     found = Document(graph, HOSTILE, "direct")
     timeline = simulate(graph)
     found.content["schedules"].append(schedule_content(graph, find_policy("heap"), timeline.order, timeline=timeline))
@@ -67,12 +67,12 @@ def test_the_page_holds_the_code_and_the_document(document: bytes, tmp_path: Pat
     _, elements = page_of(document, tmp_path, "model")
     assert gzip.decompress(b64decode(elements.texts["code"])) == BUNDLE.read_bytes()
     assert b64decode(elements.texts["document"]) == document
-    assert json.loads(gzip.decompress(b64decode(elements.texts["document"])))["format"] == "tapehead.deck"
+    assert json.loads(gzip.decompress(b64decode(elements.texts["document"])))["format"] == "tapescope.deck"
 
 
 def test_names_are_text_wherever_they_stand(document: bytes, tmp_path: Path) -> None:
     text, elements = page_of(document, tmp_path, HOSTILE)
-    assert elements.texts["title"] == f"{HOSTILE} · tapehead"
+    assert elements.texts["title"] == f"{HOSTILE} · tapescope"
     assert [tag for tag, _ in elements.found].count("script") == 4
     assert "alert(1)</script>" not in text and "</script><b>" not in text
 
@@ -96,4 +96,4 @@ def test_the_same_deck_gives_the_same_file(document: bytes, tmp_path: Path) -> N
 
 def test_a_title_may_be_any_string(document: bytes, tmp_path: Path) -> None:
     _, elements = page_of(document, tmp_path, "a\udcff" + "x" * 10_000)
-    assert elements.texts["title"] == "a?" + "x" * 10_000 + " · tapehead"
+    assert elements.texts["title"] == "a?" + "x" * 10_000 + " · tapescope"

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import tapehead as th
-from tapehead.__main__ import main
-from tapehead.engine.orders.policies import TABS
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.queue.policy import Policy, QueueState
-from tapehead.engine.trace.run import Run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.inspector.graph.graph import Task
-from tapehead.widgets.deck.recording import Recording
-from tapehead.widgets.deck.run_document import other_policies, run_document
+import tapescope as ts
+from tapescope.__main__ import main
+from tapescope.engine.orders.policies import TABS
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.queue.policy import Policy, QueueState
+from tapescope.engine.trace.run import Run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.inspector.graph.graph import Task
+from tapescope.widgets.deck.recording import Recording
+from tapescope.widgets.deck.run_document import other_policies, run_document
 
 from ..models import Branches, forward
 from ..page_side import Replay, unpacked
@@ -38,13 +38,13 @@ def content_of(run: Run) -> dict[str, Any]:
 
 
 def through_a_file(run: Run, tmp_path: Path) -> Run:
-    return th.load(run.save(tmp_path / "run.tape.json"))
+    return ts.load(run.save(tmp_path / "run.tape.json"))
 
 
 @pytest.mark.parametrize("from_file", [False, True])
 @pytest.mark.parametrize("trace", [None, "off", "cheap", "full"])
 def test_a_run_is_played_with_what_it_has(trace: Any, from_file: bool, tmp_path: Path) -> None:
-    run = th.backward(forward(Branches()), policy="bfs", trace=trace)
+    run = ts.backward(forward(Branches()), policy="bfs", trace=trace)
     if from_file:
         run = through_a_file(run, tmp_path)
     content = content_of(run)
@@ -60,7 +60,7 @@ def test_a_run_is_played_with_what_it_has(trace: Any, from_file: bool, tmp_path:
 
 @pytest.mark.parametrize("from_file", [False, True])
 def test_a_profiled_run_has_its_memory_and_the_others_have_theirs(from_file: bool, tmp_path: Path) -> None:
-    run = th.profile(lambda: forward(Branches()), policy="heap")
+    run = ts.profile(lambda: forward(Branches()), policy="heap")
     timeline = run.timeline
     assert timeline is not None
     if from_file:
@@ -77,14 +77,14 @@ def test_a_profiled_run_has_its_memory_and_the_others_have_theirs(from_file: boo
 
 def test_a_run_with_inputs_leaves_tasks_out_of_every_schedule() -> None:
     model = Branches()
-    run = th.backward(forward(model), inputs=[model.down.weight], trace="off")
+    run = ts.backward(forward(model), inputs=[model.down.weight], trace="off")
     content = content_of(run)
     assert len(run.order) < len(run.graph)
     assert {frozenset(each["order"]) for each in content["schedules"]} == {frozenset(run.order)}
 
 
 def test_a_run_that_stopped_midway_plays_what_ran() -> None:
-    session = th.debug(forward(Branches()), trace="off")
+    session = ts.debug(forward(Branches()), trace="off")
     for _ in range(4):
         session.step()
     content = content_of(session.result())
@@ -94,8 +94,8 @@ def test_a_run_that_stopped_midway_plays_what_ran() -> None:
 
 def test_a_run_that_stopped_midway_knows_what_was_left() -> None:
     loss = forward(Branches())
-    whole = list(th.backward(loss, policy="heap", retain_graph=True).order)
-    session = th.debug(loss)
+    whole = list(ts.backward(loss, policy="heap", retain_graph=True).order)
+    session = ts.debug(loss)
     for _ in range(4):
         session.step()
     content = content_of(session.result())
@@ -111,8 +111,8 @@ def test_a_users_policy_keeps_its_labels(tmp_path: Path) -> None:
 
     mine = Policy("mine", "latest number", key, lambda task, arrival: f"no. {task.id}")
     for run in (
-        th.backward(forward(Branches()), policy=mine, trace="off"),
-        th.backward(forward(Branches()), policy=last_ready, trace="off"),
+        ts.backward(forward(Branches()), policy=mine, trace="off"),
+        ts.backward(forward(Branches()), policy=last_ready, trace="off"),
     ):
         for each in (run, through_a_file(run, tmp_path)):
             own = content_of(each)["schedules"][0]
@@ -125,7 +125,7 @@ def test_a_users_policy_keeps_its_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
 def test_a_session_that_switched_and_picked_by_hand_says_so(engine: Any, tmp_path: Path) -> None:
-    session = th.debug(forward(Branches()), policy="bfs", engine=engine, trace="off")
+    session = ts.debug(forward(Branches()), policy="bfs", engine=engine, trace="off")
     while len(session.ready) < 2:
         session.step()
     by_hand = []
@@ -142,7 +142,7 @@ def test_a_session_that_switched_and_picked_by_hand_says_so(engine: Any, tmp_pat
 
 
 def test_a_recording_is_a_widget_that_runs_nothing(tmp_path: Path) -> None:
-    run = th.backward(forward(Branches()), trace="full")
+    run = ts.backward(forward(Branches()), trace="full")
     recording = run.deck()
     assert isinstance(recording, Recording) and repr(recording).startswith("<Recording of <Run of")
     state = recording.get_state()
@@ -156,10 +156,10 @@ def test_a_recording_is_a_widget_that_runs_nothing(tmp_path: Path) -> None:
 
 def test_without_anywidget_the_page_is_pointed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("recording", "played"):
-        monkeypatch.delitem(sys.modules, f"tapehead.widgets.deck.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"tapescope.widgets.deck.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(ModuleNotFoundError, match="save_html"):
-        th.backward(forward(Branches())).deck()
+        ts.backward(forward(Branches())).deck()
 
 
 def view(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -168,14 +168,14 @@ def view(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 def test_view_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = th.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
+    path = ts.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
     assert view(path, capsys)[0] == 0
     assert list(tmp_path.glob("*.html"))
 
 
 @pytest.mark.parametrize("there", ["notes", "exported"])
 def test_view_writes_over_its_own_page_alone(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = th.backward(forward(Branches()), trace="off")
+    run = ts.backward(forward(Branches()), trace="off")
     path, page = run.save(tmp_path / 'a "<b>".json'), tmp_path / 'a "<b>".html'
     assert view(path, capsys)[0] == 0
     assert view(path, capsys)[0] == 0
@@ -185,7 +185,7 @@ def test_view_writes_over_its_own_page_alone(there: str, tmp_path: Path, capsys:
         run.save_html(page)
     mine = page.read_bytes()
     code, said = view(path, capsys)
-    assert code == 2 and said.startswith("tapehead: ") and said.count("\n") == 1 and "--out" in said
+    assert code == 2 and said.startswith("tapescope: ") and said.count("\n") == 1 and "--out" in said
     assert page.read_bytes() == mine
     assert main(["view", str(path), "--no-open", "--out", str(page)]) == 0
     assert page.read_bytes() != mine
@@ -195,7 +195,7 @@ def test_view_writes_over_its_own_page_alone(there: str, tmp_path: Path, capsys:
 def test_a_file_that_can_not_be_played_is_one_sentence(
     harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = th.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
+    path = ts.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
     content = json.loads(path.read_text())
     match harm:
         case "missing":
@@ -216,25 +216,25 @@ def test_a_file_that_can_not_be_played_is_one_sentence(
             path.unlink()
             path.mkdir()
     with pytest.raises((ValueError, OSError)):
-        th.load(path)
+        ts.load(path)
     code, said = view(path, capsys)
     assert code == 2
-    assert said.startswith("tapehead: ") and said.count("\n") == 1 and "Traceback" not in said
+    assert said.startswith("tapescope: ") and said.count("\n") == 1 and "Traceback" not in said
     if harm == "future":
         assert "99" in said
 
 
 def test_a_page_that_can_not_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = th.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
+    path = ts.backward(forward(Branches()), trace="off").save(tmp_path / "run.tape.json")
     assert main(["view", str(path), "--no-open", "--out", str(path / "x.html")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("tapehead: ") and said.count("\n") == 1
+    assert said.startswith("tapescope: ") and said.count("\n") == 1
 
 
 def test_view_works_as_a_command(tmp_path: Path) -> None:
     path = tmp_path / "none.tape.json"
     ran = subprocess.run(
-        [sys.executable, "-m", "tapehead", "view", str(path), "--no-open"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tapescope", "view", str(path), "--no-open"], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stdout) == (2, "") and ran.stderr.count("\n") == 1
 
@@ -242,7 +242,7 @@ def test_view_works_as_a_command(tmp_path: Path) -> None:
 def test_a_run_on_several_roots_plays() -> None:
     x = torch.ones(3, requires_grad=True)
     tensors: list[Tensor] = [(x * 2).sum(), x.exp().sum()]
-    run = th.backward(tensors, trace="cheap")
+    run = ts.backward(tensors, trace="cheap")
     content = content_of(run)
     assert len(content["roots"]) == 2
     assert Replay(content, content["schedules"][0]).queue(0)[0] == run.order[0]
@@ -250,7 +250,7 @@ def test_a_run_on_several_roots_plays() -> None:
 
 def test_other_policies_are_simulated_under_the_runs_own_rule() -> None:
     _, make_loss = workload("rnn").build(steps=4)
-    run = th.profile(make_loss, engine="direct", accumulate="list", release="never")
+    run = ts.profile(make_loss, engine="direct", accumulate="list", release="never")
     found = {name: timeline for name, _, timeline in other_policies(run)}
     expected = simulate(run.graph, "bfs", run.footprints, accumulate="list", release="never")
     assert found["bfs"] is not None and found["bfs"].nbytes == expected.nbytes
@@ -258,14 +258,14 @@ def test_other_policies_are_simulated_under_the_runs_own_rule() -> None:
 
 
 def test_other_policies_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = th.profile(lambda: forward(Branches()))
+    run = ts.profile(lambda: forward(Branches()))
     simulated: list[object] = []
 
     def counting(*given: object, **more: object) -> object:
         simulated.append(given)
-        return th.simulate(*given, **more)
+        return ts.simulate(*given, **more)
 
-    monkeypatch.setattr("tapehead.widgets.deck.run_document.simulate", counting)
+    monkeypatch.setattr("tapescope.widgets.deck.run_document.simulate", counting)
     recording = run.deck()
     assert set(recording.moment().timelines) == set(recording.moment().timelines) == set(TABS)
     assert len(simulated) == len(TABS) - 1

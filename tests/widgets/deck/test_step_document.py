@@ -16,21 +16,21 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-import tapehead as th
-from tapehead.engine.memory.forward_levels import category_levels_at_peak, later_category_levels
-from tapehead.engine.memory.timeline import Category
-from tapehead.engine.words.sizes import size_text
-from tapehead.widgets.deck import still_memory
-from tapehead.widgets.deck.step_document import step_document
-from tapehead.widgets.deck.step_recording import StepRecording
-from tapehead.widgets.deck.still import Still
+import tapescope as ts
+from tapescope.engine.memory.forward_levels import category_levels_at_peak, later_category_levels
+from tapescope.engine.memory.timeline import Category
+from tapescope.engine.words.sizes import size_text
+from tapescope.widgets.deck import still_memory
+from tapescope.widgets.deck.step_document import step_document
+from tapescope.widgets.deck.step_recording import StepRecording
+from tapescope.widgets.deck.still import Still
 
 
-def recorded(accumulate: int = 1) -> th.record_steps:
+def recorded(accumulate: int = 1) -> ts.record_steps:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = Adam(model.parameters(), foreach=True)
-    with th.record_steps(steps=3) as steps:
+    with ts.record_steps(steps=3) as steps:
         for _ in range(5):
             optimizer.zero_grad()
             for _ in range(accumulate):
@@ -39,7 +39,7 @@ def recorded(accumulate: int = 1) -> th.record_steps:
     return steps
 
 
-def content_of(step: th.TrainingStep) -> dict[str, Any]:
+def content_of(step: ts.TrainingStep) -> dict[str, Any]:
     return json.loads(gzip.decompress(step_document(step).packed()))
 
 
@@ -54,7 +54,7 @@ def test_another_policys_tab_says_why_it_has_no_curve_of_a_step() -> None:
     own, *others = content_of(recorded()[1])["schedules"]
     assert others and own["memory"] is not None
     for other in others:
-        assert other["memory"] is None and "th.compare(make_loss, step=step) has each" in other["memory_note"]
+        assert other["memory"] is None and "ts.compare(make_loss, step=step) has each" in other["memory_note"]
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -106,7 +106,7 @@ def test_the_backward_in_it_is_that_of_pytorchs_engine_with_modules_and_lines() 
 
 
 def test_a_step_under_a_policy_says_why_it_has_no_deck() -> None:
-    with th.policy("bfs"):
+    with ts.policy("bfs"):
         step = recorded()[1]
     with pytest.raises(ValueError, match="there is no graph of this step: a policy was in force"):
         step.deck()
@@ -150,7 +150,7 @@ def test_the_still_of_a_step_begins_with_what_was_there_and_ends_with_the_optimi
     peak = category_levels_at_peak(timeline)
     assert timeline.peak_place == len(timeline.order) and sum(peak.values()) == timeline.peak_bytes
     assert {size_text(nbytes) for nbytes in peak.values() if nbytes} <= set(said), "the legend is that of the peak"
-    (line,) = (each.get("d", "") for each in root.iter(f"{svg}path") if each.get("class") == "th-level")
+    (line,) = (each.get("d", "") for each in root.iter(f"{svg}path") if each.get("class") == "ts-level")
     first = float(line[1:].split("H")[0].split()[1])
     heights = [float(each) for each in re.findall(r"V([0-9.]+)", line)]
     bottom = still_memory._BOTTOM
@@ -159,7 +159,7 @@ def test_the_still_of_a_step_begins_with_what_was_there_and_ends_with_the_optimi
 
     assert timeline.peak_place == len(timeline.order), "foreach Adam takes more than the backward"
     assert any(re.match(r"peak 33.9 KiB: after the backward; optimizer state holds \d+ %", text) for text in said)
-    (ring,) = (each for each in root.iter(f"{svg}circle") if each.get("class") == "th-ring")
+    (ring,) = (each for each in root.iter(f"{svg}circle") if each.get("class") == "ts-ring")
     (optimizer,) = (each for each in root.iter(f"{svg}text") if each.text == "optimizer")
     assert abs(float(ring.get("cx", "")) - float(optimizer.get("x", ""))) < 40
     assert "16th" not in said, "it would touch the optimizer's name"

@@ -15,20 +15,20 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-import tapehead as th
-from tapehead.engine.memory.forward_levels import forward_category_levels
-from tapehead.engine.memory.timeline import Timeline
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.programs.debug import debug
-from tapehead.engine.words.sizes import size_text
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.inspector.graph.words import nth
-from tapehead.widgets.deck import still as still_module
-from tapehead.widgets.deck import still_memory
-from tapehead.widgets.deck.deck import Deck
-from tapehead.widgets.deck.document import title_of
-from tapehead.widgets.deck.still import Moment, Still
-from tapehead.widgets.pages.png import _of_theme
+import tapescope as ts
+from tapescope.engine.memory.forward_levels import forward_category_levels
+from tapescope.engine.memory.timeline import Timeline
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.programs.debug import debug
+from tapescope.engine.words.sizes import size_text
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.inspector.graph.words import nth
+from tapescope.widgets.deck import still as still_module
+from tapescope.widgets.deck import still_memory
+from tapescope.widgets.deck.deck import Deck
+from tapescope.widgets.deck.document import title_of
+from tapescope.widgets.deck.still import Moment, Still
+from tapescope.widgets.pages.png import _of_theme
 
 pytestmark = pytest.mark.heavy
 
@@ -37,18 +37,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script>\"'& 🦩" + "long" * 3000
 
 
-def graph_of(name: str) -> th.Graph:
+def graph_of(name: str) -> ts.Graph:
     model, make_loss = WORKLOADS[name].build()
-    with th.capture(model):
-        return th.graph(make_loss())
+    with ts.capture(model):
+        return ts.graph(make_loss())
 
 
-def timelines_of(graph: th.Graph, *policies: str) -> dict[str, Timeline]:
+def timelines_of(graph: ts.Graph, *policies: str) -> dict[str, Timeline]:
     footprints = dry_run(graph)
-    return {policy: th.simulate(graph, policy, footprints) for policy in policies}
+    return {policy: ts.simulate(graph, policy, footprints) for policy in policies}
 
 
-def drawn(graph: th.Graph, timelines: dict[str, Timeline] | None = None, ran: int = 0) -> str:
+def drawn(graph: ts.Graph, timelines: dict[str, Timeline] | None = None, ran: int = 0) -> str:
     moment = Moment(next(iter(timelines or ["heap"])), ran, len(graph), timelines or {})
     return Still("1f", title_of(graph), graph).svg(moment)
 
@@ -58,15 +58,15 @@ def words(svg: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def linear50() -> th.Graph:
+def linear50() -> ts.Graph:
     return graph_of("linear50")
 
 
-def test_its_id_is_what_the_page_looks_for(linear50: th.Graph) -> None:
-    assert ElementTree.fromstring(drawn(linear50)).get("id") == "tapehead-still-1f"
+def test_its_id_is_what_the_page_looks_for(linear50: ts.Graph) -> None:
+    assert ElementTree.fromstring(drawn(linear50)).get("id") == "tapescope-still-1f"
 
 
-def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: th.Graph) -> None:
+def test_it_says_what_runs_how_far_and_what_each_policy_needs(linear50: ts.Graph) -> None:
     timelines = timelines_of(linear50, "bfs", "heap")
     said = words(drawn(linear50, timelines, ran=12))
     assert {"ReusedLinear", "12 of 104 tasks have run under bfs"} <= set(said)
@@ -97,7 +97,7 @@ def test_of_a_backward_under_way_the_graph_shows_how_far_it_is(shell: Interactiv
     assert {"done", "running", "ready"} <= set(words(under_way))
 
 
-def test_without_memory_there_is_the_graph_alone(linear50: th.Graph) -> None:
+def test_without_memory_there_is_the_graph_alone(linear50: ts.Graph) -> None:
     svg = drawn(linear50)
     assert "Memory" not in "".join(words(svg))
     assert any("Linear" in text for text in words(svg)), "fifty calls of one module, as a row"
@@ -140,7 +140,7 @@ def test_a_graph_that_cannot_be_read_so_small_is_folded_deeper(monkeypatch: pyte
     assert 0 < tasks[1] < tasks[0]
 
 
-def test_a_graph_that_is_too_large_is_named_and_left_out(linear50: th.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_too_large_is_named_and_left_out(linear50: ts.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(still_module, "_MOST_DRAWN", 100)
     svg = drawn(linear50)
     assert len(svg) < 20_000 and "data-task" not in svg
@@ -151,12 +151,12 @@ def test_equal_steps_by_the_thousand_are_drawn_once() -> None:
     x = torch.ones(2, requires_grad=True)
     for _ in range(5_500):
         x = x.sin() * 1.01
-    svg = drawn(th.graph(x.sum()))
+    svg = drawn(ts.graph(x.sum()))
     assert len(svg) < 30_000 and svg.count("data-task") < 20
     assert any(text.endswith("×5,499") for text in words(svg))
 
 
-def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: th.Graph) -> None:
+def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: ts.Graph) -> None:
     """It stood at the height of its own peak, across the line of a policy with a higher one."""
     svg = drawn(linear50, timelines_of(linear50, "heap", "bfs"))
     texts = {"".join(each.itertext()): each for each in ElementTree.fromstring(svg).iter(f"{SVG}text")}
@@ -165,7 +165,7 @@ def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: th.Graph) -> 
     assert float(texts[said].get("y", "")) < still_memory._TOP - 10
 
 
-def test_a_long_name_in_the_peaks_sentence_leaves_what_the_peak_is_made_of(linear50: th.Graph) -> None:
+def test_a_long_name_in_the_peaks_sentence_leaves_what_the_peak_is_made_of(linear50: ts.Graph) -> None:
     tasks = tuple(replace(task, name="ScaledDotProductFlashAttentionForCpu" * 3) for task in linear50.tasks)
     timeline = replace(timelines_of(linear50, "heap")["heap"], graph=replace(linear50, tasks=tasks))
     (said,) = (text for text in words(drawn(linear50, {"heap": timeline})) if text.startswith("peak"))
@@ -174,7 +174,7 @@ def test_a_long_name_in_the_peaks_sentence_leaves_what_the_peak_is_made_of(linea
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_text_of_it_has_contrast(
-    theme: Literal["light", "dark"], linear50: th.Graph, texts_in: Callable[[str], list[Any]]
+    theme: Literal["light", "dark"], linear50: ts.Graph, texts_in: Callable[[str], list[Any]]
 ) -> None:
     timelines = timelines_of(linear50, "heap", "bfs")
     order = timelines["heap"].order
@@ -183,7 +183,7 @@ def test_every_text_of_it_has_contrast(
     assert len(read) > 30 and not [each for each in read if each.contrast < 4.5]
 
 
-def test_a_long_title_stands_before_the_peaks_of_other_policies(linear50: th.Graph) -> None:
+def test_a_long_title_stands_before_the_peaks_of_other_policies(linear50: ts.Graph) -> None:
     timelines = timelines_of(linear50, "heap", "bfs", "dfs", "lpmf")
     moment = Moment("heap", 52, len(linear50), timelines)
     title = "WhisperForConditionalGeneration"
@@ -192,7 +192,7 @@ def test_a_long_title_stands_before_the_peaks_of_other_policies(linear50: th.Gra
     assert any(text.startswith("HEAP 3.0 MiB  ·  BFS") for text in words(Still("1f", "GPT", linear50).svg(moment)))
 
 
-def test_names_are_text_and_cut_to_their_room(linear50: th.Graph) -> None:
+def test_names_are_text_and_cut_to_their_room(linear50: ts.Graph) -> None:
     calls = tuple(replace(call, path=HOSTILE, class_name=HOSTILE) for call in linear50.calls)
     graph = replace(linear50, calls=calls)
     timelines = {f"{HOSTILE}{n}": each for n, each in enumerate(timelines_of(graph, "bfs", "heap").values())}
@@ -208,9 +208,9 @@ def path_of(svg: str, kind: str) -> str:
     return path.get("d", "")
 
 
-def test_the_line_of_levels_is_as_high_as_the_levels(linear50: th.Graph) -> None:
+def test_the_line_of_levels_is_as_high_as_the_levels(linear50: ts.Graph) -> None:
     timeline = timelines_of(linear50, "bfs")["bfs"]
-    path = path_of(drawn(linear50, {"bfs": timeline}), "th-level")
+    path = path_of(drawn(linear50, {"bfs": timeline}), "ts-level")
     heights = [float(y) for y in re.findall(r"(?:M[\d.]+ |V)([\d.]+)", path)]
     bottom, top = still_memory._BOTTOM, still_memory._TOP
     highest = timeline.peak_bytes * still_memory._HEADROOM
@@ -219,15 +219,15 @@ def test_the_line_of_levels_is_as_high_as_the_levels(linear50: th.Graph) -> None
     assert heights == pytest.approx(expected, abs=0.06)
 
 
-def test_memory_begins_with_the_forward_where_that_was_measured(linear50: th.Graph) -> None:
+def test_memory_begins_with_the_forward_where_that_was_measured(linear50: ts.Graph) -> None:
     _, make_loss = WORKLOADS["linear50"].build()
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     assert timeline is not None and timeline.starts[0] > 0
     by_category = zip(*forward_category_levels(timeline).values(), strict=True)
     assert [*map(sum, by_category)] == [*timeline.levels[: timeline.starts[0] + 1]]
     svg = drawn(timeline.graph, {"heap": timeline})
     assert "forward" in words(svg)
-    first = re.match(r"M([\d.]+) ([\d.]+)", path_of(svg, "th-level"))
+    first = re.match(r"M([\d.]+) ([\d.]+)", path_of(svg, "ts-level"))
     assert first is not None and float(first[1]) == still_memory._LEFT
     assert float(first[2]) > still_memory._BOTTOM - 10, "the forward starts with next to nothing"
     assert "forward" not in words(drawn(linear50, timelines_of(linear50, "heap"))), "of a graph alone it is not known"
@@ -254,7 +254,7 @@ def svgs(outputs: list[Any]) -> list[str]:
 class Watched:
     """Something of which the memory gets known."""
 
-    def __init__(self, graph: th.Graph) -> None:
+    def __init__(self, graph: ts.Graph) -> None:
         self.still = Still("1f", "watched", graph)
         self.timelines: dict[str, Timeline] = {}
 
@@ -262,7 +262,7 @@ class Watched:
         return Moment("heap", 0, 104, self.timelines)
 
 
-def test_the_picture_is_drawn_once_more_when_its_memory_is_known(shell: InteractiveShell, linear50: th.Graph) -> None:
+def test_the_picture_is_drawn_once_more_when_its_memory_is_known(shell: InteractiveShell, linear50: ts.Graph) -> None:
     watched = Watched(linear50)
     with capture_output() as captured:
         watched.still.show(watched.now(), "text")
@@ -270,22 +270,22 @@ def test_the_picture_is_drawn_once_more_when_its_memory_is_known(shell: Interact
         watched.timelines = timelines_of(linear50, "heap")
         for _ in range(2):
             watched.still.update(watched.now(), "text")
-    assert ['class="th-level"' in svg for svg in svgs(captured.outputs)] == [False, True]
+    assert ['class="ts-level"' in svg for svg in svgs(captured.outputs)] == [False, True]
 
 
 def test_a_deck_knows_its_memory_at_once(shell: InteractiveShell) -> None:
     model, make_loss = WORKLOADS["linear50"].build()
-    with th.capture(model):
+    with ts.capture(model):
         loss = make_loss()
     with Deck(debug(loss)) as deck, capture_output() as captured:
         deck._ipython_display_()
     (picture,) = svgs(captured.outputs)
-    assert 'class="th-level"' in picture
+    assert 'class="ts-level"' in picture
 
 
 def test_a_recorded_run_shows_what_was_measured(shell: InteractiveShell) -> None:
     _, make_loss = WORKLOADS["linear50"].build()
-    run = th.profile(make_loss, policy="bfs")
+    run = ts.profile(make_loss, policy="bfs")
     recording = run.deck()
     with capture_output() as captured:
         recording._ipython_display_()
@@ -299,7 +299,7 @@ def test_a_recorded_run_shows_what_was_measured(shell: InteractiveShell) -> None
 def opened(shell: InteractiveShell) -> Deck:
     """A deck on a ready model, as a cell makes it."""
     model, make_loss = WORKLOADS["linear50"].build()
-    with th.capture(model):
+    with ts.capture(model):
         return Deck(debug(make_loss()))
 
 
@@ -318,7 +318,7 @@ def test_what_is_kept_has_png_beside_svg_and_text(shell: InteractiveShell) -> No
 
 
 def test_without_resvg_there_is_svg_alone(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapehead.widgets.pages.png.can_draw_png", lambda: False)
+    monkeypatch.setattr("tapescope.widgets.pages.png.can_draw_png", lambda: False)
     with opened(shell) as deck, capture_output() as captured:
         deck._ipython_display_()
     assert set(captured.outputs[-1].data) == {"image/svg+xml", "text/plain"}
@@ -357,5 +357,5 @@ def test_a_deck_that_stands_is_drawn_and_one_that_is_closed_leaves_its_last_stat
         deck.run()
         deck.close()
     assert "104 tasks, all have run under heap" in said_last(captured.outputs)
-    assert 'class="th-level"' in svgs(captured.outputs)[-1], "though the session has let its memory go"
+    assert 'class="ts-level"' in svgs(captured.outputs)[-1], "though the session has let its memory go"
     assert not [each for each in shell.events.callbacks["post_run_cell"] if "draw" in str(each)]

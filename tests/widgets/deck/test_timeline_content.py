@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.engine.orders.simulate import simulate
-from tapehead.engine.prediction.dry_run import dry_run
-from tapehead.engine.trace.run import Run
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.deck.document import Document, memory_content
-from tapehead.widgets.deck.lifetimes import lifetime_rows
-from tapehead.widgets.deck.run_document import run_document
+import tapescope as ts
+from tapescope.engine.orders.simulate import simulate
+from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.trace.run import Run
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.deck.document import Document, memory_content
+from tapescope.widgets.deck.lifetimes import lifetime_rows
+from tapescope.widgets.deck.run_document import run_document
 
 from ..models import Branches, forward
 
@@ -37,7 +37,7 @@ class Layers(nn.Module):
 
 def profiled(count: int = 3, **more: Any) -> Run:
     model = Layers(count)
-    return th.profile(lambda: model(torch.randn(16, 8)), **more)
+    return ts.profile(lambda: model(torch.randn(16, 8)), **more)
 
 
 def content_of(run: Run) -> dict[str, Any]:
@@ -76,23 +76,23 @@ def test_what_is_done_between_forward_and_backward_takes_no_time() -> None:
 
 
 def test_of_a_backward_alone_there_is_no_forward() -> None:
-    run = th.backward(forward(Branches()), memory=True)
+    run = ts.backward(forward(Branches()), memory=True)
     content = content_of(run)
     assert [each["name"] for each in content["phases"]] == ["backward"]
     assert content["schedules"][0]["memory"]["forward_ns"] == []
     assert content["schedules"][0]["clock"] is not None, "measuring notes when tasks run"
-    content = content_of(th.backward(forward(Branches())))
+    content = content_of(ts.backward(forward(Branches())))
     assert content["schedules"][0]["clock"] is None
     assert content["phases"] == [{"name": "backward", "elapsed_ns": pytest.approx(content["phases"][0]["elapsed_ns"])}]
 
 
 def test_a_trace_tells_when_tasks_ran_and_pauses_between_steps_are_left_out() -> None:
-    run = th.backward(forward(Branches()), trace="off")
+    run = ts.backward(forward(Branches()), trace="off")
     clock = content_of(run)["schedules"][0]["clock"]
     assert run.trace is not None
     columns = run.trace.columns
     assert clock["start"] == [columns.started_ns[task] for task in run.order]
-    with th.debug(forward(Branches())) as session:
+    with ts.debug(forward(Branches())) as session:
         session.step()
         time.sleep(0.3)
         session.run()
@@ -103,7 +103,7 @@ def test_a_trace_tells_when_tasks_ran_and_pauses_between_steps_are_left_out() ->
 
 
 def test_a_thread_may_have_looked_at_the_clock_before_the_first_that_is_noted() -> None:
-    run = th.backward(forward(Branches()), trace="off")
+    run = ts.backward(forward(Branches()), trace="off")
     assert run.trace is not None
     first, second = run.order[:2]
     started, ended = run.trace.columns.started_ns, run.trace.columns.ended_ns
@@ -114,14 +114,14 @@ def test_a_thread_may_have_looked_at_the_clock_before_the_first_that_is_noted() 
 
 def test_times_come_back_from_a_file(tmp_path: Path) -> None:
     run = profiled(trace="off")
-    loaded = th.load(run.save(tmp_path / "run.json"))
+    loaded = ts.load(run.save(tmp_path / "run.json"))
     assert content_of(loaded)["schedules"][0]["clock"] == content_of(run)["schedules"][0]["clock"]
     assert content_of(loaded)["phases"] == content_of(run)["phases"]
 
 
 def test_devices_are_a_list_and_tasks_have_its_numbers() -> None:
     loss = workload("two_devices").build()[1]()
-    graph = th.graph(loss)
+    graph = ts.graph(loss)
     content = Document(graph, "two", "direct").content
     assert content["devices"] == sorted({str(device) for device in graph.devices})
     assert [content["devices"][number] for number in content["tasks"]["device"]] == [
@@ -165,6 +165,6 @@ def test_one_of_a_kind_keeps_the_name_of_its_module() -> None:
 
 
 def test_predicted_memory_has_rows_and_no_forward() -> None:
-    graph = th.graph(forward(Branches()))
+    graph = ts.graph(forward(Branches()))
     content = memory_content(simulate(graph, "heap", dry_run(graph)))
     assert content["forward_ns"] == [] and content["rows"]

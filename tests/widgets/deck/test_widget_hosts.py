@@ -18,8 +18,8 @@ from anywidget import _util as of_anywidget
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-import tapehead as th
-from tapehead.widgets.deck.deck import Deck
+import tapescope as ts
+from tapescope.widgets.deck.deck import Deck
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -27,7 +27,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 @pytest.fixture
 def deck() -> Iterator[Deck]:
     InteractiveShell.instance()
-    made = th.deck(torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum())
+    made = ts.deck(torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum())
     yield made
     made.close()
     InteractiveShell.clear_instance()

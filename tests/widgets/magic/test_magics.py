@@ -18,21 +18,21 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.sessions.stepper import Stepper
-from tapehead.widgets.deck.display import latest_deck
-from tapehead.widgets.magic.magics import complete, parse
+import tapescope as ts
+from tapescope.engine.sessions.stepper import Stepper
+from tapescope.widgets.deck.display import latest_deck
+from tapescope.widgets.magic.magics import complete, parse
 
 pytestmark = pytest.mark.heavy
 
 SETUP = """
-import torch, ipywidgets, tapehead as th
+import torch, ipywidgets, tapescope as ts
 from torch import nn
 torch.manual_seed(0)
 model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
 def last(ready, state):
     return ready[-1]
-%load_ext tapehead
+%load_ext tapescope
 import gc, torch._dynamo  # as in conftest.py: sessions are not to look for hooks through all that was imported
 gc.freeze()
 gc.get_freeze_count = lambda: 0
@@ -115,7 +115,7 @@ def fresh(kernel: Kernel) -> Kernel:
 
 
 def test_a_deck_shows_itself_once_at_the_end_of_its_cell(fresh: Kernel) -> None:
-    ran = fresh.run("deck = th.debug(model(x).sum())\nprint('after')")
+    ran = fresh.run("deck = ts.debug(model(x).sum())\nprint('after')")
     assert len(ran.decks) == 1 and ran.decks[0].startswith("<Deck of SumBackward0 under heap")
     assert any("image/svg+xml" in data for data in ran.shown), "a picture for where no page runs"
     assert fresh.run("deck.position").decks == []
@@ -124,13 +124,13 @@ def test_a_deck_shows_itself_once_at_the_end_of_its_cell(fresh: Kernel) -> None:
 @pytest.mark.parametrize(
     ("cell", "count"),
     [
-        ("deck = th.debug(model(x).sum())\ndeck", 1),
-        ("deck = th.debug(model(x).sum())\ndisplay(deck)", 1),
-        ("deck = th.debug(model(x).sum())\ndisplay(deck, deck)", 2),
-        ("display(ipywidgets.HBox([th.debug(model(x).sum())]))", 1),
-        ("display(ipywidgets.Tab([ipywidgets.VBox([th.debug(model(x).sum())])]))", 1),
-        ("th.debug(model(x).sum()).close()", 0),
-        ("first = th.debug(model(x).sum()); second = th.debug(model(x).sum())", 2),
+        ("deck = ts.debug(model(x).sum())\ndeck", 1),
+        ("deck = ts.debug(model(x).sum())\ndisplay(deck)", 1),
+        ("deck = ts.debug(model(x).sum())\ndisplay(deck, deck)", 2),
+        ("display(ipywidgets.HBox([ts.debug(model(x).sum())]))", 1),
+        ("display(ipywidgets.Tab([ipywidgets.VBox([ts.debug(model(x).sum())])]))", 1),
+        ("ts.debug(model(x).sum()).close()", 0),
+        ("first = ts.debug(model(x).sum()); second = ts.debug(model(x).sum())", 2),
     ],
 )
 def test_a_deck_is_shown_as_often_as_is_asked_for(fresh: Kernel, cell: str, count: int) -> None:
@@ -138,45 +138,47 @@ def test_a_deck_is_shown_as_often_as_is_asked_for(fresh: Kernel, cell: str, coun
 
 
 def test_a_deck_of_a_buttons_callback_shows_itself_at_once(fresh: Kernel) -> None:
-    fresh.run("button = ipywidgets.Button()\nbutton.on_click(lambda _: th.debug(model(x).sum()))")
+    fresh.run("button = ipywidgets.Button()\nbutton.on_click(lambda _: ts.debug(model(x).sum()))")
     assert len(fresh.click("button").decks) == 1
     assert fresh.run("1").decks == []
 
 
 def test_a_cell_that_raises_after_opening_a_deck_shows_both(fresh: Kernel) -> None:
-    ran = fresh.run("deck = th.debug(model(x).sum())\n1 / 0")
+    ran = fresh.run("deck = ts.debug(model(x).sum())\n1 / 0")
     assert ran.name == "ZeroDivisionError" and len(ran.decks) == 1
 
 
 def test_the_magic_captures_its_cell_and_opens_a_deck(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead --policy bfs --engine native --names model loss\nloss = model(x).sum()\nprint('hello')")
+    ran = fresh.run(
+        "%%tapescope --policy bfs --engine native --names model loss\nloss = model(x).sum()\nprint('hello')"
+    )
     assert ran.printed == "hello\n"
     assert ran.decks[0].startswith("<Deck of SumBackward0 under bfs, native engine: 0 of 10")
-    assert fresh.value("th.graph(loss).tasks[0].source.short, th.graph(loss).tasks[-1].parameter") == "cell:2 2.bias"
-    assert fresh.run("%tapehead step 3").results[0]["text/plain"].startswith("<Task")
-    assert "Run of 10 tasks" in fresh.run("%tapehead run").results[0]["text/plain"]
-    over = fresh.run("%tapehead step")
+    assert fresh.value("ts.graph(loss).tasks[0].source.short, ts.graph(loss).tasks[-1].parameter") == "cell:2 2.bias"
+    assert fresh.run("%tapescope step 3").results[0]["text/plain"].startswith("<Task")
+    assert "Run of 10 tasks" in fresh.run("%tapescope run").results[0]["text/plain"]
+    over = fresh.run("%tapescope step")
     assert over.status == "error" and over.printed == "UsageError: no task is left: all 10 have run\n"
 
 
 def test_a_magic_under_the_magic_runs(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead loss\n%%time\nloss = model(x).sum()")
+    ran = fresh.run("%%tapescope loss\n%%time\nloss = model(x).sum()")
     assert "Wall time" in ran.printed and len(ran.decks) == 1
 
 
 def test_a_variable_may_be_a_policy(fresh: Kernel) -> None:
-    assert fresh.run("%tapehead --policy=last model(x).sum()").decks[0].startswith("<Deck of SumBackward0 under last")
+    assert fresh.run("%tapescope --policy=last model(x).sum()").decks[0].startswith("<Deck of SumBackward0 under last")
 
 
 def test_what_raises_is_shown_with_the_users_lines_as_the_user_sees_them(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead --names model loss\nh = model[0](x)\ndef f(h):\n    return h @ x\nloss = f(h).sum()")
+    ran = fresh.run("%%tapescope --names model loss\nh = model[0](x)\ndef f(h):\n    return h @ x\nloss = f(h).sum()")
     assert (ran.status, ran.name) == ("error", "RuntimeError")
     assert "mat1 and mat2 shapes cannot be multiplied" in ran.errors[0]["evalue"]
     assert re.findall(r"^(\S.*), line (\d+)", ran.traceback, re.MULTILINE) == [
         (f"Cell In[{ran.number}]", "5"),
         (f"Cell In[{ran.number}]", "4"),
     ]
-    assert "tapehead/" not in ran.traceback and "interactiveshell" not in ran.traceback
+    assert "tapescope/" not in ran.traceback and "interactiveshell" not in ran.traceback
     assert ["<Graph of" in data["text/plain"] for data in ran.shown] == [True], "what had been built by then"
     assert fresh.value("torch.overrides._get_current_function_mode_stack()") == "[]"
     assert fresh.value("len(nn.modules.module._global_forward_hooks)") == "0"
@@ -184,29 +186,29 @@ def test_what_raises_is_shown_with_the_users_lines_as_the_user_sees_them(fresh: 
 
 def test_the_number_of_a_cell_is_its_prompts_whatever_the_past_looks_like(fresh: Kernel) -> None:
     fresh.run("In.append('from somewhere')")
-    ran = fresh.run("%%tapehead loss\n1 / 0")
+    ran = fresh.run("%%tapescope loss\n1 / 0")
     fresh.run("In.pop()")
     assert f"Cell In[{ran.number}], line 2" in ran.traceback
 
 
 def test_a_loss_that_the_cell_did_not_make_opens_only_while_it_can_be_run(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
-    assert len(fresh.run("%%tapehead loss\nother = 1").decks) == 1
+    assert len(fresh.run("%%tapescope loss\nother = 1").decks) == 1
     fresh.run("loss.backward()")
-    ran = fresh.run("%%tapehead loss\nother = 1")
+    ran = fresh.run("%%tapescope loss\nother = 1")
     assert ran.decks == [] and ran.printed == (
         "UsageError: the cell did not assign loss: it is the tensor from before, whose graph a backward has freed\n"
     )
     said = "UsageError: a backward has run through loss and freed its graph; make the loss again, and leave the"
-    for again in ("%tapehead loss", "%%tapehead loss\nloss = model(x).sum()\nloss.backward()"):
+    for again in ("%tapescope loss", "%%tapescope loss\nloss = model(x).sum()\nloss.backward()"):
         ran = fresh.run(again)
         assert ran.decks == [] and ran.printed.startswith(said)
-    assert len(fresh.run("%%tapehead loss\nloss = model(x).sum()").decks) == 1
+    assert len(fresh.run("%%tapescope loss\nloss = model(x).sum()").decks) == 1
     fresh.run("for parameter in model.parameters():\n    parameter.grad = None")
 
 
 def test_a_syntax_error_is_shown_with_its_line(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead loss\na = 1\nb = = 2")
+    ran = fresh.run("%%tapescope loss\na = 1\nb = = 2")
     assert ran.status == "error"
     assert f"Cell In[{ran.number}], line 3" in ran.traceback and "b = = 2" in ran.traceback
     assert "magics.py" not in ran.traceback
@@ -214,89 +216,89 @@ def test_a_syntax_error_is_shown_with_its_line(fresh: Kernel) -> None:
 
 
 def test_waiting_at_the_top_level_is_refused_in_a_sentence(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead loss\nimport asyncio\nawait asyncio.sleep(0)\nloss = model(x).sum()")
+    ran = fresh.run("%%tapescope loss\nimport asyncio\nawait asyncio.sleep(0)\nloss = model(x).sum()")
     assert ran.status == "error" and "can't wait at the top level of its cell" in ran.printed
     assert "never awaited" not in fresh.run("import gc; gc.collect()").printed
 
 
 def test_an_interrupt_of_the_cell_is_one(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapehead loss\nraise KeyboardInterrupt")
+    ran = fresh.run("%%tapescope loss\nraise KeyboardInterrupt")
     assert ran.name == "KeyboardInterrupt" and fresh.value("1 + 1") == "2"
 
 
 def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -> None:
     fresh.run("def hook(gradient):\n    raise KeyError('in hook')\nhandle = model[0].weight.register_hook(hook)")
-    fresh.run("%tapehead model(x).sum()")
-    ran = fresh.run("%tapehead run")
+    fresh.run("%tapescope model(x).sum()")
+    ran = fresh.run("%tapescope run")
     fresh.run("handle.remove()")
     assert ran.name == "KeyError" and "in hook(gradient)" in ran.traceback
-    assert "raised in AccumulateGrad (10th)" in ran.traceback and "tapehead/" not in ran.traceback
+    assert "raised in AccumulateGrad (10th)" in ran.traceback and "tapescope/" not in ran.traceback
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%tapehead", "%tapehead needs the name of a loss, or a verb: %tapehead? shows them all"),
+        ("%tapescope", "%tapescope needs the name of a loss, or a verb: %tapescope? shows them all"),
         (
-            "%tapehead --what 3 loss",
-            "%tapehead has no option --what; it has --policy, --engine, --accumulate, --release",
+            "%tapescope --what 3 loss",
+            "%tapescope has no option --what; it has --policy, --engine, --accumulate, --release",
         ),
-        ("%tapehead --policy", "--policy needs a value"),
+        ("%tapescope --policy", "--policy needs a value"),
         (
-            "%tapehead --policy bsf x",
-            f"there is no policy 'bsf', did you mean 'bfs'? known are {', '.join(th.POLICIES)}, and policies in "
+            "%tapescope --policy bsf x",
+            f"there is no policy 'bsf', did you mean 'bfs'? known are {', '.join(ts.POLICIES)}, and policies in "
             "variables",
         ),
-        ("%tapehead --batch all x", "there is no --batch all; known is auto"),
-        ("%tapehead --queues two x", "there is no --queues two; known are one and per-device"),
-        ("%tapehead --engine native --batch auto x", "PyTorch's own engine runs one node after the other"),
+        ("%tapescope --batch all x", "there is no --batch all; known is auto"),
+        ("%tapescope --queues two x", "there is no --queues two; known are one and per-device"),
+        ("%tapescope --engine native --batch auto x", "PyTorch's own engine runs one node after the other"),
         (
-            "%tapehead --accumulate lists x",
+            "%tapescope --accumulate lists x",
             "there is no accumulate='lists'; known are 'inplace', 'out_of_place', 'list'",
         ),
-        ("%tapehead --engine native --release never x", '(never released), use engine="direct"'),
-        ("%tapehead --engine steam x", "there is no engine 'steam'; known are direct, native"),
-        ("%%tapehead --names x loss\n1", "--names x: a module is needed, not a Tensor"),
-        ("%%tapehead\n1", "which tensor? Give the loss: %%tapehead loss"),
+        ("%tapescope --engine native --release never x", '(never released), use engine="direct"'),
+        ("%tapescope --engine steam x", "there is no engine 'steam'; known are direct, native"),
+        ("%%tapescope --names x loss\n1", "--names x: a module is needed, not a Tensor"),
+        ("%%tapescope\n1", "which tensor? Give the loss: %%tapescope loss"),
         (
-            "%%tapehead nothing\n1",
+            "%%tapescope nothing\n1",
             "the loss, 'nothing', raised NameError: name 'nothing' is not defined; the cell did not assign it",
         ),
-        ("%tapehead help", "%tapehead? shows all verbs and options"),
-        ("%tapehead steps 3", "there is neither a verb nor a variable 'steps', did you mean 'step'? verbs are"),
-        ("%tapehead x 3", "there is no verb 'x'; verbs are"),
+        ("%tapescope help", "%tapescope? shows all verbs and options"),
+        ("%tapescope steps 3", "there is neither a verb nor a variable 'steps', did you mean 'step'? verbs are"),
+        ("%tapescope x 3", "there is no verb 'x'; verbs are"),
         (
-            "%tapehead nothing",
+            "%tapescope nothing",
             "there is neither a verb nor a variable 'nothing'; verbs are step, run,",
         ),
         (
-            "%%tapehead --names made loss\nmade = model\nloss = made(x).sum()",
+            "%%tapescope --names made loss\nmade = model\nloss = made(x).sum()",
             "name 'made' is not defined; --names is looked up before the cell runs: make the model in a cell above",
         ),
-        ("%tapehead profile loss", "th.profile is called in Python"),
-        ("%tapehead x.clone().requires_grad_()", "scalar outputs; output 0 has shape"),
-        ("%%tapehead x --what bfs\n1", "invalid syntax (<string>, line 1); options stand before the loss"),
-        ("%%tapehead x --policy bfs\n1", "options stand before the loss: %%tapehead --policy bfs x"),
-        ("%%tapehead --policy bfs x --keep-inputs\n1", "options stand before the loss: %%tapehead --keep-inputs x"),
-        ("%tapehead 5", "got an int: pass the loss"),
-        ("%tapehead x", "does not require grad"),
-        ("%tapehead step", "no deck is open: th.debug(loss), %tapehead loss and %%tapehead loss open one"),
-        ("%tapehead back", "no deck is open"),
-        ("%tapehead run", "no deck is open"),
-        ("%tapehead stop", "no deck is open"),
-        ("%tapehead predict", "no deck is open"),
-        ("%tapehead predict all", "%tapehead predict takes nothing else, not 'all'"),
-        ("%tapehead compare", "no deck is open"),
-        ("%tapehead break 0.weight", "no deck is open"),
-        ("%tapehead watch nan", "no deck is open"),
-        ("%tapehead branch", "no deck is open"),
-        ("%tapehead step x", "%tapehead step takes a number of tasks, not 'x'"),
-        ("%tapehead run fast", "%tapehead run takes nothing else, not 'fast'"),
-        ("%tapehead --keep-inputs model(x).sum()", "--keep-inputs is for a cell that computes the loss"),
-        ("%tapehead advise", "%tapehead advise takes a function that makes the loss"),
-        ("%tapehead advise nowhere", "'nowhere' raised NameError: name 'nowhere' is not defined"),
-        ("%tapehead advise model(x).sum()", "make_loss is a Tensor; expected a function"),
-        ("%tapehead export", "%tapehead export takes one file name, ending in .svg, .png, .html or .json"),
+        ("%tapescope profile loss", "ts.profile is called in Python"),
+        ("%tapescope x.clone().requires_grad_()", "scalar outputs; output 0 has shape"),
+        ("%%tapescope x --what bfs\n1", "invalid syntax (<string>, line 1); options stand before the loss"),
+        ("%%tapescope x --policy bfs\n1", "options stand before the loss: %%tapescope --policy bfs x"),
+        ("%%tapescope --policy bfs x --keep-inputs\n1", "options stand before the loss: %%tapescope --keep-inputs x"),
+        ("%tapescope 5", "got an int: pass the loss"),
+        ("%tapescope x", "does not require grad"),
+        ("%tapescope step", "no deck is open: ts.debug(loss), %tapescope loss and %%tapescope loss open one"),
+        ("%tapescope back", "no deck is open"),
+        ("%tapescope run", "no deck is open"),
+        ("%tapescope stop", "no deck is open"),
+        ("%tapescope predict", "no deck is open"),
+        ("%tapescope predict all", "%tapescope predict takes nothing else, not 'all'"),
+        ("%tapescope compare", "no deck is open"),
+        ("%tapescope break 0.weight", "no deck is open"),
+        ("%tapescope watch nan", "no deck is open"),
+        ("%tapescope branch", "no deck is open"),
+        ("%tapescope step x", "%tapescope step takes a number of tasks, not 'x'"),
+        ("%tapescope run fast", "%tapescope run takes nothing else, not 'fast'"),
+        ("%tapescope --keep-inputs model(x).sum()", "--keep-inputs is for a cell that computes the loss"),
+        ("%tapescope advise", "%tapescope advise takes a function that makes the loss"),
+        ("%tapescope advise nowhere", "'nowhere' raised NameError: name 'nowhere' is not defined"),
+        ("%tapescope advise model(x).sum()", "make_loss is a Tensor; expected a function"),
+        ("%tapescope export", "%tapescope export takes one file name, ending in .svg, .png, .html or .json"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> None:
@@ -308,83 +310,83 @@ def test_what_is_wrong_is_one_sentence(fresh: Kernel, line: str, said: str) -> N
 @pytest.fixture
 def seen(fresh: Kernel) -> Kernel:
     """A deck whose forward was captured."""
-    fresh.run("%%tapehead --keep-inputs loss\nloss = model(x).sum()")
-    fresh.run("from tapehead.widgets.deck.display import latest_deck")
+    fresh.run("%%tapescope --keep-inputs loss\nloss = model(x).sum()")
+    fresh.run("from tapescope.widgets.deck.display import latest_deck")
     return fresh
 
 
 def test_breakpoints_by_magic_stop_runs_and_are_a_table(seen: Kernel) -> None:
-    table = seen.run("%tapehead break 0.weight").results[0]
+    table = seen.run("%tapescope break 0.weight").results[0]
     assert "<table" in table["text/html"] and "before 0.weight" in table["text/plain"]
-    seen.run("%tapehead break TanhBackward0 if any(g.norm() > 0 and task.name for g in gradients)")
-    ran = seen.run("%tapehead continue")
+    seen.run("%tapescope break TanhBackward0 if any(g.norm() > 0 and task.name for g in gradients)")
+    ran = seen.run("%tapescope continue")
     assert ran.printed.startswith(
         "breakpoint 2 (TanhBackward0 when any(g.norm() > 0 and task.name for g in gradients))"
     )
     assert "<Run of " in ran.results[0]["text/plain"]
     assert seen.value("latest_deck().current.name") == "TanhBackward0"
-    seen.run("%tapehead disable 1")
+    seen.run("%tapescope disable 1")
     assert seen.value("[each.enabled for each in latest_deck().stops]") == "[False, True]"
-    assert " no " in seen.run("%tapehead stops").results[0]["text/plain"]
-    seen.run("%tapehead enable 1")
-    assert seen.run("%tapehead run").printed.startswith("breakpoint 1 (0.weight), before AccumulateGrad (0.weight, ")
-    seen.run("%tapehead delete 1")
+    assert " no " in seen.run("%tapescope stops").results[0]["text/plain"]
+    seen.run("%tapescope enable 1")
+    assert seen.run("%tapescope run").printed.startswith("breakpoint 1 (0.weight), before AccumulateGrad (0.weight, ")
+    seen.run("%tapescope delete 1")
     assert seen.value("[each.number for each in latest_deck().stops]") == "[2]"
 
 
 def test_an_expression_sees_the_users_variables_as_they_are_when_it_is_asked(seen: Kernel) -> None:
     seen.run("limit = 1e9")
-    seen.run("%tapehead break * if max(g.abs().max() for g in gradients if g is not None) > limit")
+    seen.run("%tapescope break * if max(g.abs().max() for g in gradients if g is not None) > limit")
     seen.run("limit = -1")
-    seen.run("%tapehead run")
+    seen.run("%tapescope run")
     assert seen.value("latest_deck().position") == "1"
-    seen.run("%tapehead break * if hit 4")
+    seen.run("%tapescope break * if hit 4")
     assert seen.value("[each.hit for each in latest_deck().stops]") == "[None, 4]"
 
 
 def test_watchpoints_by_magic_stop_where_the_gradient_is_bad(seen: Kernel) -> None:
-    seen.run("%%tapehead bad\nbad = (model(x) * 0).log().mul(0).sum()")
-    seen.run("%tapehead watch nan inf")
-    seen.run("%tapehead watch norm > 1e30 and upcast at 0")
+    seen.run("%%tapescope bad\nbad = (model(x) * 0).log().mul(0).sum()")
+    seen.run("%tapescope watch nan inf")
+    seen.run("%tapescope watch norm > 1e30 and upcast at 0")
     assert seen.value("[each.text for each in latest_deck().stops]") == "['nan, inf', 'norm>1e30 and upcast at 0']"
-    ran = seen.run("%tapehead run")
+    ran = seen.run("%tapescope run")
     assert ran.printed.startswith("watchpoint 1 (nan, inf): ") and "LogBackward0" in ran.printed
 
 
 def test_going_back_and_branches_by_magic(seen: Kernel) -> None:
     seen.run("before = [p.grad for p in model.parameters()]")
-    seen.run("%tapehead step 6")
-    assert seen.run("%tapehead back 2").results[0]["text/plain"].startswith("<Task")
+    seen.run("%tapescope step 6")
+    assert seen.run("%tapescope back 2").results[0]["text/plain"].startswith("<Task")
     assert seen.value("latest_deck().position") == "4"
-    assert seen.run("%tapehead branch").results[0]["text/plain"].splitlines()[1].split()[:3] == [
+    assert seen.run("%tapescope branch").results[0]["text/plain"].splitlines()[1].split()[:3] == [
         "1",
         "(current)",
         "heap",
     ]
-    seen.run("%tapehead scale -2.5")
-    seen.run("%tapehead out")
+    seen.run("%tapescope scale -2.5")
+    seen.run("%tapescope out")
     assert seen.value("[branch.number for branch in latest_deck().branches]") == "[1, 2]"
-    assert "<table" in seen.run("%tapehead branch").results[0]["text/html"]
-    seen.run("%tapehead branch 1")
+    assert "<table" in seen.run("%tapescope branch").results[0]["text/html"]
+    seen.run("%tapescope branch 1")
     assert seen.value("latest_deck().position, [b.is_current for b in latest_deck().branches]") == "6 [True, False]"
     first = seen.value("latest_deck().order[0]")
-    assert f"<Task {first} " in seen.run(f"%tapehead goto #{first}").results[0]["text/plain"]
+    assert f"<Task {first} " in seen.run(f"%tapescope goto #{first}").results[0]["text/plain"]
     assert seen.value("latest_deck().position") == "0"
-    seen.run("%tapehead over")
+    seen.run("%tapescope over")
     assert seen.value("latest_deck().position") == "1"
 
 
 def test_edits_by_magic_are_undone_by_restore(seen: Kernel) -> None:
-    seen.run("%tapehead step 2")
+    seen.run("%tapescope step 2")
     norm = seen.value("latest_deck().gradients[0].norm().item()")
     for line, expected in (("scale 2", 2 * float(norm)), ("clip 1e-3", 1e-3), ("zero", 0.0), ("restore", float(norm))):
-        assert seen.run(f"%tapehead {line}").status == "ok"
+        assert seen.run(f"%tapescope {line}").status == "ok"
         assert float(seen.value("latest_deck().gradients[0].norm().item()")) == pytest.approx(expected, rel=1e-4), line
 
 
 def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
-    seen.run("%tapehead goto 2")
-    ran = seen.run("%tapehead check").results[0]
+    seen.run("%tapescope goto 2")
+    ran = seen.run("%tapescope check").results[0]
     assert ran["text/plain"].startswith("<Check of AddmmBackward0 (module 2, cell:2)") and "<li>" in ran["text/html"]
     assert seen.value("latest_deck().check().ok") == "True"
 
@@ -397,139 +399,139 @@ def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
         ("break 0 if task.id >", "'task.id >' is no expression: "),
         ("watch", "watch for what?"),
         ("watch nana", "nan"),
-        ("stops all", "%tapehead stops takes nothing else, not 'all'"),
-        ("enable x", "%tapehead enable takes a number, not 'x'"),
+        ("stops all", "%tapescope stops takes nothing else, not 'all'"),
+        ("enable x", "%tapescope enable takes a number, not 'x'"),
         ("delete 7", "there is no breakpoint or watchpoint 7"),
-        ("goto", "%tapehead goto takes a task, as 53rd, not ''"),
+        ("goto", "%tapescope goto takes a task, as 53rd, not ''"),
         ("goto #999", "there is no task 999"),
         ("back 99", "back(99): "),
         ("branch 9", "there is no branch 9"),
-        ("scale much", "%tapehead scale takes a number, not 'much'"),
-        ("zero 3", "%tapehead zero takes nothing else, not '3'"),
+        ("scale much", "%tapescope scale takes a number, not 'much'"),
+        ("zero 3", "%tapescope zero takes nothing else, not '3'"),
         ("restore", "were not edited"),
-        ("check x", "%tapehead check takes a task, as 53rd, not 'x'"),
+        ("check x", "%tapescope check takes a task, as 53rd, not 'x'"),
     ],
 )
 def test_what_is_wrong_with_a_verb_is_one_sentence(seen: Kernel, line: str, said: str) -> None:
-    ran = seen.run(f"%tapehead {line}")
+    ran = seen.run(f"%tapescope {line}")
     assert ran.status == "error" and ran.errors == []
     assert ran.printed.startswith("UsageError: ") and said in ran.printed and ran.printed.count("\n") == 1
 
 
 def test_the_deck_sums_and_lets_go_by_the_rule_of_the_line(fresh: Kernel) -> None:
-    fresh.run("%%tapehead --accumulate list --release=never loss\nloss = model(x).sum()")
+    fresh.run("%%tapescope --accumulate list --release=never loss\nloss = model(x).sum()")
     assert fresh.value("str(latest_deck()._live.session.accumulation.name)") == "list, never released"
 
 
 def test_what_pytorchs_engine_can_not_is_one_sentence(fresh: Kernel) -> None:
-    fresh.run("%tapehead --engine native model(x).sum()")
-    fresh.run("%tapehead step")
+    fresh.run("%tapescope --engine native model(x).sum()")
+    fresh.run("%tapescope step")
     for line in ("back", "branch 1", "restore"):
-        ran = fresh.run(f"%tapehead {line}")
+        ran = fresh.run(f"%tapescope {line}")
         assert ran.printed.startswith("UsageError: PyTorch's engine "), line
 
 
 def test_a_tensor_named_as_a_verb_is_a_loss(fresh: Kernel) -> None:
-    assert len(fresh.run("%%tapehead out\nout = model(x).sum()").decks) == 1
-    assert len(fresh.run("%tapehead out").decks) == 1
+    assert len(fresh.run("%%tapescope out\nout = model(x).sum()").decks) == 1
+    assert len(fresh.run("%tapescope out").decks) == 1
     fresh.run("del out")
-    fresh.run("%tapehead out")
-    fresh.run("from tapehead.widgets.deck.display import latest_deck")
+    fresh.run("%tapescope out")
+    fresh.run("from tapescope.widgets.deck.display import latest_deck")
     assert fresh.value("latest_deck().status") == "finished"
 
 
 def test_export_writes_four_kinds_of_files(fresh: Kernel, tmp_path: Path) -> None:
-    fresh.run("%tapehead model(x).sum()")
-    fresh.run("%tapehead run")
+    fresh.run("%tapescope model(x).sum()")
+    fresh.run("%tapescope run")
     for name in ("a.svg", "a.png", "a.html", "a.json"):
-        assert name in fresh.run(f"%tapehead export {tmp_path / name}").results[0]["text/plain"]
+        assert name in fresh.run(f"%tapescope export {tmp_path / name}").results[0]["text/plain"]
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn.startswith("<svg") and drawn.count('data-state="done"') == 10 and 'data-state="running"' not in drawn
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "tapehead" in (tmp_path / "a.html").read_text()
-    assert len(th.load(tmp_path / "a.json").order) == 10
-    assert ".svg, .png, .html and .json files" in fresh.run("%tapehead export a.pdf").printed
-    missing = fresh.run(f"%tapehead export {tmp_path / 'none' / 'a.html'}")
+    assert "tapescope" in (tmp_path / "a.html").read_text()
+    assert len(ts.load(tmp_path / "a.json").order) == 10
+    assert ".svg, .png, .html and .json files" in fresh.run("%tapescope export a.pdf").printed
+    missing = fresh.run(f"%tapescope export {tmp_path / 'none' / 'a.html'}")
     assert missing.printed == f"UsageError: {tmp_path / 'none' / 'a.html'}: No such file or directory\n"
 
 
 def test_compare_shows_a_table(fresh: Kernel) -> None:
-    fresh.run("%tapehead model(x).sum()")
-    ran = fresh.run("%tapehead compare bfs heap")
+    fresh.run("%tapescope model(x).sum()")
+    ran = fresh.run("%tapescope compare bfs heap")
     assert "<table" in ran.results[0]["text/html"] and "bfs" in ran.results[0]["text/plain"]
 
 
 def test_advice_by_magic_needs_no_deck(fresh: Kernel) -> None:
-    ran = fresh.run("%tapehead advise lambda: model(x).square().sum()")
+    ran = fresh.run("%tapescope advise lambda: model(x).square().sum()")
     assert ran.status == "ok" and "A forward takes" in ran.results[0]["text/html"]
     assert "<Advice: " in ran.results[0]["text/plain"]
 
 
 def test_memory_is_predicted_when_asked_for(fresh: Kernel) -> None:
     fresh.run("long = x.requires_grad_()\nfor _ in range(5_001):\n    long = long * 1\nlong = long.sum()")
-    fresh.run("%tapehead long")
-    assert "%tapehead predict does it" in fresh.run("%tapehead compare bfs").printed
-    assert fresh.run("%tapehead predict").status == "ok"
-    assert "<table" in fresh.run("%tapehead compare bfs").results[0]["text/html"]
-    fresh.run("%tapehead long")
-    fresh.run("%tapehead step")
-    late = fresh.run("%tapehead predict")
+    fresh.run("%tapescope long")
+    assert "%tapescope predict does it" in fresh.run("%tapescope compare bfs").printed
+    assert fresh.run("%tapescope predict").status == "ok"
+    assert "<table" in fresh.run("%tapescope compare bfs").results[0]["text/html"]
+    fresh.run("%tapescope long")
+    fresh.run("%tapescope step")
+    late = fresh.run("%tapescope predict")
     assert late.printed == "UsageError: it can only be before the first task has run\n"
     fresh.run("x = x.detach(); del long")
 
 
 def test_a_step_may_be_that_of_a_device(fresh: Kernel) -> None:
-    fresh.run("%%tapehead loss\nloss = model(x).sum()\ndeck = None")
-    assert fresh.run("%tapehead step 2 on cpu").status == "ok"
-    refused = fresh.run("%tapehead step on cuda:3")
+    fresh.run("%%tapescope loss\nloss = model(x).sum()\ndeck = None")
+    assert fresh.run("%tapescope step 2 on cpu").status == "ok"
+    refused = fresh.run("%tapescope step on cuda:3")
     assert refused.printed == "UsageError: no task of this backward runs on cuda:3; it runs on cpu\n"
 
 
 def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
-    assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapehead --policy "))
-    assert fresh.completes("%tapehead compare b") == ["bfs", "bfs_width"]
-    assert "predict" in fresh.completes("%tapehead pre")
-    assert "loss" in fresh.completes("%%tapehead lo")
-    assert {"step", "stop"} <= set(fresh.completes("%tapehead st"))
-    assert fresh.completes("%tapehead --pol") == ["--policy"]
-    assert "native" in fresh.completes("%tapehead --engine na")
-    assert "auto" in fresh.completes("%tapehead --batch a")
-    assert "per-device" in fresh.completes("%tapehead --queues p")
-    assert "out_of_place" in fresh.completes("%tapehead --accumulate o")
-    assert "never" in fresh.completes("%tapehead --release n")
-    fresh.run("%%tapehead --names model loss\nloss = model(x).sum()")
-    assert fresh.completes("%tapehead break 0.w") == ["0.weight"]
-    assert "norm>" in fresh.completes("%tapehead watch no")
-    fresh.run("%tapehead break 1st")
-    assert "1" in fresh.completes("%tapehead disable ")
-    assert fresh.completes("%%tapehead --keep") == ["--keep-inputs"]
+    assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapescope --policy "))
+    assert fresh.completes("%tapescope compare b") == ["bfs", "bfs_width"]
+    assert "predict" in fresh.completes("%tapescope pre")
+    assert "loss" in fresh.completes("%%tapescope lo")
+    assert {"step", "stop"} <= set(fresh.completes("%tapescope st"))
+    assert fresh.completes("%tapescope --pol") == ["--policy"]
+    assert "native" in fresh.completes("%tapescope --engine na")
+    assert "auto" in fresh.completes("%tapescope --batch a")
+    assert "per-device" in fresh.completes("%tapescope --queues p")
+    assert "out_of_place" in fresh.completes("%tapescope --accumulate o")
+    assert "never" in fresh.completes("%tapescope --release n")
+    fresh.run("%%tapescope --names model loss\nloss = model(x).sum()")
+    assert fresh.completes("%tapescope break 0.w") == ["0.weight"]
+    assert "norm>" in fresh.completes("%tapescope watch no")
+    fresh.run("%tapescope break 1st")
+    assert "1" in fresh.completes("%tapescope disable ")
+    assert fresh.completes("%%tapescope --keep") == ["--keep-inputs"]
 
 
 def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> None:
     unseen = "._handle_custom_msg({'kind': 'unseen'}, [])"
-    fresh.run("from tapehead.widgets.deck.display import latest_deck, _latest")
+    fresh.run("from tapescope.widgets.deck.display import latest_deck, _latest")
     for held in (
         "deck = latest_deck()",
         "box = ipywidgets.Tab([ipywidgets.HBox([latest_deck()])])",
         "decks = [{'mine': latest_deck()}]",
     ):
-        fresh.run("%tapehead model(x).sum()")
+        fresh.run("%tapescope model(x).sum()")
         fresh.run(held)
         fresh.run(f"latest_deck(){unseen}")
         assert fresh.value("latest_deck().status") == "stopped", held
         fresh.run("latest_deck().close(); del " + held.partition(" ")[0])
-    fresh.run("th.debug(model(x).sum())")  # Out and _ hold it
+    fresh.run("ts.debug(model(x).sum())")  # Out and _ hold it
     fresh.run(f"latest_deck(){unseen}")
     assert fresh.value("_latest") == "[]"
 
 
 def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kernel) -> None:
     fresh.run(
-        "import threading, tapehead.widgets.magic.magics as magics\n"
+        "import threading, tapescope.widgets.magic.magics as magics\n"
         "loaded_in, warm_up = [], magics.warm_up_fakes\n"
         "magics.warm_up_fakes = lambda: loaded_in.append(threading.current_thread().name)\n"
-        "%reload_ext tapehead"
+        "%reload_ext tapescope"
     )
     until = time.monotonic() + 15
     while fresh.value("loaded_in") == "[]":
@@ -542,20 +544,20 @@ def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kern
 def test_the_users_own_mappings_are_not_looked_into(fresh: Kernel) -> None:
     fresh.run(
         "from collections import UserDict\n"
-        "from tapehead.widgets.deck.display import latest_deck, _latest\n"
+        "from tapescope.widgets.deck.display import latest_deck, _latest\n"
         "class Lazy(UserDict):\n"
         "    def values(self):\n"
         "        raise OSError('reads a file')\n"
         "lazy = Lazy(a=1)"
     )
-    fresh.run("%tapehead model(x).sum()")
+    fresh.run("%tapescope model(x).sum()")
     fresh.run("latest_deck()._handle_custom_msg({'kind': 'unseen'}, [])")
     assert fresh.value("_latest") == "[]"
     fresh.run("del lazy")
 
 
 def test_a_closed_deck_is_shown_as_text(fresh: Kernel) -> None:
-    fresh.run("deck = th.debug(model(x).sum())")
+    fresh.run("deck = ts.debug(model(x).sum())")
     ran = fresh.run("deck.close()\ndeck")
     assert [set(data) for data in ran.shown] == [{"text/plain"}]
     assert "0 of 10 tasks have run, closed" in ran.shown[0]["text/plain"]
@@ -563,28 +565,28 @@ def test_a_closed_deck_is_shown_as_text(fresh: Kernel) -> None:
 
 
 def test_a_variable_named_as_a_verb_hides_it_only_if_it_is_a_loss(fresh: Kernel) -> None:
-    fresh.run("run = th.backward(model(x).sum())")
-    fresh.run("%tapehead model(x).sum()")
-    assert "10 tasks" in fresh.run("%tapehead run").results[0]["text/plain"]
+    fresh.run("run = ts.backward(model(x).sum())")
+    fresh.run("%tapescope model(x).sum()")
+    assert "10 tasks" in fresh.run("%tapescope run").results[0]["text/plain"]
     fresh.run("run = model(x).sum()")
-    assert len(fresh.run("%tapehead run").decks) == 1
+    assert len(fresh.run("%tapescope run").decks) == 1
     assert fresh.run("step = model(x).sum()").status == "ok"
-    assert len(fresh.run("%tapehead step * 2").decks) == 1
-    assert fresh.run("%tapehead step 3").results[0]["text/plain"].startswith("<Task")
+    assert len(fresh.run("%tapescope step * 2").decks) == 1
+    assert fresh.run("%tapescope step 3").results[0]["text/plain"].startswith("<Task")
     fresh.run("del run, step")
 
 
 def test_a_verb_is_one_although_a_function_has_its_name(fresh: Kernel) -> None:
-    fresh.run("from tapehead import *")
-    fresh.run("%tapehead model(x).sum()")
-    assert "<table" in fresh.run("%tapehead compare bfs heap").results[0]["text/html"]
-    assert "<table" in fresh.run("%tapehead compare").results[0]["text/html"]
+    fresh.run("from tapescope import *")
+    fresh.run("%tapescope model(x).sum()")
+    assert "<table" in fresh.run("%tapescope compare bfs heap").results[0]["text/html"]
+    assert "<table" in fresh.run("%tapescope compare").results[0]["text/html"]
 
 
-def test_nothing_of_jupyter_is_imported_with_tapehead() -> None:
+def test_nothing_of_jupyter_is_imported_with_tapescope() -> None:
     code = (
-        "import sys, torch, tapehead as th\n"
-        "session = th.debug(torch.ones(2, requires_grad=True).sum())\n"
+        "import sys, torch, tapescope as ts\n"
+        "session = ts.debug(torch.ones(2, requires_grad=True).sum())\n"
         "print(type(session).__name__, [m for m in ('IPython', 'ipywidgets', 'anywidget', 'traitlets', 'ipykernel')"
         " if m in sys.modules])"
     )
@@ -596,7 +598,7 @@ def test_nothing_of_jupyter_is_imported_with_tapehead() -> None:
 def shell() -> Iterator[InteractiveShell]:
     """IPython without a kernel."""
     shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "tapehead")
+    shell.run_line_magic("load_ext", "tapescope")
     try:
         yield shell
     finally:
@@ -606,13 +608,13 @@ def shell() -> Iterator[InteractiveShell]:
 
 def test_in_ipython_without_a_kernel_it_is_the_session(shell: InteractiveShell) -> None:
     loss = nn.Linear(2, 1)(torch.ones(1, 2)).sum()
-    assert type(th.debug(loss)) is Stepper
+    assert type(ts.debug(loss)) is Stepper
     shell.user_ns["loss"] = loss
-    assert complete(shell, type("Event", (), {"line": "%tapehead "}))[-1] == "loss"
+    assert complete(shell, type("Event", (), {"line": "%tapescope "}))[-1] == "loss"
     with pytest.raises(UsageError):
         latest_deck()
-    with pytest.raises(UsageError, match="th.debug"):
-        shell.run_line_magic("tapehead", "loss")
+    with pytest.raises(UsageError, match="ts.debug"):
+        shell.run_line_magic("tapescope", "loss")
 
 
 @pytest.mark.parametrize("line", ["--policy bfs --names model loss", "--policy=bfs --names=model loss"])

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.mirroring.planned_mirror import MirrorFrontier
-from tapehead.widgets.pages.frontier_page import frontier_html
+import tapescope as ts
+from tapescope.engine.mirroring.planned_mirror import MirrorFrontier
+from tapescope.widgets.pages.frontier_page import frontier_html
 
 
 @pytest.fixture(scope="module")
 def frontier() -> MirrorFrontier:
     layers = nn.ModuleDict({"</script><b>": nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh())})
     model, x = layers["</script><b>"], torch.ones(32, 16)
-    return th.plan_mirror(lambda: layers["</script><b>"](model(x)).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.1)
+    return ts.plan_mirror(lambda: layers["</script><b>"](model(x)).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.1)
 
 
 def content(html: str) -> dict[str, object]:
@@ -52,7 +52,7 @@ def test_without_a_script_the_plans_are_a_table(frontier: MirrorFrontier) -> Non
 
 def test_a_measured_curve_of_another_graph_is_refused(frontier: MirrorFrontier, tmp_path: Path) -> None:
     other = torch.ones(3, requires_grad=True)
-    measured = th.profile(lambda: other.sum()).timeline
+    measured = ts.profile(lambda: other.sum()).timeline
     assert measured is not None
     with pytest.raises(ValueError, match="'mine' is of another graph: its backward ran 2 tasks"):
         frontier.save_html(tmp_path / "page.html", measured={"mine": measured})

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-import tapehead as th
-from tapehead.engine.studies.gantt import Gantt, MakespanReport
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.widgets.pages.gantt_figure import gantt_drawing, why_idle
-from tapehead.widgets.pages.theme import DARK, LIGHT
+import tapescope as ts
+from tapescope.engine.studies.gantt import Gantt, MakespanReport
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.widgets.pages.gantt_figure import gantt_drawing, why_idle
+from tapescope.widgets.pages.theme import DARK, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
 POLICIES = ("bfs", "dfs", "heap")
@@ -19,9 +19,9 @@ POLICIES = ("bfs", "dfs", "heap")
 @pytest.fixture(scope="module")
 def report() -> MakespanReport:
     _, make_loss = WORKLOADS["two_devices"].build()
-    with th.capture():
-        graph = th.graph(make_loss())
-    return th.makespan(graph, policies=POLICIES, durations=[10_000] * len(graph), device_of={"far": "cuda:0"})
+    with ts.capture():
+        graph = ts.graph(make_loss())
+    return ts.makespan(graph, policies=POLICIES, durations=[10_000] * len(graph), device_of={"far": "cuda:0"})
 
 
 def spans(traces: list[dict[str, Any]], axis: str, row: int) -> list[tuple[float, float]]:
@@ -98,17 +98,17 @@ def test_both_themes_have_their_colours(report: MakespanReport) -> None:
 def test_a_users_names_are_text() -> None:
     x = torch.ones(1, requires_grad=True)
 
-    def nasty(ready: list[th.Task], state: object) -> th.Task:
+    def nasty(ready: list[ts.Task], state: object) -> ts.Task:
         return ready[0]
 
     nasty.__name__ = NASTY
-    gantt = th.makespan(th.graph(x.exp().sin()), nasty, device_of=lambda task: NASTY if task.is_leaf else "cpu")
+    gantt = ts.makespan(ts.graph(x.exp().sin()), nasty, device_of=lambda task: NASTY if task.is_leaf else "cpu")
     assert "<script" not in str(gantt.figure().to_plotly_json()).replace("&lt;script", "")
 
 
 def test_very_many_tasks_are_drawn_together_and_none_is_lost() -> None:
     _, make_loss = WORKLOADS["mlp_norm"].build()
-    gantt: Gantt = th.makespan(th.graph(make_loss()))
+    gantt: Gantt = ts.makespan(ts.graph(make_loss()))
     (trace,) = [trace for trace in gantt.figure().data if trace.name == "heap, cpu"]
     assert len(trace.x) <= 2400 < len(gantt.order)
     assert sum(trace.x) == pytest.approx(gantt.makespan_ns / 1e6)

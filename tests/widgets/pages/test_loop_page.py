@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.training.document import read_document
-from tapehead.engine.training.record import Training
+import tapescope as ts
+from tapescope.engine.training.document import read_document
+from tapescope.engine.training.record import Training
 
-pytestmark = pytest.mark.filterwarnings("ignore:th.training:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")
 
 NAME = "</script><b>"
 
@@ -22,7 +22,7 @@ NAME = "</script><b>"
 def trained() -> Training:
     model = nn.ModuleDict({NAME: nn.Linear(2, 2), "<!--": nn.Linear(2, 1)})
     optimizer = torch.optim.SGD([*model.parameters(), torch.ones(1, requires_grad=True)], lr=0.1)
-    with th.training(model, optimizer) as training:
+    with ts.training(model, optimizer) as training:
         for _ in range(30):
             optimizer.zero_grad()
             model["<!--"](model[NAME](torch.ones(3, 2))).sum().backward()
@@ -60,7 +60,7 @@ def test_a_page_loads_nothing_and_may_send_nothing(trained: Training, tmp_path: 
 
 
 def test_a_long_loop_is_pooled_in_a_notebook_alone(tmp_path: Path) -> None:
-    training = th.training(nn.Linear(1, 1))
+    training = ts.training(nn.Linear(1, 1))
     norms = training.norms
     norms.name([f"layer.{each}" for each in range(50)], list(range(50)), ["SGD"])
     gradients = torch.rand(6000, 50)

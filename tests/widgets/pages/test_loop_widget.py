@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.training.record import Training
+import tapescope as ts
+from tapescope.engine.training.record import Training
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[Training, th.record_steps]:
+def recorded() -> tuple[Training, ts.record_steps]:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with th.training(model, optimizer) as training, th.record_steps(3) as steps:
+    with ts.training(model, optimizer) as training, ts.record_steps(3) as steps:
         for _ in range(5):
             optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
@@ -23,7 +23,7 @@ def recorded() -> tuple[Training, th.record_steps]:
 
 
 def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
-    recorded: tuple[Training, th.record_steps],
+    recorded: tuple[Training, ts.record_steps],
 ) -> None:
     training, steps = recorded
     page = training.page(steps=steps)
@@ -36,10 +36,10 @@ def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
     assert "step 2 is not kept; kept: none; recorded: 1" in page._said.value
 
 
-def test_recorded_steps_may_have_other_numbers_in_the_loop(recorded: tuple[Training, th.record_steps]) -> None:
+def test_recorded_steps_may_have_other_numbers_in_the_loop(recorded: tuple[Training, ts.record_steps]) -> None:
     training, steps = recorded
     assert 'data-live="4"' in training.page(steps={4: steps[1], 3: steps[0]})._page.content
-    with pytest.raises(TypeError, match="steps has an int at 1; expected th.record_steps"):
+    with pytest.raises(TypeError, match="steps has an int at 1; expected ts.record_steps"):
         training.page(steps={1: 5})
     with pytest.raises(TypeError, match="loss_of"):
         training.page(lambda: None)

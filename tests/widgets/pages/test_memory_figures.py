@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.engine.memory.timeline import Category, Timeline
-from tapehead.engine.studies.compare import compare
-from tapehead.engine.studies.comparison import Comparison
-from tapehead.engine.workloads.workloads import workload
-from tapehead.widgets.pages.comparison_page import page_html
-from tapehead.widgets.pages.drawing import escaped
-from tapehead.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
-from tapehead.widgets.pages.theme import DARK, LATER, LIGHT
+import tapescope as ts
+from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.studies.compare import compare
+from tapescope.engine.studies.comparison import Comparison
+from tapescope.engine.workloads.workloads import workload
+from tapescope.widgets.pages.comparison_page import page_html
+from tapescope.widgets.pages.drawing import escaped
+from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
+from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
 
@@ -79,7 +79,7 @@ def test_peaks_at_the_side_never_overlap() -> None:
     x = torch.ones(1000, requires_grad=True)
     timelines = {}
     for number in range(6):
-        timeline = th.profile(lambda number=number: (x[: 900 + number] * 2).exp().sum()).timeline
+        timeline = ts.profile(lambda number=number: (x[: 900 + number] * 2).exp().sum()).timeline
         assert timeline is not None
         timelines[f"policy{number}"] = timeline
     layout = memory_drawing(timelines, LIGHT)["layout"]
@@ -128,7 +128,7 @@ def test_lifetimes_are_the_largest_by_bytes_and_time(linear50: Comparison) -> No
 
 def test_a_buffer_that_becomes_a_parameters_gradient_changes_its_colour() -> None:
     _, make_loss = workload("resnet50").build()
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     assert timeline is not None
     drawing = lifetimes_drawing(timeline, LIGHT)
     names = drawing["layout"]["yaxis"]["ticktext"]
@@ -201,7 +201,7 @@ def test_lifetimes_over_the_clock(linear50: Comparison) -> None:
 
 def test_the_treemap_adds_up_at_each_level() -> None:
     _, make_loss = workload("resnet50").build()
-    report = th.profile(make_loss).peak()
+    report = ts.profile(make_loss).peak()
     (tree,) = report.figure().data
     values = dict(zip(tree.ids, tree.values, strict=True))
     assert values["peak"] == report.nbytes
@@ -223,7 +223,7 @@ def test_many_tasks_stay_light_and_the_peak_is_not_lost() -> None:
             y = y.sin()
         return y.sum()
 
-    timeline = th.profile(make_loss).timeline
+    timeline = ts.profile(make_loss).timeline
     assert timeline is not None
     drawing = memory_drawing({"heap": timeline}, LIGHT)
     line = drawing["data"][0]
@@ -313,7 +313,7 @@ def test_the_reports_can_be_read_without_their_style_sheet(nasty: Comparison) ->
 
 def test_a_backward_that_needs_no_memory_is_drawn_too() -> None:
     x = torch.ones(1, requires_grad=True)
-    timeline = th.profile(lambda: x.view(())).timeline
+    timeline = ts.profile(lambda: x.view(())).timeline
     assert isinstance(timeline, Timeline)
     assert memory_drawing({"heap": timeline}, LIGHT)["layout"]["yaxis"]["range"][1] > 0
     assert len(list(spans(lifetimes_drawing(timeline, LIGHT)))) >= len(timeline)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tapehead.engine.studies.mirror_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
-from tapehead.widgets.pages.mirror_page import page_html, study_drawing, study_figure, study_html
-from tapehead.widgets.pages.theme import LATER, LIGHT
+from tapescope.engine.studies.mirror_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
+from tapescope.widgets.pages.mirror_page import page_html, study_drawing, study_figure, study_html
+from tapescope.widgets.pages.theme import LATER, LIGHT
 
 pytest.importorskip("plotly")
 

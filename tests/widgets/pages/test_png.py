@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import tapehead as th
-from tapehead.inspector.drawing.svg_style import _DARK as GRAPH_DARK
-from tapehead.inspector.drawing.svg_style import _LIGHT as GRAPH_LIGHT
-from tapehead.widgets.deck.still import Moment, Still
-from tapehead.widgets.pages.png import can_draw_png, png_of
-from tapehead.widgets.pages.theme import DARK, LIGHT
+import tapescope as ts
+from tapescope.inspector.drawing.svg_style import _DARK as GRAPH_DARK
+from tapescope.inspector.drawing.svg_style import _LIGHT as GRAPH_LIGHT
+from tapescope.widgets.deck.still import Moment, Still
+from tapescope.widgets.pages.png import can_draw_png, png_of
+from tapescope.widgets.pages.theme import DARK, LIGHT
 
 from .png_pixels import Pixels, pixels_of
 
@@ -25,10 +25,10 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def graph() -> th.Graph:
-    with th.capture():
+def graph() -> ts.Graph:
+    with ts.capture():
         loss = nn.Linear(3, 2)(torch.ones(4, 3)).sum()
-    return th.graph(loss)
+    return ts.graph(loss)
 
 
 def colours_in(pixels: Pixels) -> set[str]:
@@ -40,14 +40,14 @@ def ink(text: str) -> int:
     return int((pixels_of(png_of(TEXT.format(text)))[..., 3] > 100).sum())
 
 
-def test_a_picture_has_its_size_and_what_it_is_scaled_by(graph: th.Graph) -> None:
+def test_a_picture_has_its_size_and_what_it_is_scaled_by(graph: ts.Graph) -> None:
     svg = graph.to_svg()
     plain, double = (pixels_of(png_of(svg, scale=scale)).shape for scale in (1, 2))
     assert f'width="{plain[1]}' in svg
     assert abs(double[0] - 2 * plain[0]) <= 1 and abs(double[1] - 2 * plain[1]) <= 1
 
 
-def test_variables_are_the_themes_colours(graph: th.Graph) -> None:
+def test_variables_are_the_themes_colours(graph: ts.Graph) -> None:
     """resvg knows no variable: what is filled with one would be black."""
     for svg, light, dark in (
         (graph.to_svg(), GRAPH_LIGHT["bg"], GRAPH_DARK["bg"]),
@@ -58,7 +58,7 @@ def test_variables_are_the_themes_colours(graph: th.Graph) -> None:
         assert dark in seen["dark"] and dark not in seen["light"]
 
 
-def test_a_picture_of_one_theme_is_drawn_in_it(graph: th.Graph) -> None:
+def test_a_picture_of_one_theme_is_drawn_in_it(graph: ts.Graph) -> None:
     seen = colours_in(pixels_of(png_of(graph.to_svg(theme="dark"), scale=1)))
     assert GRAPH_DARK["bg"] in seen
 
@@ -88,5 +88,5 @@ def test_a_users_words_are_left_as_they_are() -> None:
 def test_without_resvg_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_draw_png()
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'tapehead\[notebook\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'tapescope\[notebook\]'"):
         png_of(TEXT.format("x"))

@@ -15,16 +15,16 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-import tapehead as th
-from tapehead.engine.studies.accumulation_study import accumulation_study
-from tapehead.engine.studies.mirror_study import mirror_study
-from tapehead.engine.studies.order_study import order_study
-from tapehead.engine.workloads.workloads import WORKLOADS
-from tapehead.widgets.pages.memory_figures import category_figure
-from tapehead.widgets.pages.png import png_of
-from tapehead.widgets.pages.shown_figure import ShownFigure
-from tapehead.widgets.pages.theme import AUTO, DARK, LIGHT, follow_page
-from tapehead.widgets.pages.treemap_still import _squarified
+import tapescope as ts
+from tapescope.engine.studies.accumulation_study import accumulation_study
+from tapescope.engine.studies.mirror_study import mirror_study
+from tapescope.engine.studies.order_study import order_study
+from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.widgets.pages.memory_figures import category_figure
+from tapescope.widgets.pages.png import png_of
+from tapescope.widgets.pages.shown_figure import ShownFigure
+from tapescope.widgets.pages.theme import AUTO, DARK, LIGHT, follow_page
+from tapescope.widgets.pages.treemap_still import _squarified
 
 from .png_pixels import pixels_of
 
@@ -34,8 +34,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def comparison() -> th.Comparison:
-    return th.compare(WORKLOADS["linear50"].build()[1], ["bfs", "heap"])
+def comparison() -> ts.Comparison:
+    return ts.compare(WORKLOADS["linear50"].build()[1], ["bfs", "heap"])
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def shell() -> Iterator[InteractiveShell]:
 
 def gantt() -> go.Figure:
     _, make_loss = WORKLOADS["two_devices"].build()
-    with th.capture():
-        graph = th.graph(make_loss())
-    return th.makespan(graph, policies=("bfs", "dfs"), durations=[10_000] * len(graph)).figure()
+    with ts.capture():
+        graph = ts.graph(make_loss())
+    return ts.makespan(graph, policies=("bfs", "dfs"), durations=[10_000] * len(graph)).figure()
 
 
-def gpt() -> th.Run:
-    return th.profile(WORKLOADS["gpt2"].build(layers=2)[1])
+def gpt() -> ts.Run:
+    return ts.profile(WORKLOADS["gpt2"].build(layers=2)[1])
 
 
 def step() -> go.Figure:
@@ -66,7 +66,7 @@ def step() -> go.Figure:
         make_loss().backward()
         optimizer.step()
 
-    return th.profile_step(train).figure()
+    return ts.profile_step(train).figure()
 
 
 FIGURES: dict[str, Callable[[], go.Figure]] = {
@@ -99,7 +99,7 @@ def test_each_kind_of_figure_has_a_picture_in_which_nothing_is_cut(name: str) ->
     assert all((edge == edge[0]).all() for edge in edges), "something goes on outside"
 
 
-def test_bars_and_lines_are_where_the_figure_has_them(comparison: th.Comparison) -> None:
+def test_bars_and_lines_are_where_the_figure_has_them(comparison: ts.Comparison) -> None:
     figure = comparison.lifetimes_figure("bfs")
     root = ElementTree.fromstring(figure.still())
     left, right = figure.layout.margin.l, 900 - figure.layout.margin.r
@@ -113,7 +113,7 @@ def test_bars_and_lines_are_where_the_figure_has_them(comparison: th.Comparison)
     assert set(figure.layout.yaxis.ticktext) <= said
 
 
-def test_names_are_text(comparison: th.Comparison) -> None:
+def test_names_are_text(comparison: ts.Comparison) -> None:
     figure = comparison.figure()
     figure.data[0].name = "&lt;script&gt;alert(1)&lt;/script&gt; <b>bold</b>"
     root = ElementTree.fromstring(figure.still())
@@ -122,7 +122,7 @@ def test_names_are_text(comparison: th.Comparison) -> None:
 
 
 def test_what_the_user_changes_is_in_the_picture_and_what_is_unknown_is_not_guessed(
-    comparison: th.Comparison,
+    comparison: ts.Comparison,
 ) -> None:
     figure = comparison.figure()
     figure.update_layout(height=500)
@@ -131,7 +131,7 @@ def test_what_the_user_changes_is_in_the_picture_and_what_is_unknown_is_not_gues
     assert figure.still() is None
 
 
-def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: th.Comparison) -> None:
+def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: ts.Comparison) -> None:
     with capture_output() as captured:
         comparison.figure()._ipython_display_()
     *_, shown = captured.outputs
@@ -143,7 +143,7 @@ def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: th.Compa
 
 
 def test_a_figure_for_any_page_is_clear_and_brings_the_pages_colours(
-    shell: InteractiveShell, comparison: th.Comparison
+    shell: InteractiveShell, comparison: ts.Comparison
 ) -> None:
     figure = comparison.figure()
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
@@ -183,7 +183,7 @@ def test_boxes_of_a_treemap_fill_their_room_and_are_as_large_as_their_values() -
 
 
 def test_a_users_own_figure_gets_its_ranges_names_and_counts(shell: InteractiveShell) -> None:
-    figure = th.with_picture(go.Figure())
+    figure = ts.with_picture(go.Figure())
     figure.add_scatter(x=[1, 30], y=["gpt2", "gpt2"], mode="lines", line_color="#123456", showlegend=False)
     figure.add_scatter(x=[1, 5], y=["gpt2", "unet"], mode="markers", name="best", marker={"color": "#654321"})
     figure.add_vline(x=5, line_color="#abcdef", annotation_text="here", annotation_position="top")
@@ -204,7 +204,7 @@ def test_a_users_own_figure_gets_its_ranges_names_and_counts(shell: InteractiveS
 
 
 def test_a_histogram_is_drawn_with_the_counts_of_its_bins() -> None:
-    figure = th.with_picture(go.Figure(go.Histogram(x=[0.5, 1.5, 1.7, 9], xbins={"start": 0, "end": 3, "size": 1})))
+    figure = ts.with_picture(go.Figure(go.Histogram(x=[0.5, 1.5, 1.7, 9], xbins={"start": 0, "end": 3, "size": 1})))
     figure.update_traces(marker_color="#123456").update_layout(height=300)
     root = ElementTree.fromstring(figure.still())
     (area,) = [each for each in root.iter(f"{SVG}path") if each.get("fill") == "#123456"]
@@ -227,4 +227,4 @@ def test_a_histogram_is_drawn_with_the_counts_of_its_bins() -> None:
     ids=["bars that stand", "no bins", "names and numbers", "stacked", "heatmap"],
 )
 def test_of_what_it_does_not_know_there_is_no_picture(trace: go.Figure) -> None:
-    assert th.with_picture(go.Figure(trace)).still() is None
+    assert ts.with_picture(go.Figure(trace)).still() is None

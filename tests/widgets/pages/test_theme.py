@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tapehead.engine.memory.timeline import Category
-from tapehead.widgets.deck.page import CODE
-from tapehead.widgets.pages.glossary import CATEGORIES
-from tapehead.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT
+from tapescope.engine.memory.timeline import Category
+from tapescope.widgets.deck.page import CODE
+from tapescope.widgets.pages.glossary import CATEGORIES
+from tapescope.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT
 
 
 def test_each_category_has_a_colour_of_its_own_in_both_themes_and_a_line_of_words() -> None:

@@ -1,4 +1,4 @@
-"""`tapehead debug SCRIPT.py`, as a process of its own: scripts run as `__main__`."""
+"""`tapescope debug SCRIPT.py`, as a process of its own: scripts run as `__main__`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .warm_command import Started, WarmCommand, warm_command
 
 pytestmark = pytest.mark.heavy
 
-PROMPT = "(tapehead) "
+PROMPT = "(tapescope) "
 
 NET = """
 import torch
@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Debug:
-    """`tapehead debug` without a terminal."""
+    """`tapescope debug` without a terminal."""
 
     def __init__(self, command: WarmCommand) -> None:
         self._command = command
@@ -185,9 +185,9 @@ def test_breakpoints_last_from_one_backward_to_the_next_and_wait_quietly(debug: 
     assert [(row[0], row[3]) for row in rows] == [("1", "no"), ("2", "yes"), ("3", "yes")]
     assert len(said) == 7 and found.returncode == 0
     first, second, end = found.stderr.splitlines()
-    assert first.startswith('tapehead: break Log: nothing in this graph is called "Log"')
-    assert second.startswith('tapehead: break Tanh: nothing in this graph is called "Tanh"')
-    assert end.startswith("tapehead: break Tanh matched nothing in any backward: ")
+    assert first.startswith('tapescope: break Log: nothing in this graph is called "Log"')
+    assert second.startswith('tapescope: break Tanh: nothing in this graph is called "Tanh"')
+    assert end.startswith("tapescope: break Tanh matched nothing in any backward: ")
 
 
 NO_SUCH = """
@@ -209,8 +209,8 @@ def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(
         found = debug("--break", "Exq", script, *arguments)
         assert found.returncode == code and PROMPT not in found.stdout
         first, *steps, end = [*found.stderr.splitlines(), *([""] if code == 3 else [])]
-        assert first == f"tapehead: break Exq: {said}" and steps == ["step 0", "step 1"]
-        assert end == ("" if code == 3 else f"tapehead: break Exq matched nothing in any backward: {said}")
+        assert first == f"tapescope: break Exq: {said}" and steps == ["step 0", "step 1"]
+        assert end == ("" if code == 3 else f"tapescope: break Exq matched nothing in any backward: {said}")
     assert debug("--break", "Exq", "--break", "Exp", script, typed="c\nc\n").returncode == 0
     assert debug("--break", "Exq", "--break", "Exp", script, typed="q\n").returncode == 0
 
@@ -337,7 +337,7 @@ def test_a_script_ends_as_it_would_without_a_debugger(debug: Debug, how: str, tm
             line for line in lines if line.startswith("  File")
         ]
         assert error == "KeyError: 'in the backward'"
-        assert note == "tapehead: raised in RaisesBackward (2nd, ends.py:27)"
+        assert note == "tapescope: raised in RaisesBackward (2nd, ends.py:27)"
     else:
         assert found.stderr == plain.stderr
 
@@ -406,11 +406,11 @@ def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(deb
         "import torch.distributed as dist\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/rendezvous', rank=0, world_size=1)\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
-        "import tapehead as th\n"
+        "import tapescope as ts\n"
         "try:\n"
-        "    th.debug(torch.ones(1, requires_grad=True).exp())\n"
+        "    ts.debug(torch.ones(1, requires_grad=True).exp())\n"
         "except NotImplementedError as error:\n"
-        "    print('th.debug:', error)\n"
+        "    print('ts.debug:', error)\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
         "print('grad', model.module.weight.grad.tolist())\n"
         "dist.destroy_process_group()\n"
@@ -419,7 +419,7 @@ def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(deb
     said = " ".join(found.stdout.split())
     why = "the direct engine cannot run the C++ hooks that DistributedDataParallel may have in any graph, as "
     why += 'torch.distributed is initialised; use engine="native"'
-    assert f"th.debug: {why}" in said and f"backward 1: {why}, as it does now (--engine native)" in said
+    assert f"ts.debug: {why}" in said and f"backward 1: {why}, as it does now (--engine native)" in said
     assert "native engine; help" in found.stdout
     assert "*** back needs the direct engine" in found.stdout and "grad [[1.0, 1.0]]" in found.stdout
     refused = debug("--engine", "direct", script)
@@ -517,7 +517,7 @@ def test_at_a_terminal_tab_completes_and_ctrl_c_stops(tmp_path: Path) -> None:
         "model[1](hidden).sum().backward()\n"
         "print('grad', model[0].weight.grad is not None)\n"
     )
-    terminal = Terminal("-m", "tapehead", "debug", str(script))
+    terminal = Terminal("-m", "tapescope", "debug", str(script))
     assert "\x1b[1m> SumBackward0 (1st" in terminal.read_to(PROMPT)
     terminal.type("whe\t2nd\n")
     assert "where 2nd" in terminal.read_to(PROMPT).splitlines()[0]
@@ -555,7 +555,7 @@ def test_at_a_terminal_ctrl_d_ends_the_script_and_a_second_ctrl_c_interrupts_it(
         "hidden.detach().requires_grad_().sum().backward()\n"
         "print('END')\n"
     )
-    terminal = Terminal("-m", "tapehead", "debug", str(script))
+    terminal = Terminal("-m", "tapescope", "debug", str(script))
     terminal.read_to(PROMPT)
     terminal.type("c\n")
     terminal.read_to("READY")

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tapehead as th
-from tapehead.inspector.graph.words import nth
-from tapehead.widgets.terminal.debuggee import Debuggee
-from tapehead.widgets.terminal.prompt import SHORT, Prompt
-from tapehead.widgets.terminal.prompt_completion import offered
-from tapehead.widgets.terminal.prompt_names import Names
-from tapehead.widgets.terminal.user_traceback import users_traceback
+import tapescope as ts
+from tapescope.inspector.graph.words import nth
+from tapescope.widgets.terminal.debuggee import Debuggee
+from tapescope.widgets.terminal.prompt import SHORT, Prompt
+from tapescope.widgets.terminal.prompt_completion import offered
+from tapescope.widgets.terminal.prompt_names import Names
+from tapescope.widgets.terminal.user_traceback import users_traceback
 
-PROMPT = "(tapehead) "
+PROMPT = "(tapescope) "
 TAKES_NOTHING = ("over", "out", "continue", "branches", "queue", "memory", "stops", "stop", "close")
 
 
@@ -56,7 +56,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Gives a prompt over a session these lines, through a pipe. What each was answered."""
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it: what is said would be wrapped
 
-    def answers(session: th.Stepper | th.NativeSession, *lines: str) -> list[str]:
+    def answers(session: ts.Stepper | ts.NativeSession, *lines: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         capsys.readouterr()
         session.interact()
@@ -74,7 +74,7 @@ def model() -> Model:
 
 
 def loss_of(model: Model) -> Tensor:
-    with th.capture():
+    with ts.capture():
         return model(torch.arange(8.0).reshape(2, 4) / 10)
 
 
@@ -91,7 +91,7 @@ def assert_as_in_pytorch(model: Model) -> None:
         assert mine is not None and theirs is not None and torch.equal(mine, theirs)
 
 
-def task_named(session: th.Stepper | th.NativeSession, name: str, module: str = "") -> th.Task:
+def task_named(session: ts.Stepper | ts.NativeSession, name: str, module: str = "") -> ts.Task:
     graph = session.graph
     return next(
         task
@@ -106,7 +106,7 @@ def line_of(text: str) -> int:
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
 def test_stepping_and_looking_through_a_prompt_leaves_pytorchs_gradients(engine: str, model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model), engine=engine, trace="cheap")
+    session = ts.debug(loss_of(model), engine=engine, trace="cheap")
     talk(session, "s", "where", "queue", "info", "step 3", "", "p gradients", "n", "saved", "memory", "c")
     assert session.left == 0
     session.close()
@@ -114,7 +114,7 @@ def test_stepping_and_looking_through_a_prompt_leaves_pytorchs_gradients(engine:
 
 
 def test_a_prompt_shows_where_it_stands(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     said = talk(session, "step 2")[0]
     current = session.current
     assert current is not None
@@ -125,7 +125,7 @@ def test_a_prompt_shows_where_it_stands(model: Model, talk: Talk) -> None:
 
 
 def test_step_runs_the_task_it_is_told_and_refuses_one_that_is_not_ready(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     talk(session, "step 4")
     chosen = session.ready[-1].task
     last = max(session.graph.tasks, key=lambda task: (session.graph.in_edges[task.id] != (), -task.sequence_nr))
@@ -139,14 +139,14 @@ def test_step_runs_the_task_it_is_told_and_refuses_one_that_is_not_ready(model: 
 
 
 def test_step_on_a_device_runs_its_tasks_and_says_which_devices_there_are(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     said = talk(session, "step on cpu", "s 2 on cpu", "step on cuda:3")
     assert len(session.order) == 3
     assert said[2].startswith("*** no task of this backward runs on cuda:3; it runs on cpu")
 
 
 def test_over_and_out_run_what_the_sessions_verbs_run(model: Model, talk: Talk) -> None:
-    session, other = th.debug(loss_of(model)), th.debug(loss_of(model))
+    session, other = ts.debug(loss_of(model)), ts.debug(loss_of(model))
     down = task_named(session, "Addmm", "blocks.1.down")
     talk(session, f"until #{down.id}", "over")
     other.run_to(down.id)
@@ -158,7 +158,7 @@ def test_over_and_out_run_what_the_sessions_verbs_run(model: Model, talk: Talk) 
 
 
 def test_a_run_stops_at_breakpoints_until_they_are_disabled_or_deleted(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     line = f"{Path(__file__).name}:{line_of('# the line of the square')}"
     said = talk(
         session,
@@ -183,7 +183,7 @@ def test_a_run_stops_at_breakpoints_until_they_are_disabled_or_deleted(model: Mo
 
 
 def test_a_breakpoint_may_have_a_condition_on_the_users_variables(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     WANTED.add("blocks.0.up.weight")
     lines = "b grad:*weight, task.parameter in WANTED and all(each.norm() > 0 for each in gradients)", "c"
     assert "breakpoint 1 (grad:*weight when task.parameter in WANTED" in talk(session, *lines)[1]
@@ -194,7 +194,7 @@ WANTED: set[str] = set()
 
 
 def test_a_condition_may_stand_alone_and_one_that_raises_stops_with_its_error(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     lines = "break if task.is_leaf", "b Addmm, 1 +", "b nowhere", "b *.weight if nothing", "c", "delete 1", "c"
     said = talk(session, *lines)
     assert said[1].startswith("*** '1 +' is no expression")
@@ -204,7 +204,7 @@ def test_a_condition_may_stand_alone_and_one_that_raises_stops_with_its_error(mo
 
 
 def test_a_breakpoint_may_wait_for_its_nth_hit_and_one_for_once_goes(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     said = talk(session, "break Addmm, hit 2", "tbreak Relu", "c", "c", "stops", "b Addmm, hit 0", "c")
     assert said[2].startswith("breakpoint 1 (Addmm), hit 2, before AddmmBackward0 (")
     assert said[3].startswith("breakpoint 2 (Relu), before ReluBackward0 (")
@@ -215,7 +215,7 @@ def test_a_breakpoint_may_wait_for_its_nth_hit_and_one_for_once_goes(model: Mode
 
 @pytest.mark.parametrize("typed", ["53rd", "53", "#26"])
 def test_a_breakpoint_at_a_task_is_typed_as_it_is_said(typed: str, model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     wanted = task_named(session, "blocks.0.down.bias")
     place = session.planned.index(wanted.id) + 1
     words = {"53rd": nth(place), "53": str(place), "#26": f"#{wanted.id}"}
@@ -237,13 +237,13 @@ class Guarded(nn.Module):
 
 def guarded_loss() -> Tensor:
     torch.manual_seed(0)
-    with th.capture():
+    with ts.capture():
         return Guarded()(torch.randn(8, 4)).sum()
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
 def test_a_nan_is_found_with_the_line_that_made_it(engine: str, talk: Talk) -> None:
-    session = th.debug(guarded_loss(), engine=engine)
+    session = ts.debug(guarded_loss(), engine=engine)
     said = talk(session, "watch nan", "c", "list")
     assert said[0].startswith("watchpoint 1: nan, at ")
     assert said[1].startswith("watchpoint 1 (nan): LogBackward0 (") and "LogBackward0" in said[1].splitlines()[0]
@@ -254,7 +254,7 @@ def test_a_nan_is_found_with_the_line_that_made_it(engine: str, talk: Talk) -> N
 
 
 def test_a_watchpoint_may_be_an_expression_or_several_words_and_at_a_module(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     said = talk(
         session, "watch if gradient.shape[-1] == 8 at blocks.0.*", "c", "watch nan or norm>1e9", "watch", "watch nann"
     )
@@ -266,7 +266,7 @@ def test_a_watchpoint_may_be_an_expression_or_several_words_and_at_a_module(mode
 
 
 def test_going_back_and_another_way_is_a_branch(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     said = talk(session, "s 6", "back 3", "zero", "s 2", "branches", "branch 1", "goto #" + str(session.current.id))
     order = len(session.order)
     assert order == 0, "goto went back to the first task"
@@ -279,7 +279,7 @@ def test_going_back_and_another_way_is_a_branch(model: Model, talk: Talk) -> Non
 
 
 def test_what_only_the_direct_engine_can_is_refused_in_one_line(model: Model, talk: Talk) -> None:
-    with th.debug(loss_of(model), engine="native") as session:
+    with ts.debug(loss_of(model), engine="native") as session:
         for answer in talk(session, "s 2", "back", "goto #0", "branches", "branch 2", "restore")[1:-1]:
             assert answer.startswith("*** ") and "direct engine" in answer and answer.count("\n") == 1
         assert len(session.order) == 2
@@ -297,7 +297,7 @@ def test_what_only_the_direct_engine_can_is_refused_in_one_line(model: Model, ta
 def test_gradients_are_changed_as_told_and_restored(
     command: str, change: Callable[[Tensor], Tensor], model: Model, talk: Talk
 ) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     session.step()
     (before,) = session.gradients
     assert before is not None
@@ -310,7 +310,7 @@ def test_gradients_are_changed_as_told_and_restored(
 
 
 def test_a_change_may_name_another_task_that_waits(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     talk(session, "step 3")
     other = session.ready[-1].task
     before = [each.clone() for each in session.waiting(other) if each is not None]
@@ -321,7 +321,7 @@ def test_a_change_may_name_another_task_that_waits(model: Model, talk: Talk) -> 
 
 
 def test_the_queue_is_shown_in_its_order_and_a_policy_may_take_over(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     session.run_to(task_named(session, "head.bias"))
     said = talk(session, "policy bfs", "queue", "policy", "policy nothing")
     assert session.policy == "bfs"
@@ -341,7 +341,7 @@ def last(ready: Any, state: object) -> Any:
 
 
 def test_print_sees_the_callers_variables_and_what_is_debugged(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     mine = [2, 3]
 
     def asks() -> list[str]:
@@ -355,7 +355,7 @@ def test_print_sees_the_callers_variables_and_what_is_debugged(model: Model, tal
             "pp t.ones(2)",
         )
 
-    # The innermost caller that is not tapehead's is the fixture's function, so its variables are seen, too.
+    # The innermost caller that is not tapescope's is the fixture's function, so its variables are seen, too.
     said = asks()
     assert said[2] == "True\n"
     assert said[3] == "*** ZeroDivisionError: division by zero\n"
@@ -367,7 +367,7 @@ def test_print_sees_the_callers_variables_and_what_is_debugged(model: Model, tal
 def test_statements_run_in_the_function_that_called_and_change_its_variables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model
 ) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     typed = [
         "rate = 3",
         "!rate += len(names)",
@@ -405,15 +405,15 @@ def test_statements_run_in_the_function_that_called_and_change_its_variables(
 def test_numbers_of_a_gradient_with_nan_are_said_to_be_of_its_finite_part(talk: Talk) -> None:
     start = torch.tensor([1.0, float("nan"), 3.0])
     w = torch.ones(3, requires_grad=True)
-    said = talk(th.debug(w.exp() * 1, start), "where")[0]
+    said = talk(ts.debug(w.exp() * 1, start), "where")[0]
     row, note = said.splitlines()[-2:]
     assert row.split()[-7:] == ["1", "3", "2", "3.162", "1", "0", "0"]
     assert note == "min, max, mean and norm are of the finite part"
-    assert "finite part" not in talk(th.debug(w.exp() * 1, torch.ones(3)), "where")[0]
+    assert "finite part" not in talk(ts.debug(w.exp() * 1, torch.ones(3)), "where")[0]
 
 
 def test_what_find_info_and_list_say_is_in_the_graph(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model), trace="cheap")
+    session = ts.debug(loss_of(model), trace="cheap")
     task = task_named(session, "Addmm", "blocks.1.down")
     said = talk(
         session,
@@ -441,7 +441,7 @@ def test_what_find_info_and_list_say_is_in_the_graph(model: Model, talk: Talk) -
 
 
 def test_saved_tensors_and_memory_are_those_of_the_session(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     task = task_named(session, "Relu", "blocks.0")
     said = talk(session, f"saved #{task.id}", "memory", "s", "history", "saved #0", f"saved #{len(session.graph) - 1}")
     assert "result" in said[0] and "2×8 float32 cpu" in said[0]
@@ -451,14 +451,14 @@ def test_saved_tensors_and_memory_are_those_of_the_session(model: Model, talk: T
 
 
 def test_enter_repeats_a_step_and_never_a_change(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     talk(session, "s 2", "", "", "scale 2", "", "where", "")
     assert len(session.order) == 6
     assert session.trace is None or len(session.trace.edits) == 1
 
 
 def test_what_it_does_not_understand_gets_one_line(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     lines = ["stpe", "model", "back x", "until", "delete", "find", "print", "save", "save deck.gif", "branch x"]
     lines += [f"{command} 5" for command in TAKES_NOTHING]
     for line, answer in zip(lines, talk(session, *lines), strict=False):
@@ -469,7 +469,7 @@ def test_what_it_does_not_understand_gets_one_line(model: Model, talk: Talk) -> 
 
 
 def test_each_command_has_its_help_and_is_listed(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     prompt = Prompt(Debuggee(Names(None)))
     methods = set(prompt.commands)
     listed = {name for names in prompt.groups.values() for name in names}
@@ -483,10 +483,10 @@ def test_each_command_has_its_help_and_is_listed(model: Model, talk: Talk) -> No
 
 
 def test_what_ran_is_saved_as_a_trace_a_page_and_a_picture(model: Model, talk: Talk, tmp_path: Path) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     names = [tmp_path / f"run{ending}" for ending in (".json", ".html", ".svg", ".png")]
     talk(session, "s 3", *(f"save {name}" for name in names))
-    assert th.load(names[0]).order == tuple(session.order)
+    assert ts.load(names[0]).order == tuple(session.order)
     assert "<html" in names[1].read_text(encoding="utf-8")
     drawn = names[2].read_text(encoding="utf-8")
     assert drawn.startswith("<svg") and drawn.count('data-state="done"') == 3 and 'data-state="running"' in drawn
@@ -505,9 +505,9 @@ def test_names_of_the_users_are_shown_as_they_are(talk: Talk) -> None:
             assert up is not None
             return (up(x) * weight).sum()  # [bold]a comment[/bold]
 
-    with th.capture():
+    with ts.capture():
         loss = Strange()(torch.ones(1, 2))
-    session = th.debug(loss)
+    session = ts.debug(loss)
     said = "".join(
         talk(session, "s", "where", "list", "queue", "find link", "p '[red]x[/red]'", "b *up*", "stops", "c")
     )
@@ -527,9 +527,9 @@ class Doubles(torch.autograd.Function):
 
 def test_a_wrong_backward_is_named_by_check(talk: Talk) -> None:
     x = torch.ones(2, requires_grad=True)
-    with th.capture(keep_inputs=True):
+    with ts.capture(keep_inputs=True):
         loss = Doubles.apply(x).sum()
-    said = talk(th.debug(loss), "check", "s", "check")
+    said = talk(ts.debug(loss), "check", "s", "check")
     assert ": right" in said[0].splitlines()[0] and "SumBackward0" in said[0]
     assert ": wrong" in said[2].splitlines()[0] and "DoublesBackward" in said[2]
 
@@ -546,7 +546,7 @@ class Raises(torch.autograd.Function):
 
 def test_what_a_task_raises_shows_the_users_lines_and_ends_the_session(talk: Talk) -> None:
     x = torch.ones(2, requires_grad=True)
-    session = th.debug(Raises.apply(x).sum())
+    session = ts.debug(Raises.apply(x).sum())
     said = talk(session, "s", "c", "c", "info #0", "p 1 + 1", "back")
     assert f'test_prompt.py", line {line_of("# where the backward raises")}, in backward' in said[1]
     assert said[1].count("File ") == 1 and "ValueError: of the user's" in said[1]
@@ -569,12 +569,12 @@ def test_ctrl_c_stops_what_runs_before_its_next_task(
         type(session).stop(session)
         asked.set()
 
-    with th.capture():
+    with ts.capture():
         hidden = model.blocks(torch.ones(2, 4))
         hidden.register_hook(interrupt)
         loss = model.head(hidden).sum()
     before = signal.getsignal(signal.SIGINT)
-    session, asked = th.debug(loss, engine=engine), threading.Event()
+    session, asked = ts.debug(loss, engine=engine), threading.Event()
     monkeypatch.setattr(session, "stop", stop)
     said = talk(session, command, "where")
     assert "interrupted" in said[0] and re.match(r"> Add\w*Backward0 \(Sequential.1", said[1])
@@ -589,17 +589,17 @@ def test_a_second_ctrl_c_ends_the_session(model: Model, talk: Talk) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    with th.capture():
+    with ts.capture():
         hidden = model.blocks(torch.ones(2, 4))
         hidden.register_hook(interrupt)
         loss = model.head(hidden).sum()
-    session = th.debug(loss)
+    session = ts.debug(loss)
     said = talk(session, "c", "s")
     assert "KeyboardInterrupt" in said[0] and said[1].startswith("*** this session is over")
 
 
 def test_a_prompt_begins_a_history_and_refuses_a_session_that_is_over(model: Model, talk: Talk) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     assert session.history is None
     talk(session, "s 3", "back 2")
     assert len(session.order) == 1
@@ -609,7 +609,7 @@ def test_a_prompt_begins_a_history_and_refuses_a_session_that_is_over(model: Mod
         session.interact()
 
 
-def offers(session: th.Stepper, line: str, **names: Any) -> list[str]:
+def offers(session: ts.Stepper, line: str, **names: Any) -> list[str]:
     prompt = Prompt(Debuggee(Names(None)))
     prompt.at.enter(session)
     begin = len(line) - len(line.split(" ")[-1])
@@ -619,7 +619,7 @@ def offers(session: th.Stepper, line: str, **names: Any) -> list[str]:
 
 
 def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = th.debug(loss_of(model))
+    session = ts.debug(loss_of(model))
     session.step()
     session.break_at("Relu")
     here = Path(__file__).name
@@ -654,11 +654,11 @@ def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypat
 def test_a_prompt_needs_nothing_of_jupyter_and_no_terminal(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, torch, tapehead as th\n"
+        "import sys, torch, tapescope as ts\n"
         "w = torch.ones(3, requires_grad=True)\n"
         "def train():\n"
         "    mine = 41\n"
-        "    session = th.debug((w * 2).sum())\n"
+        "    session = ts.debug((w * 2).sum())\n"
         "    session.interact()\n"
         "    assert not {'IPython', 'ipywidgets', 'anywidget', 'traitlets'} & set(sys.modules)\n"
         "    return session\n"

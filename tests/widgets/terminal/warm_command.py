@@ -1,4 +1,4 @@
-"""The command `tapehead` in processes of its own, of which none has to import torch: forks of one that has."""
+"""The command `tapescope` in processes of its own, of which none has to import torch: forks of one that has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class WarmCommand:
-    """Starts `tapehead` as its console script does."""
+    """Starts `tapescope` as its console script does."""
 
     control: socket.socket
 
@@ -98,15 +98,15 @@ def _serve(control: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv[:] = ["tapehead", *arguments]
+    sys.argv[:] = ["tapescope", *arguments]
 
 
 if __name__ == "__main__":
     for module in ("commands.script", "widgets.terminal.prompt", "widgets.terminal.every_backward"):
-        import_module(f"tapehead.{module}")
+        import_module(f"tapescope.{module}")
     for module in ("torch.fx.experimental.symbolic_shapes", "torch._dynamo"):  # for a first backward, and optimizer
         import_module(module)
-    from tapehead.__main__ import main
+    from tapescope.__main__ import main
 
     _serve(socket.socket(fileno=int(sys.argv[1])))
     atexit.register(gc.freeze)  # Python's last collections would touch, and so copy, all that is shared

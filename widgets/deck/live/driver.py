@@ -93,7 +93,7 @@ class Driver:
 
     def _start(self) -> None:
         _threads.difference_update([each for each in _threads.copy() if each.ended.is_set() and not each.is_alive()])
-        self._thread = thread = DaemonThread(self._main, "tapehead deck")
+        self._thread = thread = DaemonThread(self._main, "tapescope deck")
         try:
             thread.start()
         finally:  # it may run even if an interrupt comes meanwhile

@@ -24,13 +24,13 @@ from .trouble import in_words, why
 _MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
 _LARGE = (
     "Predicting the memory of {count:,} tasks takes {time}, in which no task can run. "
-    "deck.predict_memory() or %tapehead predict does it."
+    "deck.predict_memory() or %tapescope predict does it."
 )
 _DRY_RUN_S = 120e-6  # a task
 _AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
 _MIRRORED = (
-    "not known from a dry run: what th.mirror holds for nodes; th.debug(loss, mirroring=plan) shows the memory that a "
-    "plan of th.plan_mirror predicts"
+    "not known from a dry run: what ts.mirror holds for nodes; ts.debug(loss, mirroring=plan) shows the memory that a "
+    "plan of ts.plan_mirror predicts"
 )
 
 

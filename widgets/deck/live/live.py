@@ -193,5 +193,5 @@ def _not_found(over: str) -> Json:
     """Return what stands in place of groups that nobody looked for before the session was `over`."""
     return no_groups(
         f"The session is over ({over}): the factors of its products are gone, and groups were not looked for before. "
-        "th.groups(loss) finds them on a fresh forward."
+        "ts.groups(loss) finds them on a fresh forward."
     )

@@ -84,7 +84,7 @@ class LiveStanding:
         """
         if isinstance(self.session, Stepper):
             return self.session
-        raise NotImplementedError(f'PyTorch\'s engine {why_not}; th.debug(..., engine="direct") can')
+        raise NotImplementedError(f'PyTorch\'s engine {why_not}; ts.debug(..., engine="direct") can')
 
     def rest(self) -> None:
         """Nothing runs any more."""

@@ -24,7 +24,7 @@ import { makeTip } from "./views/tip.ts";
 export function mountDeck(host: HTMLElement, store: Store): () => void {
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
   const style = el("style", {}, queueStyles, styles); // the second changes the first by width and colours
-  const root = el("div", { class: "deck", tabindex: "-1", role: "region", "aria-label": "tapehead deck" });
+  const root = el("div", { class: "deck", tabindex: "-1", role: "region", "aria-label": "tapescope deck" });
   // JupyterLab must leave the deck's keys and its context menu alone.
   host.dataset.lmSuppressShortcuts = "true";
   host.dataset.jpSuppressContextMenu = "true";

@@ -27,7 +27,7 @@ function initialize({ model }: { model: Model }): () => void {
 async function render({ model, el: host }: { model: Model; el: HTMLElement }): Promise<() => void> {
   const id = String(model.get("_id"));
   const shared = stores.get(id);
-  host.classList.add("tapehead-deck");
+  host.classList.add("tapescope-deck");
   if (!shared) return refuse(host, new DocumentError("This deck was closed."));
   shared.views++;
   const still = hideStill(id);
@@ -49,7 +49,7 @@ async function render({ model, el: host }: { model: Model; el: HTMLElement }): P
 
 /** The picture that stands for the deck where no page runs is another output of the same cell. */
 function hideStill(id: string): HTMLElement {
-  const still = `tapehead-still-${CSS.escape(id)}`;
+  const still = `tapescope-still-${CSS.escape(id)}`;
   const style = el("style", {}, `.jp-OutputArea-child:has(img[src*="${still}"]) { display: none }`);
   document.head.append(style);
   return style;

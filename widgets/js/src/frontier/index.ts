@@ -2,4 +2,4 @@
 
 import { showFrontier } from "./page.ts";
 
-for (const root of document.querySelectorAll<HTMLElement>(".th-frontier:not([data-ready])")) showFrontier(root);
+for (const root of document.querySelectorAll<HTMLElement>(".ts-frontier:not([data-ready])")) showFrontier(root);

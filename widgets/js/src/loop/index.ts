@@ -2,4 +2,4 @@
 
 import { showLoop } from "./page.ts";
 
-for (const root of document.querySelectorAll<HTMLElement>(".th-loop:not([data-ready])")) showLoop(root);
+for (const root of document.querySelectorAll<HTMLElement>(".ts-loop:not([data-ready])")) showLoop(root);

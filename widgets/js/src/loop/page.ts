@@ -133,7 +133,7 @@ class Page {
       this.begun = true;
       this.state.begin();
       if (!document.activeElement || document.activeElement === document.body) {
-        if (document.querySelectorAll(".th-loop").length === 1 && !document.body.dataset.jpThemeLight) {
+        if (document.querySelectorAll(".ts-loop").length === 1 && !document.body.dataset.jpThemeLight) {
           this.picture.focus({ preventScroll: true });
         }
       }
@@ -285,7 +285,7 @@ class Page {
 
   private open(step: number): void {
     this.aloud.textContent = `Opens the backward of step ${step}`;
-    this.outside.dispatchEvent(new CustomEvent("tapehead-open", { detail: step }));
+    this.outside.dispatchEvent(new CustomEvent("tapescope-open", { detail: step }));
   }
 
   private copy(text: string): void {

@@ -168,10 +168,10 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${NUMBERS.format(step)} `, el("kbd", {}, "↵")));
   if (folder !== undefined) {
     host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
-    command(host, `tapehead replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
+    command(host, `tapescope replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
     if (opens) return;
     host.append(el("p", {}, "In a notebook, as a deck:"));
-    command(host, `th.replay(${JSON.stringify(folder)}, make_model, loss_of).debug()`, copied);
+    command(host, `ts.replay(${JSON.stringify(folder)}, make_model, loss_of).debug()`, copied);
     return;
   }
   if (opens) return void host.append(el("p", {}, "It was recorded, with its memory."));
@@ -185,7 +185,7 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
     host.append(go);
   } else if (!loop.black_box) {
     host.append(el("p", {}, "A loop that keeps its bad steps:"));
-    command(host, 'th.training(model, optimizer, black_box="black_box")', copied);
+    command(host, 'ts.training(model, optimizer, black_box="black_box")', copied);
   }
 }
 

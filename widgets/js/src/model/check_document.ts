@@ -33,17 +33,17 @@ type Counts = Record<Refers, number>;
 export function checkDocument(content: unknown): DeckDocument {
   const found = content as Partial<DeckDocument> | null;
   if (typeof found !== "object" || found === null || found.format !== FORMAT) {
-    throw new DocumentError("This is not the data of a tapehead deck.");
+    throw new DocumentError("This is not the data of a tapescope deck.");
   }
   if (typeof found.version !== "number" || found.version > VERSION) {
     const versions = `format ${String(found.version)}, this page reads ${VERSION}`;
     throw new DocumentError(
-      `This deck was written by a newer tapehead (${versions}). Update tapehead, or save the page again.`,
+      `This deck was written by a newer tapescope (${versions}). Update tapescope, or save the page again.`,
     );
   }
   if (found.version < VERSION) {
     const versions = `format ${found.version}, this page reads ${VERSION}`;
-    throw new DocumentError(`This deck was written by an older tapehead (${versions}). Save the page again.`);
+    throw new DocumentError(`This deck was written by an older tapescope (${versions}). Save the page again.`);
   }
   if (!found.tasks?.name?.length || !found.edges || !found.schedules?.length) {
     throw damaged("tasks, edges or schedules are missing");

@@ -1,6 +1,6 @@
 /** What the page is given: one backward as columns. widgets/deck/document.py writes it and says what each field means. */
 
-export const FORMAT = "tapehead.deck";
+export const FORMAT = "tapescope.deck";
 export const VERSION = 2;
 
 /** -1 in a column of indices. */

@@ -13,7 +13,7 @@ const GRAPH_SHARE = 0.6;
 /** What a second device's lane needs, and each one more. */
 const SECOND_LANE = 26;
 const LANE = 34;
-const KEPT = "tapehead.timeline";
+const KEPT = "tapescope.timeline";
 
 export const makeGrip: MakeView = (stage, parent) => {
   const { store, root } = stage;

@@ -30,7 +30,7 @@ const UNUSUAL: Record<string, string> = {
 };
 
 const CREATED = "Nodes are numbered as the forward creates them; Python takes this number for the task";
-const NO_INPUTS = "Needs the forward's inputs: %%tapehead --keep-inputs, or th.capture(keep_inputs=True)";
+const NO_INPUTS = "Needs the forward's inputs: %%tapescope --keep-inputs, or ts.capture(keep_inputs=True)";
 
 export const makeInspector: MakeView = (stage, parent) => {
   const { store } = stage;

@@ -10,7 +10,7 @@ import { icon } from "./icons.ts";
 
 /** More are not listed: a stack of thousands has thousands of outputs. */
 const MOST = 20;
-const RECORD_THEM = 'trace="full" of th.profile, th.backward or th.debug records values and histograms';
+const RECORD_THEM = 'trace="full" of ts.profile, ts.backward or ts.debug records values and histograms';
 
 export function gradientSections(store: Store, task: number): HTMLElement[] {
   const { graph, replay, state } = store;

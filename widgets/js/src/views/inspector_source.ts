@@ -25,7 +25,7 @@ function pieces(code: string): Node[] {
 }
 
 function unknown(): HTMLElement {
-  const said = "No source: run the forward under th.capture() or %%tapehead";
+  const said = "No source: run the forward under ts.capture() or %%tapescope";
   return el("div", { class: "sec", "data-part": "source" }, el("div", { class: "op none" }, said));
 }
 

@@ -53,7 +53,7 @@ const ACTIONS: Record<string, Action> = {
     const { query, isFull, selected } = store.state;
     if (query) store.find("");
     else if (isFull || selected !== null) store.update(isFull ? { isFull: false } : { selected: null });
-    else root.dispatchEvent(new CustomEvent("tapehead-leave", { bubbles: true, composed: true })); // for what it stands in
+    else root.dispatchEvent(new CustomEvent("tapescope-leave", { bubbles: true, composed: true })); // for what it stands in
   },
 };
 
