@@ -8,7 +8,6 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from .front_door import missing_in_torch, through_the_door
-from .moved import forward_old_paths
 from .rooms import open_room
 
 if TYPE_CHECKING:
@@ -227,7 +226,6 @@ def load_ipython_extension(shell: object) -> None:
     load(shell)  # type: ignore[arg-type]
 
 
-forward_old_paths()
 _ROOMS = ("inspector", "engine", "widgets", "commands")
 
 for _package in _ROOMS:

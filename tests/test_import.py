@@ -41,7 +41,7 @@ def test_importing_it_loads_neither_torch_nor_what_draws_or_runs() -> None:
         "ours = [sys.modules[name] for name in sys.modules if name.partition('.')[0] == 'tapescope']\n"
         "print('torch' in sys.modules, *sorted(each.__name__ for each in ours if not hasattr(each, '__path__')))"
     )
-    assert loaded == "False tapescope.front_door tapescope.moved tapescope.rooms"
+    assert loaded == "False tapescope.front_door tapescope.rooms"
 
 
 def test_what_type_checkers_and_editors_see_is_what_is_there() -> None:
@@ -73,18 +73,6 @@ def test_modules_are_there_without_an_import_of_their_own() -> None:
     )
 
 
-def test_a_room_that_is_called_as_a_module_was_has_its_old_names_and_its_modules() -> None:
-    said = alone(
-        "import tapescope as ts, warnings\n"
-        "warnings.simplefilter('always')\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    assert ts.engine.trace.Trace is ts.Trace\n"
-        "print(caught[0].category.__name__)\n"
-        "print(ts.engine.trace.run.__name__)"
-    )
-    assert said.split() == ["DeprecationWarning", "tapescope.engine.trace.run"]
-
-
 def test_what_is_not_there_is_said_so() -> None:
     for where in (ts, ts.engine, ts.engine.queue, ts.engine.trace):
         with pytest.raises(AttributeError, match=f"module '{where.__name__}' has no attribute 'nothing'"):
@@ -106,6 +94,30 @@ def test_a_name_can_be_patched_before_anybody_has_asked_for_it() -> None:
     with mock.patch.object(ts, "graph", 1):
         assert ts.graph == 1
     assert callable(ts.graph)
+
+
+EACH_FIRST = """
+import importlib, pathlib, sys, torch
+import tapescope
+
+root = pathlib.Path(tapescope.__file__).parent
+rooms = "inspector", "engine", "widgets", "commands"
+files = [root / each for each in sys.argv[1:]] or sorted(each for room in rooms for each in (root / room).rglob("*.py"))
+for path in files:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "tapescope"]:
+        del sys.modules[name]
+    sys.modules["tapescope"] = package = type(sys)("tapescope")
+    package.__path__ = [str(root)]
+    parts = path.relative_to(root).with_suffix("").parts
+    importlib.import_module(".".join(("tapescope", *parts)).removesuffix(".__init__"))
+"""
+SOME = ("__main__.py", "widgets/deck/still.py", "widgets/deck/recording.py", "engine/trace/recorder.py")
+
+
+@pytest.mark.parametrize("files", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_each_module_can_be_the_first_that_is_imported(files: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", EACH_FIRST, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_it_can_be_asked_for_by_several_threads_at_once() -> None:

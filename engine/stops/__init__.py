@@ -2,7 +2,3 @@
 
 May import: inspector, words, queue, trace.
 """
-
-from ...moved import of_old_module
-
-__getattr__ = of_old_module(__name__)

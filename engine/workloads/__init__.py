@@ -2,7 +2,3 @@
 
 May import: inspector, hips.
 """
-
-from ...moved import of_old_module
-
-__getattr__ = of_old_module(__name__)

@@ -3,7 +3,3 @@
 tests/inspector/test_torch_internals.py checks each function's promise, so that a torch release which changes one fails
 there. May import: arguments, threads.
 """
-
-from ...moved import of_old_module
-
-__getattr__ = of_old_module(__name__)

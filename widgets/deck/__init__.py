@@ -2,7 +2,3 @@
 
 May import: inspector, engine, pages.
 """
-
-from ...moved import of_old_module
-
-__getattr__ = of_old_module(__name__)
