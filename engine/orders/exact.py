@@ -9,6 +9,7 @@ from time import perf_counter
 from ...inspector.graph.collector import collector_paused
 from ..queue.chosen_order import allowed, chosen_order
 from ..queue.policy import BFS, DFS, HEAP
+from ..queue.ready_queue import PolicyError
 from ..words.sizes import percent_text, size_text
 from . import planners
 from .limit_search import StoppedError, limit_search
@@ -86,6 +87,21 @@ def exact(
                 raise
     proven = hunt.bound == hunt.peak
     return Exact(tuple(hunt.order), hunt.peak, hunt.bound, proven, hunt.states, perf_counter() - began)
+
+
+def optimal_order(problem: Problem, ran: Sequence[int], seconds: float) -> list[int]:
+    """Plan the order of the policy "optimal".
+
+    Raises:
+        PolicyError: it is not proven in this time that no order is better.
+    """
+    found = exact(problem, ran, seconds=seconds)
+    if not found.proven:
+        raise PolicyError(
+            f"policy optimal can't tell the least peak of {len(problem.tasks):,} tasks in {seconds:g} s: {found}; "
+            f'give it more time, as in "optimal({10 * seconds:g})", or take "search({seconds:g})", which needs no proof'
+        )
+    return list(found.order)
 
 
 class _Hunt:

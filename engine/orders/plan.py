@@ -188,8 +188,8 @@ def plan(
             no time; or the footprints are another graph's.
         PolicyError: no policy gave an order.
     """
+    from .exact import exact
     from .local_search import search
-    from .optimal import optimal
 
     began = perf_counter()
     graph = graph_meant(of, model)
@@ -227,7 +227,7 @@ def plan(
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
         with telling(None, "planning") as tell:
             tell("a search for the least peak there is")
-            exactly = optimal(problem, seconds=seconds / 2, interruptible=True)
+            exactly = exact(problem, seconds=seconds / 2, interruptible=True)
         if exactly.bound_bytes > bound_bytes:
             bound_bytes, why = exactly.bound_bytes, f"{exactly}."
         if exactly.peak_bytes < best.peak_bytes or exactly.proven:

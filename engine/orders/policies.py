@@ -90,7 +90,7 @@ def _optimal(seconds: str) -> Policy:
     most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
-        from .optimal import optimal_order
+        from .exact import optimal_order
 
         return optimal_order(problem, ran, most)
 

@@ -13,10 +13,9 @@ from torch import Tensor
 import tapescope as ts
 from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
 from tapescope.engine.memory.layouts import contiguous
-from tapescope.engine.orders.exact import Exact, exact
+from tapescope.engine.orders.exact import Exact, exact, optimal_order
 from tapescope.engine.orders.limit_search import LimitSearch, limit_search
 from tapescope.engine.orders.lower_bound import lower_bound
-from tapescope.engine.orders.optimal import optimal, optimal_order
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.queue.ready_queue import PolicyError
@@ -301,27 +300,11 @@ def test_what_ran_already_stays_where_it_is() -> None:
         assert found.peak_bytes == found.bound_bytes == min(map(problem.peak_bytes, rest))
 
 
-def test_without_the_solver_optimal_is_exact_and_with_it_the_better_of_both() -> None:
-    problem = xlas_counter_example()
-    order = tuple(exact(problem).order)
-    one, other = Exact((0, 1), 9, 4, False, 7, 0.0), Exact(order, 6, 3, False, 0, 0.0)
-    with mock.patch("tapescope.engine.orders.optimal.exact", return_value=one):
-        with mock.patch("tapescope.engine.orders.cp_sat.has_ortools", return_value=False):
-            assert optimal(problem) == one
-        with (
-            mock.patch("tapescope.engine.orders.cp_sat.has_ortools", return_value=True),
-            mock.patch("tapescope.engine.orders.cp_sat.cp_sat", return_value=other) as asked,
-        ):
-            found = optimal(problem)
-    assert asked.call_args.kwargs["hint"] == (0, 1)
-    assert (found.order, found.peak_bytes, found.bound_bytes, found.proven, found.states) == (order, 6, 4, False, 7)
-
-
 def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
     problem = xlas_counter_example()
     assert problem.peak_bytes(optimal_order(problem, (), 10.0)) == 5
     with (
-        mock.patch("tapescope.engine.orders.optimal.optimal", return_value=Exact((), 9, 4, False, 7, 0.0)),
+        mock.patch("tapescope.engine.orders.exact.exact", return_value=Exact((), 9, 4, False, 7, 0.0)),
         pytest.raises(PolicyError, match=r"can't tell the least peak of 7 tasks in 10 s: .* as in \"optimal\(100\)\""),
     ):
         optimal_order(problem, (), 10.0)

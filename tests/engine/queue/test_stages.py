@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import tapescope as ts
+from tapescope.engine.orders.exact import exact
 from tapescope.engine.orders.local_search import search
 from tapescope.engine.orders.lower_bound import lower_bound
-from tapescope.engine.orders.optimal import optimal
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.queue.policy import policy_name
@@ -124,11 +124,11 @@ def test_no_search_proves_or_promises_what_no_order_can_do() -> None:
     _, loss = model(width=2, depth=1)
     graph = ts.graph(loss)
     problem = Problem(graph)
-    exact = optimal(problem, seconds=20.0)
-    found = search(problem, problem.heap_order, seconds=0.2)
-    assert not late(graph, exact.order) and not late(graph, found.order)
+    least_found = exact(problem, seconds=20.0)
+    searched = search(problem, problem.heap_order, seconds=0.2)
+    assert not late(graph, least_found.order) and not late(graph, searched.order)
     least = min(problem.peak_bytes(order) for order in legal_orders(graph, 300))
-    assert lower_bound(problem).nbytes <= exact.peak_bytes <= least
+    assert lower_bound(problem).nbytes <= least_found.peak_bytes <= least
     plan = ts.plan(loss, seconds=0.2)
     assert not [row.policy for row in plan.rows if late(graph, row.order)]
     gantt = ts.makespan(loss, policies=["bfs", "heap"])
