@@ -56,7 +56,6 @@ class FoundDrops:
         evaluations: how many choices were judged.
         seconds: how long it took.
         interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
-        bound_bytes: no choice within the time that is allowed has a lower peak; 0: nothing is known.
     """
 
     dropped: frozenset[int]
@@ -64,7 +63,6 @@ class FoundDrops:
     evaluations: int
     seconds: float
     interrupted: bool = False
-    bound_bytes: int = 0
 
 
 class Candidates:

@@ -48,7 +48,7 @@ def plan_mirror(
     budget: Budget | None = None,
     *,
     overhead: float | None = None,
-    solver: Literal["search", "greedy", "milp"] = "search",
+    solver: Literal["search", "greedy"] = "search",
     seconds: float = 5.0,
     policy: str | Policy = "heap",
     repetitions: int = 3,
@@ -80,7 +80,7 @@ def plan_mirror(
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
             budget, any time with one.
         solver: "search" moves on the simulated peak, from where "greedy" ends, which goes by what is kept, as Echo
-            does; "milp" is a mixed-integer program for HiGHS (the extra "mirror"), for small graphs.
+            does.
         seconds: how long the solver may take. Interrupted, it gives the best so far.
         policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
             and `plan.policy` runs the best, if that is better than PyTorch's own.
@@ -94,7 +94,6 @@ def plan_mirror(
     Raises:
         TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
             unknown; or the policy decides while the backward runs.
-        ModuleNotFoundError: solver="milp" without scipy.
         NotImplementedError: the forward calls what torch.compile has compiled, or disables saved_tensors_hooks, as
             torch.func.grad does; or it runs on fake tensors of an accelerator.
         RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what

@@ -368,11 +368,5 @@ def _by_search(
     return search(memory, goal, start=start, seconds=seconds, progress=progress)
 
 
-def _by_milp(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
-    from .milp import milp
-
-    return milp(memory, goal, seconds=seconds)
-
-
-SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy, "milp": _by_milp}
+SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy}
 """By name."""
