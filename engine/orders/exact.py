@@ -12,7 +12,7 @@ from ..queue.policy import BFS, DFS, HEAP
 from ..queue.ready_queue import PolicyError
 from ..words.sizes import percent_text, size_text
 from . import planners
-from .limit_search import StoppedError, limit_search
+from .limit_search import LimitSearch, StoppedError
 from .lower_bound import lower_bound
 from .problem import Problem
 
@@ -128,7 +128,7 @@ class _Hunt:
         """
         if self.bound == self.peak:
             return
-        search = limit_search(self._problem)
+        search = LimitSearch(self._problem)
         search.until, search.most = until, most
         self.bound = min(max(self.bound, search.begin(self._ran, self.order)), self.peak)
         look = _FIRST_LOOK

@@ -6,47 +6,22 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from math import inf
 from time import perf_counter
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from .block_state import BlockStates, State
 from .commuting import Commuting
 from .memory_state import MemoryState, MemoryStates
 from .problem import Problem
-
-_State = TypeVar("_State", bound=State)
 
 
 class StoppedError(Exception):
     """The time is up, or there are too many states."""
 
 
-class _States(Protocol[_State]):
-    """The states of a backward, one task apart: see `MemoryStates`."""
-
-    def start(self) -> _State: ...
-
-    def run(self, state: _State, task: int) -> tuple[_State, int]: ...
-
-    def key(self, state: _State) -> object: ...
-
-    def adds_in_place(self, state: _State, place: int) -> bool: ...
-
-    def pack(self, state: _State) -> None: ...
-
-
-def limit_search(problem: Problem) -> LimitSearch[MemoryState] | LimitSearch[State]:
-    """By the rules of `simulate` or, where there are no footprints to be had, by the problem's blocks."""
-    if problem.knows_memory or problem.graph.nodes:
-        commuting = Commuting(problem)
-        return LimitSearch(problem, MemoryStates(problem), commuting)
-    return LimitSearch(problem, BlockStates(problem), None)
-
-
 _Path: TypeAlias = "tuple[_Path, list[int]] | None"
 """How a state was reached: another's path, and the tasks after it."""
 
 
-class LimitSearch(Generic[_State]):
+class LimitSearch:
     """Whether an order stays within a limit: depth first through the sets of tasks that may have run, each once.
 
     Most steps are forced. Write f(S) for the bytes alive once the tasks S have run, those for which they wait included.
@@ -75,21 +50,17 @@ class LimitSearch(Generic[_State]):
     another would pay instead of it (`Commuting.loose`).
     """
 
-    def __init__(self, problem: Problem, states: _States[_State], commuting: Commuting | None) -> None:
+    def __init__(self, problem: Problem) -> None:
+        commuting = Commuting(problem)
         self.states = 0
         self.until: float = inf
         self.most: float = inf
-        self._states = states
-        count = len(problem.nexts)
-        self._tame = [True] * count if commuting is None else commuting.tame
-        self._rivals: list[list[tuple[int, int]]] = (
-            [[] for _ in range(count)] if commuting is None else commuting.rivals
-        )
-        self._loose = frozenset[int]() if commuting is None else commuting.loose
-        self._ends_alike = commuting is None or commuting.ends_alike
+        self._states = MemoryStates(problem)
+        self._tame, self._rivals, self._loose = commuting.tame, commuting.rivals, commuting.loose
+        self._ends_alike = commuting.ends_alike
         self._nexts = problem.nexts
         self._tasks = sum(1 << task for task in problem.tasks)
-        self._start = states.start()
+        self._start = self._states.start()
         self._order: Sequence[int] = ()
 
     def begin(self, ran: Sequence[int], order: Sequence[int]) -> int:
@@ -114,7 +85,7 @@ class LimitSearch(Generic[_State]):
         seen: set[object] = set()
         settled: set[object] = set()
         most += self.states
-        stack: list[tuple[_State, int | None, _Path]] = [(self._start, None, None)]
+        stack: list[tuple[MemoryState, int | None, _Path]] = [(self._start, None, None)]
         while stack:
             if self.states == most:
                 return None
@@ -146,10 +117,10 @@ class LimitSearch(Generic[_State]):
         return min(above)
 
     def _settle(
-        self, state: _State, tasks: list[int], limit: int, inner: int
-    ) -> tuple[_State, dict[int, tuple[_State, int]]]:
+        self, state: MemoryState, tasks: list[int], limit: int, inner: int
+    ) -> tuple[MemoryState, dict[int, tuple[MemoryState, int]]]:
         """Takes the steps downhill, adds them to `tasks`. By other ready task the state after it, and the peak."""
-        following: dict[int, tuple[_State, int]] = {}
+        following: dict[int, tuple[MemoryState, int]] = {}
         queue = deque(_numbers(state.ready & inner))
         while len(following) < len(queue):
             if perf_counter() > self.until:
@@ -168,8 +139,8 @@ class LimitSearch(Generic[_State]):
         return state, following
 
     def _downhill(
-        self, state: _State, after: _State, task: int, limit: int, inner: int
-    ) -> tuple[_State, list[int]] | None:
+        self, state: MemoryState, after: MemoryState, task: int, limit: int, inner: int
+    ) -> tuple[MemoryState, list[int]] | None:
         """The tasks from this one on that end no higher than the state, if there are any, and the state after them."""
         if not self._tame[task]:
             return None
@@ -227,7 +198,7 @@ class LimitSearch(Generic[_State]):
             place in self._loose and others & rest for place, others in self._rivals[task]
         )
 
-    def _each_left_out(self, state: _State, tasks: list[int]) -> Iterator[tuple[int, _State]]:
+    def _each_left_out(self, state: MemoryState, tasks: list[int]) -> Iterator[tuple[int, MemoryState]]:
         """Each of some ready tasks with the state after all the others. O(n log n) tasks run."""
         stack = [(state, tasks)]
         while stack:

@@ -18,23 +18,27 @@ from ..prediction.footprint_program import (
     Program,
     compiled,
 )
-from .block_state import State, awaited
 from .problem import Problem
 
 _FOR_GOOD = -1  # as a set of tasks: all there are, and more that never run
 
 
 @dataclass(slots=True)
-class MemoryState(State):
-    """What a backward has in memory after some of its tasks.
+class MemoryState:
+    """What a backward has in memory after some of its tasks. Not to be changed.
 
     Attributes:
+        ran, ready: sets of tasks, as the bits of a number.
+        level: bytes.
         waiting: by input the tensor in its buffer.
         stays: what is never let go of, while other tensors are on its storage: storages, and tensors as negative
             numbers.
         holders: by tensor the references to it, and by storage how many hold it besides tasks. None: not counted.
     """
 
+    ran: int
+    ready: int
+    level: int
     waiting: dict[int, int]
     stays: frozenset[int]
     holders: tuple[dict[int, int], dict[int, int]] | None
@@ -58,6 +62,15 @@ class _Script(NamedTuple):
     more: More | None
 
 
+def _awaited(problem: Problem) -> list[int]:
+    """By task those for which it waits, as bits."""
+    found = [0] * len(problem.nexts)
+    for task in problem.tasks:
+        for later in problem.nexts[task]:
+            found[later] |= 1 << task
+    return found
+
+
 class MemoryStates:
     """The states of one backward, one task apart: the rules, and the levels, of `simulate`.
 
@@ -67,7 +80,6 @@ class MemoryStates:
 
     Inputs are numbered as in `Compiled`. A task takes some ten microseconds, a state some hundred bytes for each
     gradient that waits.
-
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -77,7 +89,7 @@ class MemoryStates:
         self._layouts = program.layouts
         self._tasks = problem.tasks
         self._nexts = problem.nexts
-        self._awaits = awaited(problem)
+        self._awaits = _awaited(problem)
         self._runs = set(problem.tasks)
         start = program.start
         self._layout_of = list(start.layout_of)

@@ -146,11 +146,6 @@ class Problem:
         return self._blocks.users
 
     @property
-    def certain(self) -> list[bool]:
-        """By block whether its makers and users are those of every legal order."""
-        return self._blocks.certain
-
-    @property
     def needs(self) -> list[int]:
         """By task the bytes by which the level rises at its highest moment, over the level before it."""
         return self._blocks.needs
@@ -239,7 +234,6 @@ class _Blocks:
                     else:
                         died[~number] = place
         users: list[dict[int, None]] = [{} for _ in range(count)]
-        sure = [True] * count
         waits = _arrivals(graph)
         first_input = list(accumulate([len(task.inputs) for task in graph.tasks], initial=0))
         makers: list[tuple[int, ...]] = [() if place < 0 else (order[place],) for place in born]
@@ -252,10 +246,9 @@ class _Blocks:
                 if storage < 0:
                     continue
                 users[storage][task] = None
-                if len(waits[place]) > 1:
-                    sure[storage] = False
-                    if makers[storage] == tuple(producers[place][:1]):  # else it is a sum, made with the second
-                        makers[storage] = tuple(producers[place])
+                givers = tuple(producers[place])
+                if len(waits[place]) > 1 and makers[storage] == givers[:1]:  # else it is a sum, made with the second
+                    makers[storage] = givers
         for storage, keepers in timeline.saved.items():
             for task, _ in keepers:
                 users[storage][task] = None
@@ -263,7 +256,6 @@ class _Blocks:
         self.sizes: list[int] = []
         self.makers: list[tuple[int, ...]] = []
         self.users: list[tuple[int, ...]] = []
-        self.certain: list[bool] = []
         for storage in range(count):
             if born[storage] == died[storage] and born[storage] >= 0:
                 continue  # workspace, and what was added to another's block at once
@@ -272,12 +264,9 @@ class _Blocks:
             if ends < len(order):
                 users[storage][order[ends]] = None
                 last = tuple(task for task in users[storage] if task in ran)
-            elif len(users[storage]) > 1:
-                sure[storage] = False  # in another order a copy may become the .grad
             self.sizes.append(nbytes[storage])
             self.makers.append(makers[storage])
             self.users.append(last)
-            self.certain.append(sure[storage])
 
 
 def _arrivals(graph: Graph) -> list[list[int]]:

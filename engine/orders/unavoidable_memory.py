@@ -102,21 +102,8 @@ class _Tensor(NamedTuple):
 
 
 def certain_memory(problem: Problem, order: list[int]) -> CertainMemory:
-    """Reads the footprints, along any legal order of the tasks that run. O(tasks + edges + storages).
-
-    Where there are none to be had, of a problem whose blocks are given, it is those that are `certain`.
-    """
-    return _Reader(problem).read(order) if problem.knows_memory or problem.graph.nodes else _given(problem)
-
-
-def _given(problem: Problem) -> CertainMemory:
-    found = CertainMemory(problem.needs, [0] * len(problem.needs))
-    for nbytes, makers, users, certain in zip(
-        problem.sizes, problem.makers, problem.users, problem.certain, strict=True
-    ):
-        if certain:
-            found.blocks.append(CertainBlock(nbytes, makers, list(users), stays=not users))
-    return found
+    """Reads the footprints, along any legal order of the tasks that run. O(tasks + edges + storages)."""
+    return _Reader(problem).read(order)
 
 
 class _Reader:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 
 from tapescope.engine.orders.problem import Problem
+from tapescope.engine.orders.unavoidable_memory import CertainBlock, CertainMemory
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind
 
@@ -17,7 +19,10 @@ Block = tuple[int, Sequence[int] | int | None, Sequence[int] | int | None]
 
 
 class PosedProblem(Problem):
-    """A problem whose blocks are given instead of simulated. Its own levels are then the truth about its peak."""
+    """A problem whose blocks are given instead of simulated. Its own levels are then the truth about its peak.
+
+    The exact search and the lower bound read footprints, which it has none of: see `conftest.py`.
+    """
 
     def __init__(
         self,
@@ -37,7 +42,6 @@ class PosedProblem(Problem):
             sizes=[nbytes for nbytes, _, _ in posed],
             makers=makers,
             users=users,
-            certain=[len(tasks) <= 1 for tasks in makers],
             needs=[0] * len(graph),
         )
         for task in self.tasks:
@@ -46,6 +50,67 @@ class PosedProblem(Problem):
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         return self.levels(order)[0]
+
+
+@dataclass(slots=True)
+class BlockState:
+    """See `MemoryState`."""
+
+    ran: int
+    ready: int
+    level: int
+
+
+class BlockStates:
+    """The states of a posed problem, one task apart: `MemoryStates` by its blocks."""
+
+    def __init__(self, problem: PosedProblem) -> None:
+        self._problem = problem
+        self._awaits = [0] * len(problem.nexts)
+        for task in problem.tasks:
+            for later in problem.nexts[task]:
+                self._awaits[later] |= 1 << task
+        self._makers = [sum(1 << task for task in set(makers)) for makers in problem.makers]
+        self._users = [sum(1 << task for task in set(users)) for users in problem.users]
+
+    def start(self) -> BlockState:
+        ready = sum(1 << task for task in self._problem.tasks if not self._awaits[task])
+        return BlockState(0, ready, self._problem.start_bytes)
+
+    def run(self, state: BlockState, task: int) -> tuple[BlockState, int]:
+        problem, before, after = self._problem, state.ran, state.ran | 1 << task
+        level, ready = state.level, state.ready ^ 1 << task
+        for block in problem.made_by[task]:
+            if not self._makers[block] & before:
+                level += problem.sizes[block]
+        for block in problem.used_by[task]:
+            if not self._users[block] & ~after:
+                level -= problem.sizes[block]
+        for later in problem.nexts[task]:
+            if not self._awaits[later] & ~after:
+                ready |= 1 << later
+        return BlockState(after, ready, level), max(state.level + problem.needs[task], level)
+
+    def key(self, state: BlockState) -> object:
+        return state.ran
+
+    def pack(self, state: BlockState) -> None:
+        """There is nothing to forget."""
+
+
+def certain_blocks(problem: PosedProblem) -> CertainMemory:
+    """`certain_memory` of a posed problem: its blocks that have one maker at most."""
+    found = CertainMemory(problem.needs, [0] * len(problem.needs))
+    for nbytes, makers, users in zip(problem.sizes, problem.makers, problem.users, strict=True):
+        if len(makers) <= 1:
+            found.blocks.append(CertainBlock(nbytes, makers, list(users), stays=not users))
+    return found
+
+
+def all_tame(problem: PosedProblem) -> SimpleNamespace:
+    """`Commuting` of a posed problem, whose blocks are the same in every order."""
+    count = len(problem.nexts)
+    return SimpleNamespace(tame=[True] * count, rivals=[[] for _ in range(count)], loose=set(), ends_alike=True)
 
 
 def graph_of(tasks: int, edges: Iterable[tuple[int, int]], leaves: Iterable[int] = ()) -> Graph:

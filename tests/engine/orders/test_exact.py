@@ -14,7 +14,7 @@ import tapescope as ts
 from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
 from tapescope.engine.memory.layouts import contiguous
 from tapescope.engine.orders.exact import Exact, exact, optimal_order
-from tapescope.engine.orders.limit_search import LimitSearch, limit_search
+from tapescope.engine.orders.limit_search import LimitSearch
 from tapescope.engine.orders.lower_bound import lower_bound
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
@@ -44,7 +44,7 @@ def check(problem: Problem, best: int) -> None:
     order = schedule(problem.graph, "bfs", problem.needed)
 
     def within(limit: int) -> list[int] | int | None:
-        search = limit_search(problem)
+        search = LimitSearch(problem)
         search.begin((), order)
         return search.within(limit, 1_000_000)
 

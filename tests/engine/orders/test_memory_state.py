@@ -9,7 +9,6 @@ import pytest
 
 import tapescope as ts
 from tapescope.engine.memory.footprint import Footprints
-from tapescope.engine.orders.block_state import BlockStates
 from tapescope.engine.orders.memory_state import MemoryState, MemoryStates
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
@@ -19,7 +18,7 @@ from tapescope.engine.workloads.workloads import workload
 from ..backward_programs import random_policy
 from ..memory_programs import Program
 from .any_backward import random_backward
-from .problems import random_problem
+from .problems import BlockStates, random_problem
 
 
 def check(footprints: Footprints, order: Sequence[int]) -> None:
