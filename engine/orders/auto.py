@@ -27,8 +27,7 @@ from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .problem import Problem
 
-_MANY = 2_000  # tasks, of more of which only the quickest planners are asked, and no bound: to plan them takes a second
-_QUICK = ("heap", "dfs", "bfs", "lpmf", "list")
+_MANY = 2_000  # tasks, of more of which no bound is asked for: it takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
@@ -72,8 +71,6 @@ class _Thread(local):
 
 def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
     """The order with the least predicted peak of the portfolio; PyTorch's own unless another saves 1 % or more.
-
-    For more than 2,000 tasks it is that of HEAP, DFS, BFS, lpmf and list, which take less time to plan.
 
     PyTorch's own is also kept where the prediction is an estimate in what decides: where memory that outlives a task is
     not known (`Footprints.unsure`; after a measured run any limit), or where something has hooks. What a kernel takes
@@ -127,10 +124,9 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                 return _Taken("heap")
             if unsure := _unsure(problem):
                 return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
-            many = len(problem.tasks) > _MANY
-            heap, *others = (each for each in portfolio if each.name in _QUICK or not many)
+            heap, *others = portfolio
             best = own = planned_order(problem, heap)
-            bound = 0 if many else lower_bound(problem).nbytes
+            bound = 0 if len(problem.tasks) > _MANY else lower_bound(problem).nbytes
             for policy in others:
                 if best.peak_bytes <= bound:
                     break

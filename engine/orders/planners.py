@@ -8,7 +8,6 @@ problem's blocks, which are exact for HEAP's order alone: which of their orders 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -202,75 +201,6 @@ def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
                 ready.push((memory.change[changed], places[changed], changed))
         for arrived in progress.run(task):
             ready.push((memory.change[arrived], places[arrived], arrived))
-    return progress.order
-
-
-@collector_paused()
-def list_schedule(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """XLA's list scheduling: the task that frees most over what it makes; of equals the one for which most tasks wait.
-
-    openxla/xla, hlo_memory_scheduler.cc, ListScheduler. Left out is its rule that scalars come first, which is there
-    for machine registers. A task's key changes as it becomes the last user of a block; the heap then has it twice, and
-    what is stale is passed over. O((n + uses of blocks) log n).
-    """
-    progress, memory = Progress(problem, ran), Memory(problem, ran)
-    places, nexts, change = _heap_places(problem), problem.nexts, memory.change
-    ready = set(progress.ready)
-    heap = [(change[task], -len(nexts[task]), places[task], task) for task in progress.ready]
-    heapify(heap)
-    while heap:
-        now, _, _, task = heappop(heap)
-        if task not in ready or now != change[task]:
-            continue
-        ready.remove(task)
-        arrived = progress.run(task)
-        changed = [other for other in memory.run(task) if other in ready]
-        ready.update(arrived)
-        for other in (*changed, *arrived):
-            heappush(heap, (change[other], -len(nexts[other]), places[other], other))
-    return progress.order
-
-
-@collector_paused()
-def bfs_width(problem: Problem, ran: Sequence[int] = (), *, width: int = 8) -> list[int]:
-    """First ready, first run, but never with more than `width` branches open.
-
-    A branch is a row of tasks. Each task that is ready at the start begins one. Of the tasks that get ready as a task
-    ends the first goes on with its branch, and each other begins a new one; where none gets ready, at a leaf or before
-    a join, the branch has ended. A new branch waits until fewer than `width` are open; those that began to wait first
-    open first. The open ones take turns, a task each.
-
-    With one branch at a time it goes along each to its end, and with no limit it is BFS: in between it says what some
-    breadth costs. It holds the gradients of `width` branches, not of all, and leaves `width` tasks that do not wait
-    for each other, for streams or devices that would run them side by side. O(n).
-
-    Raises:
-        ValueError: `width` is less than 1.
-    """
-    if width < 1:
-        raise ValueError(f"bfs_width needs room for at least 1 open branch, not {width}: bfs_width(8) has 8")
-    progress = Progress(problem, ())
-    new_branches, open_branches = deque(problem.start()), deque[int]()
-    waiting, opened = set(new_branches), set[int]()  # `ran` may take tasks out of turn, which are passed over then
-    for place in range(len(problem.tasks)):
-        while waiting and len(opened) < width:
-            task = new_branches.popleft()
-            if task in waiting:
-                waiting.remove(task)
-                opened.add(task)
-                open_branches.append(task)
-        if place < len(ran):
-            task = ran[place]
-        else:
-            while (task := open_branches.popleft()) not in opened:
-                pass
-        waiting.discard(task)
-        opened.discard(task)
-        arrived = progress.run(task)
-        opened.update(arrived[:1])
-        open_branches.extend(arrived[:1])
-        waiting.update(arrived[1:])
-        new_branches.extend(arrived[1:])
     return progress.order
 
 

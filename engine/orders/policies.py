@@ -40,14 +40,6 @@ def _random(seed: str) -> Policy:
     )
 
 
-def _bfs_width(width: str) -> Policy:
-    number = int(width)
-    if number < 1:
-        raise ValueError("at least one branch has to be open")
-    plan = partial(planners.bfs_width, width=number)
-    return Policy("bfs_width", f"first ready, first run, at most {number} branches open", plan=plan)
-
-
 def _comm_first(patterns: str) -> Policy:
     named = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     what = ", ".join(named) or "what DistributedDataParallel sends"
@@ -114,10 +106,8 @@ POLICIES = {
         _random("0"),
         # The planned ones: see `planners` for the rule, source and cost of each.
         Policy("lpmf", "least peak memory first", plan=planners.lpmf, keeps=True),
-        Policy("list", "most bytes freed, less those made, first", plan=planners.list_schedule, keeps=True),
         Policy("postorder", "depth first, the largest branches first", plan=planners.postorder, keeps=True),
         Policy("liu", "branches merged by their hills and valleys", plan=planners.liu, keeps=True),
-        _bfs_width("8"),
         Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
         _comm_first(""),
         Policy("auto", "the least predicted peak of several policies", plan=_auto, choose=_auto_choice),
@@ -132,12 +122,11 @@ CLASSIC = ("bfs", "dfs", "heap")
 TABS = (*CLASSIC, "lpmf")
 """The policies that a deck shows beside the one that picks."""
 
-PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "list", "postorder", "liu", "bfs_width")
+PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "postorder", "liu")
 """The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
 
 _WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
     "random": (_random, "a seed, a whole number,"),
-    "bfs_width": (_bfs_width, "how many branches may be open, a whole number,"),
     "comm_first": (_comm_first, "tasks, modules or parameters, with commas between them,"),
     "search": (_search, "seconds"),
     "optimal": (_optimal, "seconds"),

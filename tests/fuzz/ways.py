@@ -17,7 +17,7 @@ import tapescope as ts
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.engine.sessions.stepper import Stepper
 
-POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "list", "postorder", "liu", "random")
+POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "postorder", "liu", "random")
 
 
 @dataclass(frozen=True)

@@ -134,10 +134,7 @@ def test_whatever_the_shape_no_policy_that_it_asks_is_better_by_more_than_what_i
     problem = Problem(ts.graph(SHAPES[shape](tasks)))
     with mock.patch.object(auto, "no_hooks", return_value=True):  # whatever other tests have left in the process
         order = order_of(find_policy("auto"), problem)
-    asked = [
-        name for name in PORTFOLIO if len(problem.tasks) <= 2_000 or name in ("heap", "dfs", "bfs", "lpmf", "list")
-    ]
-    own, *others = (planned_order(problem, find_policy(name)).peak_bytes for name in asked)
+    own, *others = (planned_order(problem, find_policy(name)).peak_bytes for name in PORTFOLIO)
     found = problem.peak_bytes(order)
     assert found <= own
     assert found == min(others) or (found == own and min(others) >= 0.99 * own)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapescope as ts
-from tapescope.engine.orders.planners import bfs_width, comm_first, critical_path, list_schedule, liu, lpmf, postorder
+from tapescope.engine.orders.planners import comm_first, critical_path, liu, lpmf, postorder
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.orders.series_parallel import contracted
@@ -29,9 +29,6 @@ from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, ran
 
 PLANNERS: dict[str, Callable[..., list[int]]] = {
     "lpmf": lpmf,
-    "list": list_schedule,
-    "bfs_width(1)": partial(bfs_width, width=1),
-    "bfs_width(3)": partial(bfs_width, width=3),
     "postorder": postorder,
     "critical_path": critical_path,
     "comm_first(0)": partial(comm_first, patterns=[0]),
@@ -42,14 +39,11 @@ every_planner = pytest.mark.parametrize("plan", PLANNERS.values(), ids=PLANNERS.
 A, B, C, D, E, F, G = range(7)
 
 
-def letters(order: Sequence[int]) -> str:
-    return "".join("ABCDEFG"[task] for task in order)
-
-
-def from_xla(made_by_a: int) -> PosedProblem:
-    """A -> {B => C -> G, D -> F, E -> F => G}, as ListScheduler's comment in hlo_memory_scheduler.cc draws it."""
+def from_xla() -> PosedProblem:
+    """A -> {B => C -> G, D -> F, E -> F => G}, as ListScheduler's comment in hlo_memory_scheduler.cc draws it, but that
+    A makes 2."""
     edges = [(A, B), (B, C), (C, G), (A, D), (A, E), (D, F), (E, F), (F, G)]
-    outputs: list[Block] = [(made_by_a, A, (B, D, E)), (2, B, C), (1, C, G), (1, D, F), (1, E, F), (2, F, G)]
+    outputs: list[Block] = [(2, A, (B, D, E)), (2, B, C), (1, C, G), (1, D, F), (1, E, F), (2, F, G)]
     return problem_of(7, edges, blocks=outputs)
 
 
@@ -178,65 +172,6 @@ def test_lpmf_knows_that_a_block_of_two_makers_comes_with_the_first() -> None:
     assert lpmf(problem) == [0, 1, 2, 4, 3]
 
 
-def test_the_counter_example_in_xlas_comment_costs_the_list_6_where_5_is_possible() -> None:
-    problem = from_xla(made_by_a=2)
-    order = list_schedule(problem)
-    assert letters(order) == "AEDFBCG"  # B, which makes more than it frees, is put off
-    assert problem.peak_bytes(order) == 6
-    assert problem.peak_bytes([A, B, C, D, E, F, G]) == least_peak(problem) == 5
-
-
-def test_with_the_sizes_which_xlas_comment_draws_the_list_finds_the_5() -> None:
-    """It tells of 6 for A D E F B C G "(B is alive while F is executing)", which is so where B comes before F."""
-    problem = from_xla(made_by_a=1)
-    assert problem.peak_bytes([A, D, E, F, B, C, G]) == 5
-    assert problem.peak_bytes([A, D, E, B, F, C, G]) == 6
-    assert problem.peak_bytes(list_schedule(problem)) == least_peak(problem) == 5
-
-
-def test_the_list_prefers_of_equals_the_task_for_which_most_wait() -> None:
-    problem = problem_of(5, [(0, 2), (1, 3), (1, 4)])
-    assert problem.heap_order[0] == 1  # which the last created one would be anyway
-    other = problem_of(5, [(1, 2), (0, 3), (0, 4)])
-    assert other.heap_order[0] == 1
-    assert list_schedule(problem)[0] == 1
-    assert list_schedule(other)[0] == 0
-
-
-def test_the_list_sees_that_a_task_became_the_last_user_of_a_block() -> None:
-    # 1 and 2 use what 0 made; 3 makes 2. Once 1 ran, 2 frees 10.
-    problem = problem_of(
-        4, [(0, 1), (0, 2), (0, 3)], blocks=[(10, 0, (1, 2)), (1, 1, None), (3, 2, None), (2, 3, None)]
-    )
-    assert list_schedule(problem) == [0, 1, 2, 3]
-
-
-@settings(deadline=None, max_examples=30)
-@given(tasks=st.integers(1, 25), seed=st.integers(0, 10_000))
-def test_without_a_limit_bfs_width_is_bfs(tasks: int, seed: int) -> None:
-    problem = random_problem(tasks, seed)
-    assert bfs_width(problem, width=tasks) == schedule(problem.graph, "bfs")
-
-
-def test_bfs_width_takes_turns_among_so_many_branches() -> None:
-    problem = fan(4)  # 1 2, 3 4, 5 6, 7 8 between 0 and 9
-    assert bfs_width(problem, width=1) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert bfs_width(problem, width=2) == [0, 1, 3, 2, 4, 5, 7, 6, 8, 9]
-    assert bfs_width(problem, width=4) == [0, 1, 3, 5, 7, 2, 4, 6, 8, 9]
-
-
-def test_bfs_width_holds_the_gradients_of_so_many_branches() -> None:
-    problem = fan(50)
-    peaks = [problem.peak_bytes(bfs_width(problem, width=width)) for width in (1, 5, 50)]
-    # Each branch that is done left 1, and the widest moment is among the last.
-    assert peaks == [49 + 10 + 1, 45 + 5 * 10 + 1, 50 * 10 + 1]
-
-
-def test_no_branch_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1 open branch, not 0"):
-        bfs_width(fan(2), width=0)
-
-
 def postorders(problem: PosedProblem, end: int) -> Iterator[list[int]]:
     """All the postorders of a tree, of which `end` is the last task."""
     parts = [task for task in problem.tasks if end in problem.nexts[task]]
@@ -317,12 +252,11 @@ def test_liu_is_optimal_on_trees_and_series_parallel_graphs() -> None:
         assert problem.peak_bytes(order) == least, (seed, edges)
         beaten["heap"] += problem.peak_bytes(problem.heap_order) > least
         beaten["lpmf"] += problem.peak_bytes(lpmf(problem)) > least
-        beaten["list"] += problem.peak_bytes(list_schedule(problem)) > least
     assert min(beaten.values()) > 30  # it is no easy lot
 
 
 def test_liu_finds_xlas_optimum() -> None:
-    problem = from_xla(made_by_a=2)
+    problem = from_xla()
     assert problem.peak_bytes(liu(problem)) == 5
 
 
@@ -445,7 +379,6 @@ def test_comm_first_asks_for_no_memory() -> None:
     problem = Problem(graph)
     comm_first(problem, patterns=["right"])
     critical_path(problem)
-    bfs_width(problem)
     assert not problem.knows_memory
 
 
@@ -485,7 +418,7 @@ def test_without_names_the_buckets_of_ddp_come_in_their_order(tmp_path: Path) ->
 def test_bfs_loses_on_a_wide_fan_out() -> None:
     problem = fan(50)
     assert problem.peak_bytes(schedule(problem.graph, "bfs")) == 501
-    for plan in (lpmf, list_schedule, postorder, liu):
+    for plan in (lpmf, postorder, liu):
         assert problem.peak_bytes(plan(problem)) == 60  # 49 ones, a 10, and the one that is made of it
 
 
@@ -495,5 +428,5 @@ def test_one_linear_used_many_times_needs_no_more_than_under_heap() -> None:
     problem = Problem(ts.graph(make_loss()))
     heap = problem.peak_bytes(problem.heap_order)
     assert problem.peak_bytes(schedule(problem.graph, "bfs")) > 4 * heap
-    for plan in (lpmf, list_schedule, postorder, liu, partial(bfs_width, width=1)):
+    for plan in (lpmf, postorder, liu):
         assert problem.peak_bytes(plan(problem)) <= heap

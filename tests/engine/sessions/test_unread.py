@@ -216,7 +216,7 @@ def test_what_hooks_packed_makes_another_plan_for_what_plans_memory() -> None:
                     y = (y * y).exp()
                 branches.append(y.sum())
             loss = torch.stack([*branches, (x @ x).relu().sum()]).sum()
-        return list(ts.backward(loss, policy="list").order)
+        return list(ts.backward(loss, policy="lpmf").order)
 
     alone = []
     for packs in (True, False):

@@ -490,7 +490,7 @@ def test_a_step_may_be_that_of_a_device(fresh: Kernel) -> None:
 def test_completion_offers_what_fits(fresh: Kernel) -> None:
     fresh.run("loss = model(x).sum()")
     assert {"bfs", "dfs", "heap"} <= set(fresh.completes("%tapescope --policy "))
-    assert fresh.completes("%tapescope compare b") == ["bfs", "bfs_width"]
+    assert fresh.completes("%tapescope compare b") == ["bfs"]
     assert "predict" in fresh.completes("%tapescope pre")
     assert "loss" in fresh.completes("%%tapescope lo")
     assert {"step", "stop"} <= set(fresh.completes("%tapescope st"))
