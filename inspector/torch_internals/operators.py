@@ -23,7 +23,6 @@ from .compiled import keep_compiler_out
 from .engine import in_backward
 from .fakes import fake_mode, numbers_known, on_fakes, tell_numbers
 from .modes import unobserved
-from .plain_sizes import plain_sizes
 from .tensors import ALIAS, DETACH, LIFT, StorageBytes, is_fake_of, storage_of
 
 
@@ -145,7 +144,6 @@ class FakeOperations(TorchDispatchMode):
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(self._swapping())
             else:
-                stack.enter_context(plain_sizes())
                 stack.enter_context(unobserved())
             stack.enter_context(self._mode)
             super().__enter__()  # type: ignore[no-untyped-call]

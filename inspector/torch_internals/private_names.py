@@ -66,7 +66,7 @@ CAPABILITIES = (
         torch._subclasses.fake_tensor.FakeTensor torch._subclasses.fake_tensor.FakeTensorMode
         torch._subclasses.fake_tensor.DataDependentOutputException
         torch._subclasses.fake_tensor.DynamicOutputShapeException
-        torch._subclasses.fake_tensor.UnsupportedOperatorException torch.fx.experimental.symbolic_shapes
+        torch._subclasses.fake_tensor.UnsupportedOperatorException
         """,
     ),
     _capability(
@@ -124,8 +124,7 @@ CAPABILITIES = (
         torch._C._functions.AccumulateGrad torch._C._autograd._push_node_creation_hook?
         torch._C._autograd._pop_node_creation_hook?
         torch._C._functorch.is_functorch_wrapped_tensor torch._C._functorch.get_unwrapped
-        torch.jit._recursive.concrete_type_store torch.jit._state._python_cu torch.Tensor._has_symbolic_sizes_strides
-        torch.fx.experimental.symbolic_shapes._iterate_exprs torch.fx.experimental.symbolic_shapes._iterate_nodes
+        torch.jit._recursive.concrete_type_store torch.jit._state._python_cu
         """,
     ),
     _capability(
@@ -172,7 +171,6 @@ CAPABILITIES = (
         torch._compile._disable_dynamo torch._dynamo.config torch._refs._reshape_view_helper torch._decomp
         torch._meta_registrations torch._prims torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl
         torch._subclasses.fake_tensor.FakeTensorMode._mode_key torch.ops.aten._to_copy torch.ops.aten._unsafe_view
-        torch.utils._sympy.functions
         """,
     ),
     _capability(
