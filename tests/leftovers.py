@@ -87,6 +87,8 @@ def _modes() -> Iterator[tuple[str, Any]]:
     yield "tracemalloc", tracemalloc.is_tracing()
     yield "the collector", gc.isenabled()
     yield "Function.apply", torch.autograd.Function.apply
+    yield "GradScaler.scale", torch.amp.GradScaler.scale
+    yield "the step of gradient scalers", torch.amp.GradScaler._maybe_opt_step
     yield "the import of modules", builtins.__import__
     yield "multithreading of the engine", torch._C._is_multithreading_enabled()
     yield "the handler of Ctrl-C", signal.getsignal(signal.SIGINT)

@@ -107,9 +107,10 @@ class StepKeeper:
         self._fetching.add(Fetched.of(batch, "a DataLoader", self._copies_batches))
         self._random = RandomNumbers.now()
 
-    def scaled(self, loss: Tensor, scaled: Tensor, scale: Tensor) -> None:
-        """A gradient scaler has multiplied a loss."""
-        self._scaled = ref(scaled), scale.detach().clone(), loss.detach()
+    def scaled(self, loss: object, scaled: Any, scale: Tensor) -> None:
+        """A gradient scaler has multiplied a loss. Several at once are not noted."""
+        if isinstance(loss, Tensor):
+            self._scaled = ref(scaled), scale.detach().clone(), loss.detach()
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...], autocast: Autocast) -> None:
         """An outermost module is called, under this autocast."""

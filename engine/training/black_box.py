@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...inspector.arguments import a_kind
 from ...inspector.torch_internals.data_loaders import watching_batches
-from ...inspector.torch_internals.loss_scaling import watching_scales
+from ...inspector.torch_internals.grad_scalers import watching_scales
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.ranks import world
 from ...inspector.torch_internals.tensors import version_of

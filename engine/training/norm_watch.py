@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.graph import module_name
+from ...inspector.torch_internals.grad_scalers import watching_scales
 from ...inspector.torch_internals.late import LateTensor
-from ...inspector.torch_internals.loss_scaling import watch_scales
 from ...inspector.torch_internals.optimizer_steps import parameters_of
 from ...inspector.torch_internals.tensors import local_of
 from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms, plain_elements
@@ -84,18 +84,18 @@ class NormWatch(LoopPart):
         self._is_ordered = False
         self._next_column: dict[int, int] = {}  # by an optimizer's place the first whose update is still to come
         self._told_unread = False
-        self._end_scales: Callable[[], None] | None = None
+        self._stack = ExitStack()
 
     def begins(self, training: Training) -> None:
         self._training = training
         self._norms: Norms = training.norms
         self._judge = NormJudge(self._norms, self._columns, training)
-        self._end_scales = watch_scales(self._scaled)
+        self._stack.enter_context(watching_scales(self._scaled))
 
     def step_begins(self, number: int) -> None:
         self._step = _Step(number)
 
-    def _scaled(self, scale: Tensor) -> None:
+    def _scaled(self, outputs: object, scaled: object, scale: Tensor) -> None:
         self._scale = scale
 
     def backward_begins(self, given: BackwardGiven) -> None:
@@ -194,9 +194,7 @@ class NormWatch(LoopPart):
             self._read(1)
 
     def ends(self) -> None:
-        if self._end_scales is not None:
-            self._end_scales()
-            self._end_scales = None  # which refers to this
+        self._stack.close()
         self._read(0, wait=True)
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
         self._before = self._training.taken_norms = None

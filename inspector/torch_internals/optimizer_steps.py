@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..threads import all_objects
 from .compiled import keep_compiler_out
-
-_DOOR = "_maybe_opt_step"
+from .grad_scalers import watching_scaler_steps
 
 
 class StepObserver(Protocol):
@@ -51,7 +49,7 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(register_optimizer_step_post_hook(steps.after).remove)
-        stack.callback(_watch_scalers(observer, steps))
+        stack.enter_context(_watching_skips(observer, steps))
         yield
 
 
@@ -239,32 +237,21 @@ def _around_closure(
     return (args, kwargs | {"closure": told}) if "closure" in kwargs else ((args[0], told, *args[2:]), kwargs)
 
 
-def _watch_scalers(observer: StepObserver, steps: _Steps) -> Callable[[], None]:
-    """Has steps told of that scalers leave out. Returns what ends that."""
-    original = getattr(GradScaler, _DOOR)
-    ended = False
+def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextManager[None]:
+    """Call `observer.step_skipped` where a gradient scaler leaves a step out."""
 
-    @wraps(original)
-    def maybe_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def watcher(scaler: object, optimizer: Optimizer, *args: object, **kwargs: object) -> Generator[None, Any, None]:
         stepped: list[Optimizer] = []
         steps.of_scaler = stepped
         try:
-            result = original(scaler, optimizer, *args, **kwargs)
+            yield
         finally:
             steps.of_scaler = None
-        if not ended and not _is_among(optimizer, stepped):
+        if not _is_among(optimizer, stepped):
             for each in stepping_for(optimizer)[:1]:
                 observer.step_skipped(each)
-        return result
 
-    def end() -> None:
-        nonlocal ended
-        ended = True
-        if getattr(GradScaler, _DOOR) is maybe_step:
-            setattr(GradScaler, _DOOR, original)
-
-    setattr(GradScaler, _DOOR, maybe_step)
-    return end
+    return watching_scaler_steps(watcher)
 
 
 def _is_among(optimizer: Optimizer, stepped: Sequence[Optimizer]) -> bool:

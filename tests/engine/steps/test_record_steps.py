@@ -192,6 +192,7 @@ def in_place() -> list[Any]:
         torch.autograd.graph._engine_run_backward,
         torch.autograd.backward,
         torch.amp.GradScaler.__dict__["_maybe_opt_step"],
+        torch.amp.GradScaler.__dict__["scale"],
         hooks._has_any_global_hook,
         *(list(getattr(hooks, name)) for name in dir(hooks) if name.startswith("_global_") and name.endswith("hooks")),
         list(_global_optimizer_pre_hooks),

@@ -289,6 +289,7 @@ def patched() -> list[object]:
     return [
         torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
         torch.amp.grad_scaler.GradScaler._maybe_opt_step,
+        torch.amp.grad_scaler.GradScaler.scale,
         dict(places._global_forward_hooks),
         dict(places._global_forward_pre_hooks),
         dict(optimizers._global_optimizer_pre_hooks),
