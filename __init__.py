@@ -8,7 +8,6 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from .front_door import missing_in_torch, through_the_door
-from .rooms import open_room
 
 if TYPE_CHECKING:
     __version__: str
@@ -216,7 +215,7 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ROOMS, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def load_ipython_extension(shell: object) -> None:
@@ -225,11 +224,6 @@ def load_ipython_extension(shell: object) -> None:
 
     load(shell)  # type: ignore[arg-type]
 
-
-_ROOMS = ("inspector", "engine", "widgets", "commands")
-
-for _package in _ROOMS:
-    open_room(f"{__name__}.{_package}")
 
 __all__ = [
     "CLASSIC",
