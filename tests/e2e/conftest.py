@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from .chromium import chromium, find_chromium, trouble_of
 from .lab import Lab, Notebook, lab_server
 from .shown import ShownDeck
+from .tab import Tab
 
 expect.set_options(timeout=15_000)  # where all cores are busy; what is well takes milliseconds
 
@@ -22,13 +23,25 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="session")
+def session_tab(browser: Browser) -> Tab:
+    return Tab(browser)
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def tab(session_tab: Tab) -> Iterator[Tab]:
+    """Opens pages, one at a time."""
+    yield session_tab
+    session_tab.leave()
+
+
+@pytest.fixture
+def page(tab: Tab) -> Iterator[Page]:
     """Nothing may go wrong on it."""
-    page = browser.new_page(viewport={"width": 1420, "height": 900})
+    page = tab.open(viewport={"width": 1420, "height": 900})
     trouble = trouble_of(page)
     yield page
-    page.close()
+    tab.leave()
     assert trouble == []
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from torch import nn
 
 from tapescope.engine.mirroring.plan_mirror import plan_mirror
@@ -15,6 +14,7 @@ from tapescope.engine.studies.compare import compare
 from tapescope.engine.workloads.workloads import workload
 
 from .chromium import trouble_of
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -40,18 +40,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     params=[("light", 1280), pytest.param(("dark", 700), marks=pytest.mark.slow)],
     ids=lambda value: f"{value[0]}-{value[1]}",
 )
-def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
+def page(tab: Tab, address: str, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
     page.wait_for_selector("#panel-0 [data-drawing=lifetimes-0] .barlayer .point")
-    yield page, trouble
-    page.close()
+    return page, trouble
 
 
 def test_everything_is_drawn_and_nothing_is_fetched(page: tuple[Page, list[str]]) -> None:
@@ -115,7 +114,7 @@ def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:
 
 @pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1200, marks=pytest.mark.slow), ("dark", 600)])
 def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
-    browser: Browser, tmp_path: Path, scheme: str, width: int
+    tab: Tab, tmp_path: Path, scheme: str, width: int
 ) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU()) for _ in range(3)])
     x = torch.ones(64, 32)
@@ -125,7 +124,7 @@ def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
 
     plan = plan_mirror(make_loss, 0.8, seconds=0.1, repetitions=1)
     comparison = compare(make_loss, "heap", mirroring=plan, repetitions=1)
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     trouble = trouble_of(page)
     page.goto(comparison.save_html(tmp_path / "page.html").as_uri())
     figure = page.locator("[data-drawing=mirrored-1]")
@@ -140,5 +139,5 @@ def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
     assert len(set(colours)) == 3 and colours[2] == colours[3]
     assert page.locator("h2", has_text="By module").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tab.leave()
     assert trouble == []
-    page.close()

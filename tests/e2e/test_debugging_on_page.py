@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 import tapescope as ts
 from tapescope.engine.orders.schedule import schedule
@@ -24,6 +24,7 @@ from tapescope.widgets.deck.document import Document, schedule_content
 
 from .chromium import trouble_of
 from .posed import PosedDeck
+from .tab import Tab
 from .test_deck_page import CONTROLS, OUTSIDE, OVERLAPS, UNNAMED
 
 pytestmark = pytest.mark.e2e
@@ -77,13 +78,13 @@ def gpt() -> Graph:
 
 
 @pytest.fixture
-def deck(browser: Browser, gpt: Graph, tmp_path: Path) -> Iterator[PosedDeck]:
+def deck(tab: Tab, gpt: Graph, tmp_path: Path) -> Iterator[PosedDeck]:
     """A live deck at its start."""
-    page = browser.new_page(viewport={"width": 1360, "height": 1100})
+    page = tab.open(viewport={"width": 1360, "height": 1100})
     trouble = trouble_of(page)
     deck = PosedDeck(page, tmp_path / "posed.html", gpt.document.packed(), gpt.document.metas)
     yield deck
-    page.close()
+    tab.leave()
     assert trouble == []
 
 
@@ -257,7 +258,7 @@ class Twice(torch.autograd.Function):
         return 2 * gradient
 
 
-def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(browser: Browser, tmp_path: Path) -> None:
+def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(tab: Tab, tmp_path: Path) -> None:
     x = torch.ones(2, requires_grad=True)
     with ts.capture():
         loss = Twice.apply(x).sum()
@@ -265,7 +266,7 @@ def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(browse
     document = Document(graph, "twice", "direct")
     order = list(schedule(graph, "heap"))
     document.content["schedules"].append(schedule_content(graph, ts.POLICIES["heap"], order))
-    page = browser.new_page()
+    page = tab.open()
     deck = PosedDeck(page, tmp_path / "twice.html", document.packed(), document.metas)
     check = deck.inspector.get_by_role("button", name="check")
     for position, name in enumerate(("SumBackward0", "TwiceBackward")):
@@ -273,7 +274,6 @@ def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(browse
         expect(deck.inspector).to_contain_text(name)
         expect(check).to_be_enabled(enabled=name == "TwiceBackward")
         assert ("--keep-inputs" in check.get_attribute("title")) == (name == "SumBackward0")
-    page.close()
 
 
 def test_no_row_of_the_bar_is_empty_when_the_deck_has_finished(deck: PosedDeck, gpt: Graph) -> None:
@@ -421,8 +421,8 @@ def test_at_every_width_nothing_of_it_is_cut_or_overlaps(deck: PosedDeck, gpt: G
     assert deck.evaluate(UNNAMED) == []
 
 
-def test_a_saved_page_stops_before_tasks_alone(browser: Browser, gpt: Graph, tmp_path: Path) -> None:
-    page = browser.new_page()
+def test_a_saved_page_stops_before_tasks_alone(tab: Tab, gpt: Graph, tmp_path: Path) -> None:
+    page = tab.open()
     deck = PosedDeck(page, tmp_path / "saved.html", gpt.document.packed(), [], is_live=False)
     deck.key("s")
     panel = deck.root.get_by_role("dialog", name="stops")
@@ -440,7 +440,6 @@ def test_a_saved_page_stops_before_tasks_alone(browser: Browser, gpt: Graph, tmp
     panel.get_by_role("button", name="close").click()
     deck.key("r")
     deck.expect(t=gpt.order.index(task), running=task)
-    page.close()
 
 
 def test_the_clock_is_there_from_the_first_task_on_that_has_run(deck: PosedDeck, gpt: Graph) -> None:
@@ -455,10 +454,10 @@ def test_the_clock_is_there_from_the_first_task_on_that_has_run(deck: PosedDeck,
 
 
 def test_a_button_has_the_memory_of_a_large_graph_predicted(
-    browser: Browser, gpt: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tab: Tab, gpt: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above 5,000 tasks it is not done unasked; here the kernel says so of a small one."""
-    page = browser.new_page(viewport={"width": 1360, "height": 1000})
+    page = tab.open(viewport={"width": 1360, "height": 1000})
     own, *others = gpt.document.content["schedules"]
     unknown = {**own, "memory": None, "predict_s": 3.2}
     monkeypatch.setitem(gpt.document.content, "schedules", [unknown, *others])
@@ -473,4 +472,3 @@ def test_a_button_has_the_memory_of_a_large_graph_predicted(
     deck.tell(live=own)
     expect(button).to_be_hidden()
     expect(deck.root.locator(".peak")).to_contain_text(re.compile(r"^peak [\d.]+ [KM]iB"))
-    page.close()

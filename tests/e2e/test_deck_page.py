@@ -24,6 +24,7 @@ from tapescope.widgets.deck.page import save_page
 
 from .chromium import trouble_of
 from .shown import ShownDeck
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -74,22 +75,22 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens a file in a page of its own. At the end no page may have had trouble or asked for another file."""
-    trouble: dict[Page, list[str]] = {}
+def open_page(tab: Tab) -> Iterator[Callable[..., Page]]:
+    """Opens a file. At the end no page may have had trouble or asked for another file."""
+    troubles: list[list[str]] = []
 
     def open_page(path: Path, **options: object) -> Page:
-        page = browser.new_page(**{"viewport": {"width": 1360, "height": 1000}, **options})
-        trouble[page] = trouble_of(page)
-        page.on("request", lambda request: trouble[page].append(request.url) if _leaves(request.url, path) else None)
-        page.on("dialog", lambda dialog: (trouble[page].append(dialog.message), dialog.dismiss()))
+        page = tab.open(**{"viewport": {"width": 1360, "height": 1000}, **options})
+        trouble = trouble_of(page)
+        troubles.append(trouble)
+        page.on("request", lambda request: trouble.append(request.url) if _leaves(request.url, path) else None)
+        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
         page.goto(path.as_uri())
         return page
 
     yield open_page
-    for page in trouble:
-        page.close()
-    assert list(trouble.values()) == [[]] * len(trouble)
+    tab.leave()
+    assert troubles == [[]] * len(troubles)
 
 
 def _leaves(url: str, path: Path) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from torch import nn
 
 import tapescope as ts
 from tapescope.engine.mirroring.planned_mirror import MirrorFrontier
 
+from .tab import Tab
 from .theme_around import expect_theme_of_the_page_around
 
 pytestmark = pytest.mark.e2e
@@ -26,23 +26,20 @@ def frontier() -> MirrorFrontier:
 
 
 @pytest.fixture(params=[("light", 1400), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
-def page(
-    browser: Browser, frontier: MirrorFrontier, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[Page, list[str]]]:
+def page(tab: Tab, frontier: MirrorFrontier, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
     address = frontier.save_html(
         tmp_path / "page.html", "<b>&mine", {"<i>measured": frontier.explored.timeline}
     ).as_uri()
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
     page.wait_for_selector(".ts-frontier[data-ready] .mirrored")
-    yield page, trouble
-    page.close()
+    return page, trouble
 
 
 def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]], frontier: MirrorFrontier) -> None:
@@ -88,9 +85,9 @@ OVERLAPS = """() => [...document.querySelectorAll('.charts svg')].flatMap(svg =>
 
 @pytest.mark.parametrize("width", [1600, 1000, 600, 340])
 def test_no_label_lies_on_another_and_none_is_cut(
-    browser: Browser, frontier: MirrorFrontier, tmp_path: Path, width: int
+    tab: Tab, frontier: MirrorFrontier, tmp_path: Path, width: int
 ) -> None:
-    shown = browser.new_page(viewport={"width": width, "height": 900})
+    shown = tab.open(viewport={"width": width, "height": 900})
     shown.goto(frontier.save_html(tmp_path / "page.html").as_uri())
     shown.wait_for_selector(".ts-frontier[data-ready] .mirrored")
     for key in ("Home", "End"):
@@ -105,7 +102,6 @@ def test_no_label_lies_on_another_and_none_is_cut(
         return texts.every(text => text.left >= section.left && text.right <= section.right);
     })""")
     assert edges == [True, True]
-    shown.close()
 
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 from torch.autograd.graph import get_gradient_edge
 
 import tapescope as ts
@@ -20,6 +20,7 @@ from tapescope.widgets.deck.page import save_page
 from .chromium import trouble_of
 from .posed import PosedDeck
 from .shown import ShownDeck
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -42,22 +43,19 @@ Open = Callable[..., ShownDeck]
 
 
 @pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+def show(tab: Tab, tmp_path: Path) -> Iterator[Open]:
     """Opens a saved deck of a ready model. At the end no page may have had trouble."""
     trouble = []
-    pages = []
 
     def show(name: str, with_groups: bool = True, across: int = 1360, **knobs: int) -> ShownDeck:
         _, document = document_of(name, with_groups, **knobs)
-        page = browser.new_page(viewport={"width": across, "height": 1000})
-        pages.append(page)
+        page = tab.open(viewport={"width": across, "height": 1000})
         trouble.append(trouble_of(page))
         page.goto(save_page(document.packed(), tmp_path / "page.html", name).as_uri())
         return ShownDeck(page)
 
     yield show
-    for page in pages:
-        page.close()
+    tab.leave()
     assert trouble == [[]] * len(trouble)
 
 
@@ -208,9 +206,9 @@ def test_where_nobody_looked_the_button_says_so(show: Open) -> None:
     shown.expect(groups="off")
 
 
-def test_a_large_live_graph_is_looked_through_when_asked(browser: Browser, tmp_path: Path) -> None:
+def test_a_large_live_graph_is_looked_through_when_asked(tab: Tab, tmp_path: Path) -> None:
     graph, document = document_of("ensemble", with_groups=False, members=4, batch=4, width=8)
-    page = browser.new_page(viewport={"width": 1360, "height": 1000})
+    page = tab.open(viewport={"width": 1360, "height": 1000})
     trouble = trouble_of(page)
     shown = PosedDeck(page, tmp_path / "posed.html", document.packed(), document.metas)
     shown.key("m")
@@ -218,5 +216,5 @@ def test_a_large_live_graph_is_looked_through_when_asked(browser: Browser, tmp_p
     assert shown.asked() == [{"kind": "groups"}]
     shown.tell(groups=group_content(graph))
     expect(rows(shown)).to_have_count(4)
-    page.close()
+    tab.leave()
     assert trouble == []

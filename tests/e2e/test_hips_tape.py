@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 import tapescope as ts
 
 from .chromium import trouble_of
 from .lab import Notebook
 from .shown import ShownDeck
+from .tab import Tab
 
 pytest.importorskip("autograd")
 pytestmark = pytest.mark.e2e
@@ -92,7 +93,7 @@ def test_what_the_numpy_sees_is_edited_on_the_page(lab_page: Notebook) -> None:
     assert lab_page.value("bool((tape.gradient == 3.0).all())")
 
 
-def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(browser: Browser, tmp_path: Path) -> None:
+def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(tab: Tab, tmp_path: Path) -> None:
     import autograd.numpy as np
     import numpy
 
@@ -103,16 +104,14 @@ def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(browser: Browser, tm
 
     arrays = numpy.full((64, 64), 0.01), numpy.ones((64, 64))
     run = ts.backward(ts.hips_tape(fan_out, *arrays), policy="dfs", memory=True, accumulate="list", trace="full")
-    page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    try:
-        trouble = trouble_of(page)
-        page.goto(run.save_html(tmp_path / "tape.html").as_uri())
-        shown = ShownDeck(page)
-        shown.expect(policy="dfs", t=0)
-        shown.scrub(7)
-        waiting = shown.root.locator(".lg [data-category=listed]")
-        assert int(waiting.get_attribute("data-bytes") or 0) >= 3 * 64 * 64 * 8
-        assert shown.canvas_is_drawn(".time .still canvas")
-        assert trouble == []
-    finally:
-        page.close()
+    page = tab.open(viewport={"width": 1400, "height": 1200})
+    trouble = trouble_of(page)
+    page.goto(run.save_html(tmp_path / "tape.html").as_uri())
+    shown = ShownDeck(page)
+    shown.expect(policy="dfs", t=0)
+    shown.scrub(7)
+    waiting = shown.root.locator(".lg [data-category=listed]")
+    assert int(waiting.get_attribute("data-bytes") or 0) >= 3 * 64 * 64 * 8
+    assert shown.canvas_is_drawn(".time .still canvas")
+    tab.leave()
+    assert trouble == []

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from torch import nn
 
 import tapescope as ts
 from tapescope.engine.workloads.workloads import workload
 
 from .shown import ShownDeck
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -27,10 +27,8 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1000, "height": 700})
-    yield page
-    page.close()
+def page(tab: Tab) -> Page:
+    return tab.open(viewport={"width": 1000, "height": 700})
 
 
 def test_a_path_keeps_its_end(page: Page, gpt: Path) -> None:

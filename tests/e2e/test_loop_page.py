@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from torch import nn
 
 import tapescope as ts
 from tapescope.engine.training.record import Training
 
+from .tab import Tab
 from .theme_around import expect_theme_of_the_page_around
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:ts.training:UserWarning")]
@@ -58,21 +58,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 @pytest.fixture(params=[("light", 1420, 900), ("dark", 1000, 700), ("dark", 900, 700)], ids=lambda value: str(value[1]))
-def page(
-    browser: Browser, trained: Training, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[Page, list[str]]]:
+def page(tab: Tab, trained: Training, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width, height = request.param
     address = trained.save_html(tmp_path / "page.html", "<b>&mine").as_uri()
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": height})
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
     page.wait_for_selector(".ts-loop[data-ready] h3")
-    yield page, trouble
-    page.close()
+    return page, trouble
 
 
 def expect_chosen(page: Page, wanted: str) -> None:
@@ -207,7 +204,7 @@ def test_a_kept_step_says_how_it_runs_again_and_others_what_keeps_them(
     expect_chosen(shown, f"step {kept.step} ·")
 
 
-def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(browser: Browser, tmp_path: Path) -> None:
+def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(tab: Tab, tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     store = {}
@@ -218,13 +215,12 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(br
             store[step].sum().backward()
             optimizer.step()
     (leak,) = training.findings
-    shown = browser.new_page()
+    shown = tab.open()
     shown.goto(training.save_html(tmp_path / "page.html").as_uri())
     row = shown.locator(".finding")
     assert row.locator("code").inner_text() == leak.tensor and leak.tensor.endswith("store[0]")
     assert re.fullmatch(rf"and ×{leak.alike - 1} more of this kind, \d+ B in all", row.locator(".more").inner_text())
     assert row.locator("small").last.inner_text() == "Keep .detach() of it; of a number, .item()."
-    shown.close()
 
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:

@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, SELECTIVE, MirrorStudy, mirror_study, save_studies
 
 from .chromium import trouble_of
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -32,9 +32,9 @@ def study() -> MirrorStudy:
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("width", [1600, pytest.param(1000, marks=pytest.mark.slow), 600])
 def test_names_of_points_lie_on_nothing_and_are_not_cut(
-    browser: Browser, study: MirrorStudy, tmp_path: Path, scheme: str, width: int
+    tab: Tab, study: MirrorStudy, tmp_path: Path, scheme: str, width: int
 ) -> None:
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     trouble = trouble_of(page)
     page.goto(save_studies([study], tmp_path / "page.html").as_uri())
     page.wait_for_selector(".annotation-text")
@@ -46,5 +46,5 @@ def test_names_of_points_lie_on_nothing_and_are_not_cut(
     assert all(box[2] <= edge for box in boxes)
     points = page.evaluate("[...document.querySelectorAll('.point')].map(each => each.getBoundingClientRect().right)")
     assert max(points) < min(box[1] for box in boxes), "the names are beside the plot"
+    tab.leave()
     assert trouble == []
-    page.close()

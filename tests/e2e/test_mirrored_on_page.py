@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from torch import Tensor, nn
 
 import tapescope as ts
@@ -24,11 +24,12 @@ from tapescope.widgets.deck.page import page_html
 
 from .chromium import trouble_of
 from .shown import ShownDeck
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
 
-def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: Path) -> None:
+def test_inspector_and_queue_say_what_is_made_again(tab: Tab, tmp_path: Path) -> None:
     first, second, x = nn.Linear(64, 64), nn.Linear(64, 64), torch.ones(256, 64)
 
     def make_loss() -> Tensor:
@@ -46,7 +47,7 @@ def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: 
     document.content["position"] = len(order)
     path = tmp_path / "deck.html"
     path.write_text(page_html(document.packed(), "mirrored"), encoding="utf-8")
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page = tab.open(viewport={"width": 1400, "height": 900})
     trouble = trouble_of(page)
     page.goto(path.as_uri())
     deck = ShownDeck(page)
@@ -57,8 +58,8 @@ def test_inspector_and_queue_say_what_is_made_again(browser: Browser, tmp_path: 
     deck.activate(deck.task(later))
     expect(deck.inspector).to_contain_text("let go, made again by addmm as the ")
     expect(deck.inspector).to_contain_text("64 KiB let go")
+    tab.leave()
     assert trouble == []
-    page.close()
 
 
 class Block(nn.Module):
@@ -106,12 +107,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 @pytest.fixture(params=["light", "dark"])
-def page(request: pytest.FixtureRequest, browser: Browser, played: Played) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme=request.param)
+def page(request: pytest.FixtureRequest, tab: Tab, played: Played) -> Iterator[Page]:
+    page = tab.open(viewport={"width": 1400, "height": 1000}, color_scheme=request.param)
     trouble = trouble_of(page)
     page.goto(played.path.as_uri())
     yield page
-    page.close()
+    tab.leave()
     assert trouble == []
 
 
@@ -189,8 +190,8 @@ def _replaying(played: Played) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("width", [1600, 700, 400])
-def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, browser: Browser, played: Played) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 1000})
+def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, tab: Tab, played: Played) -> None:
+    page = tab.open(viewport={"width": width, "height": 1000})
     page.goto(played.path.as_uri())
     deck = ShownDeck(page)
     for name in (".graph .key", ".lg"):
@@ -199,4 +200,3 @@ def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, browser: Browser,
     tools = deck.root.locator(".graph .tools").bounding_box()
     assert tools is not None and tools["x"] + tools["width"] <= width
     expect(deck.root.locator(".key [data-sign=again]")).to_be_visible()
-    page.close()

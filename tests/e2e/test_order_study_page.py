@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from tapescope.engine.studies.order_study import order_study
 from tapescope.engine.workloads.workloads import workload
+
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -34,18 +35,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     params=[pytest.param(("light", 1400), marks=pytest.mark.slow), ("dark", 800)],
     ids=lambda value: f"{value[0]}-{value[1]}",
 )
-def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
+def page(tab: Tab, address: str, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
     page.wait_for_selector("[data-drawing=ratios] .subplot.x2y .barlayer .point")
-    yield page, trouble
-    page.close()
+    return page, trouble
 
 
 def test_the_page_shows_table_and_bars_and_fetches_nothing(page: tuple[Page, list[str]]) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 import tapescope as ts
 from tapescope.engine.workloads.workloads import WORKLOADS
 from tapescope.inspector.graph.graph import Fold
+
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -30,9 +32,9 @@ def graph_of(name: str) -> ts.Graph:
     return ts.graph(loss)
 
 
-def open_picture(browser: Browser, svg: str, scheme: Literal["light", "dark"] = "light") -> tuple[Page, list[str]]:
+def open_picture(tab: Tab, svg: str, scheme: Literal["light", "dark"] = "light") -> tuple[Page, list[str]]:
     """A page with the picture, and what went wrong or over the network on it."""
-    page = browser.new_page(color_scheme=scheme)
+    page = tab.open(color_scheme=scheme)
     trouble: list[str] = []
     page.on("console", lambda message: trouble.append(message.text))
     page.on("pageerror", lambda error: trouble.append(str(error)))
@@ -49,32 +51,30 @@ QUICK = ("resnet50", "lstm_cell", "unet", "recommender", "ensemble")
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WORKLOADS if name != "mlp_norm"],
 )
-def test_every_label_fits_its_box(browser: Browser, name: str, fold: Fold) -> None:
-    page, trouble = open_picture(browser, graph_of(name).to_svg(fold=fold))
+def test_every_label_fits_its_box(tab: Tab, name: str, fold: Fold) -> None:
+    page, trouble = open_picture(tab, graph_of(name).to_svg(fold=fold))
     assert page.locator("[data-task], .ts-card").count() > 0
     assert page.evaluate(LABELS_OUTSIDE) == []
+    tab.leave()
     assert trouble == []
-    page.close()
 
 
-def test_the_theme_follows_the_reader_and_can_be_forced(browser: Browser) -> None:
+def test_the_theme_follows_the_reader_and_can_be_forced(tab: Tab) -> None:
     graph = graph_of("unet")
     backgrounds = {}
     for theme in ("auto", "light", "dark"):
         for scheme in ("light", "dark"):
-            page, _ = open_picture(browser, graph.to_svg(theme=theme), scheme)
+            page, _ = open_picture(tab, graph.to_svg(theme=theme), scheme)
             backgrounds[theme, scheme] = page.evaluate("getComputedStyle(document.querySelector('.ts-page')).fill")
-            page.close()
     light, dark = backgrounds["auto", "light"], backgrounds["auto", "dark"]
     assert light != dark
     assert backgrounds["light", "dark"] == backgrounds["light", "light"] == light
     assert backgrounds["dark", "light"] == backgrounds["dark", "dark"] == dark
 
 
-def test_a_picture_opened_as_a_file_is_drawn(browser: Browser, tmp_path: Path) -> None:
+def test_a_picture_opened_as_a_file_is_drawn(tab: Tab, tmp_path: Path) -> None:
     path = graph_of("linear50").save_svg(tmp_path / "backward.svg")
-    page = browser.new_page()
+    page = tab.open()
     page.goto(path.as_uri())
     assert page.evaluate("document.documentElement.tagName") == "svg"
     assert page.locator("[data-task]").count() > 100
-    page.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 import tapescope as ts
 from tapescope.engine.orders.schedule import schedule
@@ -16,6 +15,7 @@ from tapescope.engine.workloads.workloads import workload
 from tapescope.widgets.deck.document import Document, schedule_content
 
 from .posed import PosedDeck
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -45,10 +45,8 @@ def document_of(graph: ts.Graph, queues: str, position: int) -> Document:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1420, "height": 900})
-    yield page
-    page.close()
+def page(tab: Tab) -> Page:
+    return tab.open(viewport={"width": 1420, "height": 900})
 
 
 def posed(page: Page, path: Path, queues: str, position: int = 12, live: bool = True) -> tuple[PosedDeck, ts.Graph]:

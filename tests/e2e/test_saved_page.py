@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 import tapescope as ts
 from tapescope.engine.orders.policies import find_policy
@@ -19,6 +20,7 @@ from tapescope.widgets.deck.document import Document, schedule_content
 from tapescope.widgets.deck.page import save_page
 
 from .chromium import trouble_of
+from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
@@ -41,17 +43,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_page(document.packed(), tmp_path_factory.mktemp("deck") / "deck.html", TITLE)
 
 
-@pytest.fixture
-def context(browser: Browser, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1400, "height": 1200}, **getattr(request, "param", {}))
-    yield context
-    context.close()
+SIZE = {"width": 1400, "height": 1200}
 
 
-@pytest.fixture
-def page(context: BrowserContext, saved: Path) -> Iterator[Page]:
-    """The page, on which nothing may go wrong."""
-    page = context.new_page()
+@contextmanager
+def nothing_goes_wrong(page: Page, saved: Path) -> Iterator[Page]:
+    """Opens the file, which may not ask for another one."""
     trouble = trouble_of(page)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -59,6 +56,12 @@ def page(context: BrowserContext, saved: Path) -> Iterator[Page]:
     yield page
     assert trouble == []
     assert {url for url in asked if not url.startswith("blob:")} == {saved.as_uri()}
+
+
+@pytest.fixture
+def page(tab: Tab, saved: Path) -> Iterator[Page]:
+    with nothing_goes_wrong(tab.open(viewport=SIZE), saved) as page:
+        yield page
 
 
 def test_it_plays_and_scrubs(page: Page) -> None:
@@ -98,25 +101,29 @@ def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
     assert abs(at - 104 / 2) < 10, "a click shows the task that is under the pointer"
 
 
-@pytest.mark.parametrize("context", [{"java_script_enabled": False}], indirect=True)
-def test_without_javascript_it_says_so(page: Page) -> None:
-    expect(page.get_by_text("This deck plays with JavaScript")).to_be_visible()
+def test_without_javascript_it_says_so(browser: Browser, saved: Path) -> None:
+    with (
+        closing(browser.new_page(viewport=SIZE, java_script_enabled=False)) as blank,
+        nothing_goes_wrong(blank, saved) as page,
+    ):
+        expect(page.get_by_text("This deck plays with JavaScript")).to_be_visible()
 
 
 @pytest.mark.parametrize("missing", ["DecompressionStream", "Array.prototype.toSorted"])
-def test_an_old_browser_is_told(page: Page, missing: str) -> None:
-    expect(page.locator("#said")).to_be_hidden()
-    page.add_init_script(f"delete {missing}")
-    page.reload()
-    expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
+def test_an_old_browser_is_told(browser: Browser, saved: Path, missing: str) -> None:
+    with closing(browser.new_page(viewport=SIZE)) as blank, nothing_goes_wrong(blank, saved) as page:
+        expect(page.locator("#said")).to_be_hidden()
+        page.add_init_script(f"delete {missing}")
+        page.reload()
+        expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
 
 
-def test_without_statistics_a_gradient_is_not_said_to_be_empty(context: BrowserContext, tmp_path: Path) -> None:
+def test_without_statistics_a_gradient_is_not_said_to_be_empty(tab: Tab, tmp_path: Path) -> None:
     with ts.capture():
         loss = workload("linear50").build()[1]()
     path = tmp_path / "deck.html"
     ts.backward(loss, trace="off").save_html(path)
-    page = context.new_page()
+    page = tab.open(viewport=SIZE)
     page.goto(path.as_uri())
     expect(page.locator("[data-gradient='in 0']")).to_contain_text("its values were not recorded")
     expect(page.locator("[data-part='gradients-in']")).to_contain_text('trace="full" of ts.profile')
@@ -124,11 +131,11 @@ def test_without_statistics_a_gradient_is_not_said_to_be_empty(context: BrowserC
 
 @pytest.mark.parametrize("trace", [None, "full"])
 def test_where_gradients_were_not_recorded_the_inspector_says_what_records_them(
-    context: BrowserContext, tmp_path: Path, trace: Literal["full"] | None
+    tab: Tab, tmp_path: Path, trace: Literal["full"] | None
 ) -> None:
     path = tmp_path / "deck.html"
     ts.profile(workload("linear50").build()[1], trace=trace).save_html(path)
-    page = context.new_page()
+    page = tab.open(viewport=SIZE)
     page.goto(path.as_uri())
     gradients = page.locator("[data-part='gradients-in']")
     expect(gradients).to_contain_text("norm" if trace else "4 B, not recorded")
