@@ -18,6 +18,7 @@ from . import second_device
 from .contrast import Read, texts_of
 from .leftovers import HOOKS, Leftovers
 from .torch_warnings import torch_warnings
+from .warm_python import WarmPython, warm_python
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -181,6 +182,13 @@ def accelerator(request: pytest.FixtureRequest) -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("runs on the second device: tests/second_device/test_alone.py")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Iterator[WarmPython]:
+    """Runs code in a process without other tests' traces: one that has imported torch, and most of tapescope."""
+    with warm_python("torch", "tapescope.engine.sessions.stepper", "tapescope.engine.training.record") as python:
+        yield python
 
 
 @pytest.fixture(scope="session")

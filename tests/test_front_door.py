@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+
+from .warm_python import WarmPython
 
 MODEL = nn.Linear(3, 3)
 
@@ -178,10 +178,9 @@ def test_what_comes_through_the_door_is_pickled_and_documented_as_before() -> No
 
 
 @pytest.mark.heavy
-def test_all_frames_can_be_had() -> None:
+def test_all_frames_can_be_had(fresh_python: WarmPython) -> None:
     script = "import torch, tapescope as ts\nts.debug(torch.nn.Linear(1, 1))"
     for wanted, ours in (("", False), ("full", True)):
-        environment = {"TAPESCOPE_TRACEBACKS": wanted, "PYTHONPATH": str(Path(ts.__file__).parents[1])}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        done = fresh_python.start("-c", script, environment={"TAPESCOPE_TRACEBACKS": wanted}).end()
         assert ("arguments.py" in done.stderr) is ours
         assert done.stderr.rstrip().endswith("such as model(x).sum()")

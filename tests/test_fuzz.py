@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from .warm_python import WarmPython
 
 pytestmark = pytest.mark.heavy
 
@@ -14,16 +14,12 @@ FOLDER = Path(__file__).parent / "fuzz"
 
 
 @pytest.mark.parametrize("programs", [10, pytest.param(400, marks=pytest.mark.slow)])
-def test_random_programs_do_as_under_pytorch(programs: int) -> None:
-    ran = subprocess.run(
-        [sys.executable, str(FOLDER), "--programs", str(programs), "--seed", "20000"],
-        capture_output=True,
-        text=True,
-    )
+def test_random_programs_do_as_under_pytorch(programs: int, fresh_python: WarmPython) -> None:
+    ran = fresh_python.run(FOLDER / "__main__.py", "--programs", str(programs), "--seed", "20000")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_what_differs_is_found_and_shrunk() -> None:
+def test_what_differs_is_found_and_shrunk(fresh_python: WarmPython) -> None:
     """A backward whose gradients are wrong in one bit, in a program of whose features none matters."""
     script = (
         "import runpy, sys\n"
@@ -40,6 +36,6 @@ def test_what_differs_is_found_and_shrunk() -> None:
         "seed = next(seed for seed in range(99) if ways.Way.of(seed).is_pytorchs)\n"
         "sys.exit(fuzz['main'](['--only', str(seed)]))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
+    ran = fresh_python.run("-c", script)
     assert ran.returncode == 1, ran.stderr
     assert "operations=1, features=frozenset()" in ran.stdout and "DIFFERENT: grads" in ran.stdout

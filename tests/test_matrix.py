@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from .warm_python import WarmPython
+
 FOLDER = Path(__file__).parent / "matrix"
 TOPICS = ("models", "layouts", "graphs", "functions", "hooks", "transforms", "surroundings", "distributed")
 SAMPLED = 12
@@ -22,8 +24,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_sample_of_verbs_leaves_gradients_and_state_as_plain_pytorch_does(topic: str) -> None:
-    ran = run(topic, "--sample", str(SAMPLED))
+def test_a_sample_of_verbs_leaves_gradients_and_state_as_plain_pytorch_does(
+    topic: str, fresh_python: WarmPython
+) -> None:
+    ran = fresh_python.run(FOLDER / "__main__.py", topic, "--sample", str(SAMPLED))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -51,11 +55,11 @@ def test_a_sample_of_verbs_adds_to_gradients_that_are_there_as_plain_pytorch_doe
 
 
 @pytest.mark.heavy
-def test_a_wrong_cell_fails(tmp_path: Path) -> None:
+def test_a_wrong_cell_fails(tmp_path: Path, fresh_python: WarmPython) -> None:
     """The matrix sees a verb that leaves one flag, one gradient or one hook changed."""
     probe = tmp_path / "probe.py"
     probe.write_text(PROBE.format(folder=str(FOLDER)))
-    ran = subprocess.run([sys.executable, str(probe)], capture_output=True, text=True)
+    ran = fresh_python.run(probe)
     assert ran.stdout.split() == ["wrong", "wrong", "wrong", "crash", "right"], ran.stdout + ran.stderr
 
 

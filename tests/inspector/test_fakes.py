@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+
+from tapescope.tests.warm_python import WarmPython
 
 PREDICTED = """
 import torch
@@ -85,30 +85,37 @@ with Deck(ts.debug(model(torch.randn(8, 16)).square().mean(), trace="full", hist
 print(*(name for name in ("torch._dynamo", "torch.distributed.tensor") if name in sys.modules))
 """
 
-
-def alone(script: str) -> str:
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+Alone = Callable[[str], str]
 
 
-def test_a_dry_run_loads_no_compiler_tells_what_it_does_with_one_and_code_is_compiled_afterwards() -> None:
+@pytest.fixture
+def alone(fresh_python: WarmPython) -> Alone:
+    """Runs a script in a process of its own; returns what it prints."""
+
+    def alone(script: str) -> str:
+        done = fresh_python.run("-c", script)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return alone
+
+
+def test_a_dry_run_loads_no_compiler_tells_what_it_does_with_one_and_code_is_compiled_afterwards(alone: Alone) -> None:
     told = alone(PREDICTED + NOT_LOADED + COMPILED_AFTERWARDS + PREDICTED).splitlines()
     assert len(told) == 16 and told[:8] == told[8:]
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_what_it_tells_where_a_compiler_was_loaded_first() -> None:
+def test_a_dry_run_tells_what_it_tells_where_a_compiler_was_loaded_first(alone: Alone) -> None:
     loaded = alone("import torch._dynamo\n" + PREDICTED)
     assert len(loaded.splitlines()) == 8 and loaded == alone(PREDICTED + NOT_LOADED)
 
 
-def test_formulas_are_predicted_as_where_a_compiler_and_dtensors_were_loaded_first() -> None:
+def test_formulas_are_predicted_as_where_a_compiler_and_dtensors_were_loaded_first(alone: Alone) -> None:
     without = alone(FORMULAS + FORMULAS)
     loaded = alone("import torch._dynamo\nimport torch.distributed.tensor\n" + FORMULAS)
     assert len(loaded.splitlines()) == 12 and without == 2 * loaded
 
 
-def test_a_first_deck_with_its_prediction_loads_neither_compiler_nor_dtensors() -> None:
+def test_a_first_deck_with_its_prediction_loads_neither_compiler_nor_dtensors(alone: Alone) -> None:
     assert alone(FIRST_DECK).split() == []

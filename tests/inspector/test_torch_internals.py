@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import random
-import subprocess
 import sys
 import threading
 import weakref
@@ -68,6 +67,7 @@ from tapescope.inspector.torch_internals.sequence_numbers import (
     sort_queue_again,
 )
 from tapescope.inspector.torch_internals.tensors import View, detached, on_storage, version_of
+from tapescope.tests.warm_python import WarmPython
 
 from .programs import Twice
 
@@ -487,9 +487,10 @@ def test_saved_facts_tell_nodes_apart_by_layouts_and_by_numbers() -> None:
     assert facts(freed) is None
 
 
-def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path) -> None:
+def test_a_reducer_tells_its_buckets_without_copies(tmp_path: Path, fresh_python: WarmPython) -> None:
     """In a process that ends at once: gloo's destructor may wait for a thread which waits for the GIL."""
-    subprocess.run([sys.executable, Path(__file__).with_name("reducer.py"), str(tmp_path / "store")], check=True)
+    done = fresh_python.run(Path(__file__).with_name("reducer.py"), tmp_path / "store")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])

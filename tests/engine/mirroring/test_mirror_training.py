@@ -17,6 +17,7 @@ from tapescope.engine.programs.profile import profile
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.engine.workloads.workload_models import Bottleneck
 from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.tests.warm_python import WarmPython
 
 from ..mirrored_programs import MakeLoss, plan_all, same, trained
 from ..ranks import run_ranks
@@ -172,8 +173,10 @@ needs_gloo = pytest.mark.skipif(
 
 @needs_gloo
 @pytest.mark.slow
-def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(tmp_path: Path) -> None:
-    run_ranks(Path(__file__).with_name("mirror_ddp_program.py"), tmp_path)
+def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(
+    fresh_python: WarmPython, tmp_path: Path
+) -> None:
+    run_ranks(fresh_python, Path(__file__).with_name("mirror_ddp_program.py"), tmp_path)
     for rank in range(2):
         plain, mirrored, dropped = torch.load(tmp_path / f"{rank}.pt")
         assert dropped > 0 and same(mirrored, plain)

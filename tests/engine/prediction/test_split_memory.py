@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tapescope.tests.warm_python import WarmPython
+
 from ..ranks import logs_of_ranks
 from .split_program import POLICIES, SIZE
 
@@ -20,9 +22,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
-    return logs_of_ranks(Path(__file__).with_name("split_program.py"), tmp_path_factory.mktemp("split"), size=SIZE)
+    return logs_of_ranks(
+        fresh_python, Path(__file__).with_name("split_program.py"), tmp_path_factory.mktemp("split"), size=SIZE
+    )
 
 
 # The code of DTensors is not called: what a formula takes meanwhile, as that of cos() does, is not known.

@@ -11,6 +11,7 @@ import torch
 
 import tapescope as ts
 from tapescope.engine.trace.buckets import Bucket, Reduction, reductions
+from tapescope.tests.warm_python import WarmPython
 
 from ..ranks import logs_of_ranks
 from .ddp_program import VARIANTS
@@ -26,10 +27,10 @@ POLICIES = ("heap", "bfs", "dfs")
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
     program = Path(__file__).with_name("ddp_program.py")
-    return logs_of_ranks(program, tmp_path_factory.mktemp("ddp"))
+    return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -12,6 +12,8 @@ import torch
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
     pytest.skip("needs gloo", allow_module_level=True)
 
+from tapescope.tests.warm_python import WarmPython
+
 from ..ranks import logs_of_ranks
 from .fully_shard_program import ELSEWHERE, OWN, POLICIES, TOLERANCES, VARIANTS, VERBS, different
 
@@ -59,10 +61,12 @@ ITS_OWN = {f"{name} {when}" for name in OWN for when in ("before", "between") if
 FLAT = [variant for variant in VARIANTS if variant.startswith("flat")]
 
 
-def ranks(folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float) -> list[dict[str, Any]]:
+def ranks(
+    python: WarmPython, folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float
+) -> list[dict[str, Any]]:
     """What each rank logged."""
     program = Path(__file__).with_name("fully_shard_program.py")
-    return logs_of_ranks(program, folder, json.dumps(variants), limit_s=limit_s)
+    return logs_of_ranks(python, program, folder, json.dumps(variants), limit_s=limit_s)
 
 
 def refusal_of(verb: str, variant: str) -> str | None:
@@ -95,13 +99,14 @@ def assert_equal_or_refused(results: list[dict[str, Any]]) -> None:
                 assert all(said.startswith(begins or "") for said in found["refused"]), f"{where}: {found['refused']}"
 
 
-def test_gradients_are_pytorchs_or_the_verb_refuses(tmp_path: Path) -> None:
-    assert_equal_or_refused(ranks(tmp_path, FEW, limit_s=540.0))
+def test_gradients_are_pytorchs_or_the_verb_refuses(fresh_python: WarmPython, tmp_path: Path) -> None:
+    assert_equal_or_refused(ranks(fresh_python, tmp_path, FEW, limit_s=540.0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_verb_under_every_policy_in_every_variant(tmp_path: Path, variant: str) -> None:
+def test_every_verb_under_every_policy_in_every_variant(fresh_python: WarmPython, tmp_path: Path, variant: str) -> None:
     assert {f"backward {policy}" for policy in POLICIES} <= VERBS.keys()
     verbs = ELSEWHERE if "wrapper" in VARIANTS[variant] else VERBS
-    assert_equal_or_refused(ranks(tmp_path, {variant: IN_PART.get(variant, tuple(verbs))}, limit_s=1200.0))
+    asked = {variant: IN_PART.get(variant, tuple(verbs))}
+    assert_equal_or_refused(ranks(fresh_python, tmp_path, asked, limit_s=1200.0))

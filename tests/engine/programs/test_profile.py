@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -23,6 +21,7 @@ from tapescope.engine.measuring import measurement
 from tapescope.engine.measuring.attribution import Lives, lives_of
 from tapescope.engine.memory.timeline import Category, Keeper, Storage, Timeline
 from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.tests.warm_python import WarmPython
 
 from ..backward_programs import random_policy
 from ..memory_programs import Program
@@ -459,14 +458,14 @@ def test_one_measurement_at_a_time():
     assert ts.profile(make_loss).peak_bytes
 
 
-def test_it_prints_nothing():
+def test_it_prints_nothing(fresh_python: WarmPython) -> None:
     program = (
         "import torch, tapescope as ts; x = torch.randn(9, requires_grad=True); held = [torch.ones(999)]\n"
         "ts.profile(lambda: x.exp().sum() + held.pop().sum())\n"
         "x.grad = None; ts.profile(lambda: x.exp().sum()).peak_bytes"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == done.stderr == ""
+    done = fresh_python.run("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_what_a_library_keeps_for_itself_is_not_attributed():

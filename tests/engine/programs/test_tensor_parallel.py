@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tapescope.tests.warm_python import WarmPython
+
 from ..ranks import logs_of_ranks
 from .tensor_parallel_program import POLICIES, SIZE
 
@@ -23,10 +25,10 @@ ALIKE = tuple(f"{policy} on both" for policy in POLICIES)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
     program = Path(__file__).with_name("tensor_parallel_program.py")
-    return logs_of_ranks(program, tmp_path_factory.mktemp("tensor_parallel"), size=SIZE)
+    return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("tensor_parallel"), size=SIZE)
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *UNLIKE])

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import tapescope as ts
 from tapescope.engine.sessions import agreement
 from tapescope.engine.sessions.agreement import _Asking, _Question, may_communicate
+from tapescope.tests.warm_python import WarmPython
 
 from ..ranks import logs_of_ranks
 from .agreement_program import LIMIT_S
@@ -30,10 +31,10 @@ SIZE = 2
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
     program = Path(__file__).with_name("agreement_program.py")
-    return logs_of_ranks(program, tmp_path_factory.mktemp("agreement"), str(SIZE), size=SIZE)
+    return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("agreement"), str(SIZE), size=SIZE)
 
 
 def runs(rank: dict[str, Any], name: str) -> list[dict[str, Any]]:

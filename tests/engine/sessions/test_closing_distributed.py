@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tapescope.tests.warm_python import WarmPython
+
 from ..ranks import logs_of_ranks
 from .closed_ddp_program import ENDS
 
@@ -19,10 +21,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[list[float]]]]:
+def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[list[float]]]]:
     """What each rank logged."""
     program = Path(__file__).with_name("closed_ddp_program.py")
-    return logs_of_ranks(program, tmp_path_factory.mktemp("closed"))
+    return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("closed"))
 
 
 @pytest.mark.parametrize("end", [each for each in ENDS if each != "plain"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from torch.autograd.graph import Node, register_multi_grad_hook, saved_tensors_h
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
+from tapescope.tests.warm_python import WarmPython
 
 from ..comparing import ENGINES, compiled_loss
 
@@ -498,6 +497,7 @@ def test_a_program_logs_what_it_logs_under_pytorch(name: str, engine: str) -> No
     assert outcome(PROGRAMS[name], run) == expected
 
 
-def test_what_nodes_hide_is_freed_where_no_hooks_are_about() -> None:
+def test_what_nodes_hide_is_freed_where_no_hooks_are_about(fresh_python: WarmPython) -> None:
     script = Path(__file__).with_name("hidden_saved.py")  # in a process of its own: other tests leak hooks
-    subprocess.run([sys.executable, script], check=True)
+    done = fresh_python.run(script)
+    assert done.returncode == 0, done.stderr

@@ -8,8 +8,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +21,7 @@ from hypothesis import strategies as st
 import tapescope as ts
 from tapescope.engine.trace import run_reader, trace_file
 from tapescope.inspector.graph.json_columns import ColumnWriter, read_section
+from tapescope.tests.warm_python import WarmPython
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -239,7 +238,7 @@ def test_a_small_file_is_loaded_in_little_memory(large: bool, tmp_path: Path, mo
     assert most < 50 * 2**20
 
 
-def test_a_dtype_is_not_asked_of_torch_which_might_import_it(tmp_path: Path) -> None:
+def test_a_dtype_is_not_asked_of_torch_which_might_import_it(tmp_path: Path, fresh_python: WarmPython) -> None:
     path = captured_run(None).save(tmp_path / "run.json")
     content = json.loads(path.read_text())
     content["graph"]["metas"][0][1] = "_inductor"
@@ -252,7 +251,7 @@ try:
 except ValueError as error:
     print(error, *(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = fresh_python.run("-c", program)
     assert ran.stdout.endswith("does not know: '_inductor'\n")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import nn
 
 import tapescope as ts
 from tapescope.engine.sessions.stepper import Stepper
+from tapescope.tests.warm_python import WarmPython
 from tapescope.widgets.deck.display import latest_deck
 from tapescope.widgets.magic.magics import complete, parse
 
@@ -583,15 +582,15 @@ def test_a_verb_is_one_although_a_function_has_its_name(fresh: Kernel) -> None:
     assert "<table" in fresh.run("%tapescope compare").results[0]["text/html"]
 
 
-def test_nothing_of_jupyter_is_imported_with_tapescope() -> None:
+def test_nothing_of_jupyter_is_imported_with_tapescope(fresh_python: WarmPython) -> None:
     code = (
         "import sys, torch, tapescope as ts\n"
         "session = ts.debug(torch.ones(2, requires_grad=True).sum())\n"
         "print(type(session).__name__, [m for m in ('IPython', 'ipywidgets', 'anywidget', 'traitlets', 'ipykernel')"
         " if m in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "Stepper []\n"
+    ran = fresh_python.run("-c", code)
+    assert ran.stdout == "Stepper []\n", ran.stderr
 
 
 @pytest.fixture

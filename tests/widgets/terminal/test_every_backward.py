@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .warm_command import Started, WarmCommand, warm_command
+from tapescope.tests.warm_python import Started, WarmPython, warm_python
 
 pytestmark = pytest.mark.heavy
 
@@ -76,14 +76,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+CONSOLE_SCRIPT = "import sys; from tapescope.__main__ import main; sys.argv[0] = 'tapescope'; sys.exit(main())"
+
+
 class Debug:
     """`tapescope debug` without a terminal."""
 
-    def __init__(self, command: WarmCommand) -> None:
-        self._command = command
+    def __init__(self, python: WarmPython) -> None:
+        self._python = python
 
     def start(self, *arguments: str | Path, typed: str = "") -> Started:
-        return self._command.start("debug", *map(str, arguments), environment=environment(), typed=typed)
+        return self._python.start("-c", CONSOLE_SCRIPT, "debug", *arguments, environment=environment(), typed=typed)
 
     def __call__(self, *arguments: str | Path, typed: str = "") -> subprocess.CompletedProcess[str]:
         return self.start(*arguments, typed=typed).end()
@@ -96,8 +99,13 @@ class Debug:
 
 @pytest.fixture(scope="module")
 def debug() -> Iterator[Debug]:
-    with warm_command() as command:
-        yield Debug(command)
+    ours = (
+        f"tapescope.{name}"
+        for name in ("commands.script", "widgets.terminal.prompt", "widgets.terminal.every_backward")
+    )
+    torchs = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")  # for a first backward, and optimizer
+    with warm_python(*ours, *torchs) as python:
+        yield Debug(python)
 
 
 def environment() -> dict[str, str]:
