@@ -5,6 +5,7 @@ Slow, as it downloads: `make full` runs it. `tests/test_notebooks.py` runs the t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,12 +15,13 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 import torch
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow]
 
@@ -77,6 +79,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def executed(python: Path, path: Path, out: Path) -> NotebookNode:
     """The notebook as it is after a run in that environment."""
+    import nbformat  # which costs four seconds, and each test process imports this file to collect tests
+
     done = subprocess.run(
         [python, "-c", RUN, path, out], env=bare_shell(), cwd=out.parent, capture_output=True, text=True
     )
@@ -108,8 +112,10 @@ def test_a_tour_runs_without_a_warning(python: Path, tour: Path, tmp_path: Path)
 
 def test_the_readmes_first_cells_run_as_they_stand(python: Path, tmp_path: Path) -> None:
     shown = README[README.index("Two cells of a notebook") : README.index("The cell runs as always")]
+    from nbformat.v4 import new_code_cell, new_notebook
+
     cells = [new_code_cell(source) for source in re.findall(r"```python\n(.*?)```", shown, re.DOTALL)]
-    nbformat.write(new_notebook(cells=cells), tmp_path / "readme.ipynb")
+    (tmp_path / "readme.ipynb").write_text(json.dumps(new_notebook(cells=cells)), encoding="utf-8")
     notebook = executed(python, tmp_path / "readme.ipynb", tmp_path / "out.ipynb")
     assert complaints(notebook) == []
     assert any("image/png" in output.get("data", {}) for output in notebook.cells[-1].outputs)

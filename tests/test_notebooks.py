@@ -6,12 +6,12 @@ import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 pytestmark = pytest.mark.heavy
 
@@ -146,6 +146,27 @@ each_tour_some_slow = pytest.mark.parametrize(
 )
 
 
+# nbformat is imported in functions: it costs four seconds, and each test process imports this file to collect tests.
+def read(path: Path) -> NotebookNode:
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
+def code_cell(source: str) -> NotebookNode:
+    from nbformat.v4 import new_code_cell
+
+    return new_code_cell(source)
+
+
+def execute(notebook: NotebookNode, folder: Path | None = None) -> None:
+    """Runs the cells, in this folder if one is given."""
+    from nbclient import NotebookClient
+
+    resources = {"metadata": {"path": str(folder)}} if folder is not None else {}
+    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
+
+
 def outputs_of(notebook: NotebookNode) -> list[list[NotebookNode]]:
     """By cell of code what it shows."""
     return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
@@ -180,14 +201,14 @@ def test_there_are_tours() -> None:
 
 @each_tour
 def test_a_tour_is_a_story_it_begins_with_a_question_and_is_short(path: Path) -> None:
-    first, *cells, last = nbformat.read(path, as_version=4).cells
+    first, *cells, last = read(path).cells
     assert first.cell_type == last.cell_type == "markdown"
     assert first.source.startswith("# ") and "?" in first.source
     assert len(cells) + 2 < 15
 
 
 def test_tours_and_readme_import_public_names_alone() -> None:
-    texts = {path.name: "\n".join(cell.source for cell in nbformat.read(path, 4).cells) for path in NOTEBOOKS}
+    texts = {path.name: "\n".join(cell.source for cell in read(path).cells) for path in NOTEBOOKS}
     texts["README.md"] = (NOTEBOOKS[0].parents[1] / "README.md").read_text()
     inside = {
         name: re.findall(r"^\s*(?:from|import) tapescope\..*", text, re.MULTILINE) for name, text in texts.items()
@@ -200,19 +221,21 @@ def test_the_docs_and_the_second_tour_say_the_same_of_two_devices_on_threads() -
         return re.findall(r"\d+ ms|\d\.\d\d", text[text.index(start) : text.index(end)])
 
     page = (NOTEBOOKS[0].parents[1] / "docs" / "explanation" / "pr4746.md").read_text(encoding="utf-8")
-    (tour,) = (nbformat.read(path, 4) for path in NOTEBOOKS if path.name.startswith("02"))
+    (tour,) = (read(path) for path in NOTEBOOKS if path.name.startswith("02"))
     (told,) = (cell.source for cell in tour.cells if "And on real threads?" in cell.source)
     found = figures(page, "On real threads", "`tests/second_device`")
     assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapescope bench orders`")
 
 
 def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:
+    from nbformat.v4 import new_notebook
+
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     begin = text.index("Two cells of a notebook")
     cells = re.findall(r"```python\n(.*?)```", text[begin : text.index("The cell runs as always")], re.DOTALL)
     then = "deck = _; deck.run(); assert deck.status == 'finished' and model[0].weight.grad is not None"
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (*cells, then)])
-    NotebookClient(notebook, kernel_name="python3").execute()
+    notebook = new_notebook(cells=[code_cell(cell) for cell in (*cells, then)])
+    execute(notebook)
     opened, shown_deck, _ = outputs_of(notebook)
     assert not opened
     assert any(DECK in output.get("data", {}) for output in shown_deck)
@@ -221,10 +244,10 @@ def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() ->
 
 @each_tour_some_slow
 def test_a_tour_runs_and_shows_what_is_committed(path: Path) -> None:
-    committed = nbformat.read(path, as_version=4)
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells.append(new_code_cell(CLAIMS.get(path.stem, "")))
-    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    committed = read(path)
+    notebook = read(path)
+    notebook.cells.append(code_cell(CLAIMS.get(path.stem, "")))
+    execute(notebook, path.parent)
     notebook.cells.pop()
     assert pictures(notebook) or figures(notebook)
     for today, before in zip(outputs_of(notebook), outputs_of(committed), strict=True):
@@ -234,7 +257,7 @@ def test_a_tour_runs_and_shows_what_is_committed(path: Path) -> None:
 
 @each_tour
 def test_a_tour_is_committed_with_its_outputs_and_small(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
     assert "widgets" not in notebook.metadata
     assert path.stat().st_size < MOST_BYTES
@@ -251,7 +274,7 @@ def store_module() -> ModuleType:
 
 def stored(path: Path) -> NotebookNode:
     """A tour that says of which code its outputs are."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     if "tapescope" not in notebook.metadata:
         pytest.skip("stored before tours said of which code they are; python notebooks/store.py")
     return notebook
@@ -275,7 +298,7 @@ def test_each_deck_and_figure_of_a_tour_has_a_picture_that_any_reader_shows(path
 
 @each_tour
 def test_each_deck_of_a_tour_has_its_picture_with_the_memory(path: Path) -> None:
-    for outputs in outputs_of(nbformat.read(path, as_version=4)):
+    for outputs in outputs_of(read(path)):
         decks = [place for place, output in enumerate(outputs) if DECK in output.get("data", {})]
         for place in decks:
             picture = outputs[place + 1].data["image/svg+xml"]

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import nbformat
 import psutil
 from playwright.sync_api import Locator, Page, WebSocket
 
@@ -26,6 +25,9 @@ from .chromium import HERE, trouble_of
 SETTINGS = {  # no toast that asks to fetch news
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
+CELL = {"cell_type": "code", "id": "first", "metadata": {}, "source": "", "outputs": [], "execution_count": None}
+KERNELSPEC = {"name": "python3", "display_name": "Python 3", "language": "python"}
+EMPTY = {"cells": [CELL], "metadata": {"kernelspec": KERNELSPEC}, "nbformat": 4, "nbformat_minor": 5}
 START_S = 60.0  # of a server or a kernel, on a cold disk and busy cores
 
 READY = """() => {
@@ -179,9 +181,7 @@ class Notebook:
         self.sockets: list[WebSocket] = []
         page.on("websocket", lambda socket: self.sockets.append(socket))
         self.folder = lab.folder
-        empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell()])
-        empty.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(empty, lab.folder / f"{name}.ipynb")
+        (lab.folder / f"{name}.ipynb").write_text(json.dumps(EMPTY), encoding="utf-8")
         page.goto(f"{lab.url}/{at.format(name + '.ipynb')}", wait_until="domcontentloaded")
         self.wait_until_idle()
 
