@@ -23,8 +23,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
 check: lint ## lint, then run the quick tests, without a browser: for while you work
 	$(PYTEST) -m "not slow and not e2e and not heavy"
 
-test: lint ## lint, then run the tests that are not marked slow
-	$(PYTEST) -m "not slow"
+# Side by side: lint keeps one core busy for half a minute. Its output is shown in one piece: at once where it fails.
+test: $(VENV)/dev.stamp ## lint and run the tests that are not marked slow, side by side
+	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 || { cat $(VENV)/lint.log; exit 1; } & \
+	lint=$$!; $(PYTEST) -m "not slow"; tests=$$?; \
+	wait $$lint && tail -n 1 $(VENV)/lint.log || { echo "lint failed: its output is above, and in $(VENV)/lint.log"; exit 1; }; \
+	exit $$tests
 
 full: lint docs $(VENV)/models.stamp ## lint, build the docs, then run all tests, with random examples
 	$(PYTEST) --hypothesis-profile=random

@@ -1,4 +1,4 @@
-"""`python tests/structure`: rooms without circles, and the picture of them in the docs."""
+"""`python tests/structure` finds what is built otherwise, and draws the picture in the docs. `make lint` runs it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ ROOT = Path(__file__).parents[1]
 def structure(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, root / "tests" / "structure", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
-
-
-def test_the_code_is_built_as_the_lint_wants() -> None:
-    counted = structure(ROOT)
-    assert counted.returncode == 0, counted.stdout + counted.stderr
 
 
 @pytest.mark.slow
