@@ -6,12 +6,19 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 TOGETHER = {
+    "second device": (
+        "tests/second_device/test_alone.py",
+        "tests/test_gpu_table.py",
+    ),
     "JupyterLab": (
         "tests/e2e/test_deck_in_lab.py",
         "tests/e2e/test_debugging_in_lab.py",
+        "tests/e2e/test_devices_in_lab.py",
         "tests/e2e/test_frontier_in_lab.py",
+        "tests/e2e/test_hips_tape.py",
         "tests/e2e/test_loop_in_lab.py",
         "tests/e2e/test_mirrored_in_lab.py",
+        "tests/e2e/test_reruns_in_lab.py",
         "tests/e2e/test_deck_benchmark.py",
     ),
     "bundler": (
@@ -20,16 +27,16 @@ TOGETHER = {
         "tests/widgets/deck/test_deck_memory.py",
     ),
 }
-"""Files that share one server, or one `npm ci`."""
+"""Files that share one server, one `npm ci`, or the second device, which the first of them may have to compile."""
 
 FIRST = (
-    *("tests/test_notebooks.py", "JupyterLab", "tests/engine/sessions/test_conformance.py", "tests/test_upstream.py"),
-    *(
-        "tests/test_fresh_environment.py",
-        "tests/e2e/test_deck_page.py",
-        "tests/widgets/terminal/test_every_backward.py",
-        "tests/inspector/capturing/test_walk.py",
-    ),
+    *("second device", "JupyterLab", "tests/engine/programs/test_fully_shard.py", "bundler", "tests/test_matrix.py"),
+    *("tests/widgets/terminal/test_every_backward.py", "tests/e2e/test_deck_page.py", "tests/test_mcp.py"),
+    *("tests/engine/prediction/test_split_memory.py", "tests/engine/sessions/test_agreement.py"),
+    *("tests/engine/sessions/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py"),
+    *("tests/test_models.py", "tests/test_package.py", "tests/test_memory_meter.py", "tests/test_advised_calls.py"),
+    *("tests/e2e/test_deck_in_marimo.py", "tests/e2e/test_deck_in_notebook.py", "tests/inspector/test_fakes.py"),
+    *("tests/inspector/capturing/test_walk.py", "tests/engine/tasks/test_hook_watch.py", "tests/test_fuzz.py"),
 )
 """Long although few tests: at the end they would leave the other processes without work."""
 

@@ -23,8 +23,9 @@ def test_a_process_gets_whole_files_and_those_that_share_a_server_and_the_long_o
     lab, other_lab, *_ = TOGETHER["JupyterLab"]
     many = [f"tests/many.py::test[{number}::x]" for number in range(9)]
     few = ["tests/few.py::test_a", "tests/few.py::test_b"]
-    long, server, *_ = FIRST
+    device, server, *_ = FIRST
     assert server == "JupyterLab"
+    long = TOGETHER[device][0]
     tests = [*few, *many, f"{lab}::test_a", f"{long}::test_c", f"{other_lab}::test_b"]
     monkeypatch.setattr(pytestconfig.option, "tx", ["2*popen"])
     scheduler = WholeFiles(pytestconfig)
