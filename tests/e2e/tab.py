@@ -26,6 +26,7 @@ class Tab:
         self._browser = browser
         self._visits = 0
         self._page: Page | None = None
+        self._is_open = False
         self._listeners: list[tuple[Any, Callable[..., Any]]] = []
 
     def open(self, viewport: dict[str, int] = SIZE, **media: str) -> Page:
@@ -36,12 +37,14 @@ class Tab:
         self._visits += 1
         self._page.set_viewport_size(viewport)
         self._page.emulate_media(**MEDIA | media)
+        self._is_open = True
         return self._page
 
     def leave(self) -> None:
         """Goes back to a blank page and removes all listeners, once they have heard of everything until then."""
-        if self._page is None:
+        if not self._is_open:
             return
+        self._is_open = False
         self._page.evaluate(FORGET)
         self._page.goto("about:blank")
         self._page.mouse.move(-1, -1)

@@ -74,7 +74,7 @@ UNNAMED_TILES = """() => [...document.querySelectorAll('.figure:not([hidden] *) 
 def test_each_tile_of_the_peak_has_its_name(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
     shown.wait_for_selector("#panel-0 .treemaplayer .slice .slicetext")
-    shown.wait_for_timeout(300)
+    shown.wait_for_function(f"({UNNAMED_TILES})().length === 0")
     assert shown.locator("#panel-0 .treemaplayer .slice").count() >= 5
     assert shown.evaluate(UNNAMED_TILES) == []
 

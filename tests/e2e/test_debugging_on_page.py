@@ -222,7 +222,7 @@ def test_after_a_change_of_theme_at_rest_everything_has_its_colours(deck: PosedD
     deck.tell(position=len(gpt.order), records=gpt.records, status="finished")
     deck.expect(t=len(gpt.order), theme="light")
     deck.unfold_all()  # there is a map where not all is in view
-    deck.page.wait_for_timeout(700)
+    deck.rests()
     deck.evaluate(CHANGE_THEME)
     deck.expect(theme="dark")
     for canvas in (".graph canvas", ".mini", ".time .still canvas", ".time .moving"):

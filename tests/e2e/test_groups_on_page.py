@@ -95,7 +95,7 @@ def test_groups_are_outlined_when_asked_for_and_one_stands_out_that_is_pointed_a
     shown.expect(groups="backward")
     expect(panel(shown)).to_contain_text("In the backward, 4 groups take 16 of 16 products")
     expect(rows(shown)).to_have_count(4)
-    shown.root.page.wait_for_timeout(400)  # the graph has got lower
+    shown.rests()  # the graph has got lower
     widths = outlined(picture(shown, "the whole graph"), hues(shown))
     assert [len(each) for each in widths] == [1] * 4  # of four equal members one is drawn
     others = shown.mirror.get_by_role("button", name=re.compile("^show "))
@@ -157,7 +157,7 @@ def test_a_tree_is_one_group_of_chips_with_its_name_once(show: Open) -> None:
     shown.key("m")
     expect(rows(shown)).to_contain_text("50 × addmm summed → one mm")
     shown.unfold_all()
-    shown.root.page.wait_for_timeout(400)
+    shown.rests()
     found = picture(shown, "the whole graph")
     assert [len(each) for each in outlined(found, hues(shown))] == [50, 0, 0, 0]
     texts = ["".join(text.itertext()) for text in ElementTree.fromstring(found).iter(f"{SVG}text")]
@@ -169,7 +169,7 @@ def test_names_of_groups_overlap_no_label(show: Open, name: str, across: int) ->
     knobs = {"members": 16, "batch": 4, "width": 8} if name == "ensemble" else {"width": 8}
     shown = show(name, across=across, **knobs)
     shown.key("m")
-    shown.root.page.wait_for_timeout(600)
+    shown.rests()
     boxes = shown.root.page.evaluate(BOXES, picture(shown))
     names = [box for box in boxes if len(box["text"]) == 1 and box["text"].isupper()]
     labels = [box for box in boxes if box not in names]

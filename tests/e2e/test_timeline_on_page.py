@@ -434,7 +434,7 @@ def test_no_label_of_the_timeline_is_cut(page: Page, played: Played, width: int,
     deck = opened(page, played.path, width, 900)
     if axis == "clock":
         deck.key("c")
-    page.wait_for_timeout(100)
+    deck.rests()
     deck.evaluate("deck => deck.querySelectorAll('.busy').forEach(each => (each.textContent = 'busy 100 %'))")
     names = ".lane b, .lane span, .busy, .phase, .time h3, .axes button, .tot, .lives .many, .more, .unit"
     names += ", .lg div > span:nth-child(2), .lg b"
