@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 
 from .lab import Notebook
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # as those of the other benchmarks
 
 
 def test_each_measurement_of_the_deck_gives_its_row(

@@ -52,7 +52,12 @@ def lab_page(notebook: Notebook, programs: None) -> Notebook:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "second"), [("rnn", "negative", "sum"), ("fan_out", "sum", "dot"), ("needless", "sum", "add")]
+    ("name", "first", "second"),
+    [
+        pytest.param("rnn", "negative", "sum", marks=pytest.mark.slow),
+        ("fan_out", "sum", "dot"),
+        ("needless", "sum", "add"),
+    ],
 )
 def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
     lab_page: Notebook, name: str, first: str, second: str
