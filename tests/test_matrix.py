@@ -6,16 +6,24 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .warm_python import WarmPython
+from .warm_python import WarmPython, warm_python
 
 FOLDER = Path(__file__).parent / "matrix"
 TOPICS = ("models", "layouts", "graphs", "functions", "hooks", "transforms", "surroundings", "distributed")
 SAMPLED = 12
 """Cells of each topic, of some 1,000."""
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    """Runs code in processes that have imported what the programs of all topics import."""
+    with warm_python("torch.distributed.fsdp", "tapescope.engine.sessions.stepper") as python:
+        yield python
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,10 +32,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_sample_of_verbs_leaves_gradients_and_state_as_plain_pytorch_does(
-    topic: str, fresh_python: WarmPython
-) -> None:
-    ran = fresh_python.run(FOLDER / "__main__.py", topic, "--sample", str(SAMPLED))
+def test_a_sample_of_verbs_leaves_gradients_and_state_as_plain_pytorch_does(topic: str, python: WarmPython) -> None:
+    ran = python.run(FOLDER / "__main__.py", topic, "--sample", str(SAMPLED))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -55,11 +61,11 @@ def test_a_sample_of_verbs_adds_to_gradients_that_are_there_as_plain_pytorch_doe
 
 
 @pytest.mark.heavy
-def test_a_wrong_cell_fails(tmp_path: Path, fresh_python: WarmPython) -> None:
+def test_a_wrong_cell_fails(tmp_path: Path, python: WarmPython) -> None:
     """The matrix sees a verb that leaves one flag, one gradient or one hook changed."""
     probe = tmp_path / "probe.py"
     probe.write_text(PROBE.format(folder=str(FOLDER)))
-    ran = fresh_python.run(probe)
+    ran = python.run(probe)
     assert ran.stdout.split() == ["wrong", "wrong", "wrong", "crash", "right"], ran.stdout + ran.stderr
 
 
