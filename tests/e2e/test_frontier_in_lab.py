@@ -77,6 +77,6 @@ def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator)
 def test_the_tables_are_not_laid_out_as_jupyterlabs_own(shown: Locator) -> None:
     aligned = "cells => cells.map(cell => getComputedStyle(cell).textAlign)"
     for table in shown.locator(".moving table").all():
-        numbers = table.locator("ts.number").count()
+        numbers = table.locator("th.number").count()
         sides = table.locator("th").evaluate_all(aligned)
         assert sides.count("right") == numbers < len(sides) and set(sides) == {"left", "right"}
