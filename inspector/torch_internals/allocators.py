@@ -104,6 +104,14 @@ def start_allocation_events(tasks: bool = False) -> None:
         raise RuntimeError(
             "a torch profiler is at work, and memory is measured by the same one: leave torch.profiler.profile() first"
         )
+    _recordings.add(_PROFILER)  # before it begins: an interrupt may come as soon as it has
+    _start_profiler(tasks)
+    with unobserved():
+        _open_scope.append(torch.ops.profiler._record_function_enter_new("tapescope", None))
+    _log_errors_alone(True)
+
+
+def _start_profiler(tasks: bool) -> None:
     profiler = torch._C._profiler
     activities = {profiler.ProfilerActivity.CPU}
     config = profiler.ProfilerConfig(
@@ -115,14 +123,10 @@ def start_allocation_events(tasks: bool = False) -> None:
         False,  # modules
         profiler._ExperimentalConfig(),
     )
-    with _quiet_kineto():
+    with _quiet_kineto(), suppress(RuntimeError):  # torch 2.11: where an interrupt came between this and the next
         torch._C._autograd._prepare_profiler(config, activities)
     scopes = {profiler.RecordScope.USER_SCOPE} | ({profiler.RecordScope.FUNCTION} if tasks else set())
-    _recordings.add(_PROFILER)  # before it begins: an interrupt may come as soon as it has
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
-    with unobserved():
-        _open_scope.append(torch.ops.profiler._record_function_enter_new("tapescope", None))
-    _log_errors_alone(True)
 
 
 _PROFILER, _CUDA_HISTORY = "the profiler", "the CUDA history"
@@ -149,8 +153,9 @@ def end_recordings(but: Collection[str] = ()) -> None:
     """End the recordings that are under way, except these, and drop what they recorded."""
     if _PROFILER in _recordings and _PROFILER not in but:
         _end_scope()
-        if torch._C._autograd._profiler_enabled():
-            torch._C._autograd._disable_profiler()
+        if not torch._C._autograd._profiler_enabled():
+            _start_profiler(tasks=False)  # it may be prepared: torch 2.11 then prepares no other, be it the user's
+        torch._C._autograd._disable_profiler()
         _recordings.discard(_PROFILER)
     if _CUDA_HISTORY in _recordings and _CUDA_HISTORY not in but:
         torch.cuda.memory._record_memory_history(enabled=None)

@@ -152,4 +152,6 @@ def test_an_interrupt_at_any_line_of_a_recording_leaves_no_profiler_on(
     for at in range(1, lines + 1):
         place = interrupted(record, at)
         assert not left_behind(), f"interrupted at {place}: {left_behind()}"
+        with torch.autograd.profiler.profile():  # the user's own
+            pass
         record()

@@ -439,7 +439,7 @@ def test_one_profiler_at_a_time():
 
 def test_one_measurement_at_a_time():
     _, make_loss = steps()
-    inside = Barrier(2)
+    inside = Barrier(2, timeout=60)  # seconds: where no measurement begins, none would come
 
     def slow_loss() -> Tensor:
         inside.wait()
