@@ -211,9 +211,10 @@ class Verbs(SessionBase):
         expect_number(max_norm, Number | Tensor, "max_norm", "the largest norm, a number")
         if not max_norm >= 0:
             raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
-        norm = norm_of(self._waiting(task), self._described(self._about(task)))
+        about = self._about(task)
+        norm = norm_of(self.waiting(about), self._described(about))
         if norm > max_norm:
-            self.scale(max_norm / norm, task)
+            self.scale(max_norm / norm, about)
 
     def check(self, task: AnyTask | None = None) -> Check:
         """Compares a task's backward with finite differences of its forward operation; see `check_task`."""
@@ -242,13 +243,11 @@ class Verbs(SessionBase):
             raise RuntimeError(f"no task is left: all {len(self.order)} have run")
         return about
 
-    def _waiting(self, task: AnyTask | None) -> tuple[Tensor | None, ...]:
-        return self.waiting(self._about(task))
-
     def _edit(self, change: Callable[[Sequence[Tensor | None]], list[Tensor | None]], task: AnyTask | None) -> None:
+        about = self._about(task)  # once: another thread's step may make another task the current one meanwhile
         with torch.no_grad():
-            changed = change(self._waiting(task))
-        self.replace(changed, task)
+            changed = change(self.waiting(about))
+        self.replace(changed, about)
 
 
 def expect_count(count: int) -> None:

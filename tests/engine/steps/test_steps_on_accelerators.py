@@ -195,6 +195,7 @@ def test_where_an_allocation_fails_in_a_step_who_held_what_is_noted(
             with ts.record_steps():
                 step()
 
+    gc.collect()  # what earlier tests left would be freed meanwhile, and make room
     device = torch.get_device_module(accelerators[0])
     device.set_memory_limit(0, counter(accelerators[0]) + 10_000)
     try:
