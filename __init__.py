@@ -1,207 +1,125 @@
 """tapescope: a debugger for PyTorch's backward pass that you can look at.
 
-A name loads its module when it is asked for, so that `import tapescope` takes no time: see `_MODULE_OF`.
+A name loads its module when it is first used, so that `import tapescope` takes no time: see `_MODULE_OF`.
 """
 
+import sys
 from importlib import import_module
-from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from .front_door import missing_in_torch, through_the_door
+from .public.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __version__: str
 
-    from .engine.batching.group_search import groups
-    from .engine.batching.groups import GroupRules, Groups
-    from .engine.black_box.replay import StepReplay, replay
-    from .engine.ensembles.advice import Advice, advise
-    from .engine.finding.diff import diff
-    from .engine.finding.difference import Difference
-    from .engine.finding.find_nan import NanReport, find_nan
-    from .engine.finding.find_unused import UnusedParameter, UnusedReport, find_unused
-    from .engine.finding.order_dependence import Departure, GradientApart, OrderDependence
-    from .engine.finding.order_dependent import order_dependent
-    from .engine.hips.levels import hips_levels
-    from .engine.measuring.step_levels import allocated_levels
-    from .engine.memory.accumulation import Accumulation
-    from .engine.memory.timeline import Category, Storage, Timeline
-    from .engine.mirroring.mirror import MirrorReport, mirror
-    from .engine.mirroring.mirrored import mirrored
-    from .engine.mirroring.plan import MirrorPlan
-    from .engine.mirroring.plan_mirror import plan_mirror
-    from .engine.mirroring.planned_mirror import PlannedMirror
-    from .engine.orders.order_check import Break, OrderCheck, check_order
-    from .engine.orders.plan import OrderPlan, plan
-    from .engine.orders.planning import PlannedOrder
-    from .engine.orders.policies import CLASSIC, POLICIES
-    from .engine.orders.precedence import constrained
-    from .engine.orders.simulate import simulate
-    from .engine.orders.unpack_order import Unpack, UnpackOrder, unpack_order
-    from .engine.prediction.dry_run import dry_run
-    from .engine.programs.backward import backward
-    from .engine.programs.install import install, policy, uninstall
-    from .engine.programs.profile import profile
-    from .engine.programs.record_forward import record_forward
-    from .engine.queue.pending import queue_lengths
-    from .engine.queue.policy import Policy
-    from .engine.queue.ready_queue import PolicyError
-    from .engine.sessions.agreement import wait_for_ranks
-    from .engine.sessions.native_session import NativeSession
-    from .engine.sessions.stepper import Stepper
-    from .engine.steps.fits import Fit, fits
-    from .engine.steps.phases import PhasePeak
-    from .engine.steps.record_steps import profile_step, record_steps
-    from .engine.steps.remedies import Remedy
-    from .engine.steps.step import StepPeak, TrainingStep
-    from .engine.steps.step_timeline import StepTimeline
-    from .engine.stops.stopped import Stop
-    from .engine.studies.accumulation_study import accumulation_study
-    from .engine.studies.compare import compare
-    from .engine.studies.comparison import Comparison
-    from .engine.studies.makespan import makespan
-    from .engine.tasks.backward_call import BackwardCall
-    from .engine.trace.batches import Batch, Batches, Fallback
-    from .engine.trace.peak import PeakReport, peak_report
-    from .engine.trace.run import Run
-    from .engine.trace.run_reader import load
-    from .engine.trace.statistics import Histogram, Statistics, statistics
-    from .engine.trace.trace import TaskRecord, Trace
-    from .engine.training.finding import Finding
-    from .engine.training.record import Training
-    from .engine.training.training import install_training, training, uninstall_training
-    from .engine.words.sizes import percent_text, share_text, size_text
-    from .engine.workloads.workloads import WORKLOADS, workload
-    from .inspector.capturing.capture import capture
-    from .inspector.capturing.walk import graph
-    from .inspector.graph.graph import Edge, Graph, Task
-    from .inspector.tapes.hips_tape import HipsTape, hips_tape
-    from .widgets.deck.debug import debug, deck
-    from .widgets.pages.with_picture import with_picture
+    from .engine.batching.group_search import find_batches as find_batches
+    from .engine.black_box.replay import replay as replay
+    from .engine.ensembles.advice import advise as advise
+    from .engine.finding.diff import diff as diff
+    from .engine.finding.find_nan import find_nan as find_nan
+    from .engine.finding.find_order_dependence import find_order_dependence as find_order_dependence
+    from .engine.finding.find_unused import find_unused as find_unused
+    from .engine.mirroring.plan_recompute import plan_recompute as plan_recompute
+    from .engine.mirroring.recompute import recompute as recompute
+    from .engine.orders.plan import plan_order as plan_order
+    from .engine.orders.simulate import simulate as simulate
+    from .engine.programs.backward import backward as backward
+    from .engine.programs.profile import profile as profile
+    from .engine.programs.record_forward import record_forward as record_forward
+    from .engine.programs.set_policy import policy as policy
+    from .engine.programs.set_policy import set_policy as set_policy
+    from .engine.queue.policy import Policy as Policy
+    from .engine.queue.ready_queue import PolicyError as PolicyError
+    from .engine.sessions.agreement import wait_for_ranks as wait_for_ranks
+    from .engine.steps.fits import fits as fits
+    from .engine.steps.record_steps import profile_step as profile_step
+    from .engine.steps.record_steps import record_steps as record_steps
+    from .engine.studies.compare import compare as compare
+    from .engine.studies.makespan import makespan as makespan
+    from .engine.trace.peak import peak_report as peak_report
+    from .engine.trace.run import Run as Run
+    from .engine.trace.run_reader import load as load
+    from .engine.trace.statistics import statistics as statistics
+    from .engine.training.training import training as training
+    from .engine.words.sizes import percent_text as percent_text
+    from .engine.words.sizes import share_text as share_text
+    from .engine.words.sizes import size_text as size_text
+    from .engine.workloads.workloads import WORKLOADS as WORKLOADS
+    from .engine.workloads.workloads import workload as workload
+    from .inspector.capturing.capture import capture as capture
+    from .inspector.capturing.walk import graph as graph
+    from .inspector.graph.graph import Graph as Graph
+    from .inspector.graph.graph import Task as Task
+    from .public import hips as hips
+    from .public import orders as orders
+    from .public import studies as studies
+    from .public import types as types
+    from .widgets.deck.debug import debug as debug
+    from .widgets.deck.debug import deck as deck
+    from .widgets.deck.deck import Deck as Deck
+    from .widgets.pages.with_picture import with_picture as with_picture
 
 _MODULE_OF = {
-    "CLASSIC": "engine.orders.policies",
-    "POLICIES": "engine.orders.policies",
-    "WORKLOADS": "engine.workloads.workloads",
-    "Accumulation": "engine.memory.accumulation",
-    "Advice": "engine.ensembles.advice",
-    "BackwardCall": "engine.tasks.backward_call",
-    "Batch": "engine.trace.batches",
-    "Batches": "engine.trace.batches",
-    "Break": "engine.orders.order_check",
-    "Category": "engine.memory.timeline",
-    "Comparison": "engine.studies.comparison",
-    "Departure": "engine.finding.order_dependence",
-    "Difference": "engine.finding.difference",
-    "Edge": "inspector.graph.graph",
-    "Fallback": "engine.trace.batches",
-    "Finding": "engine.training.finding",
-    "Fit": "engine.steps.fits",
-    "GradientApart": "engine.finding.order_dependence",
+    "Deck": "widgets.deck.deck",
     "Graph": "inspector.graph.graph",
-    "GroupRules": "engine.batching.groups",
-    "Groups": "engine.batching.groups",
-    "HipsTape": "inspector.tapes.hips_tape",
-    "Histogram": "engine.trace.statistics",
-    "MirrorPlan": "engine.mirroring.plan",
-    "MirrorReport": "engine.mirroring.mirror",
-    "NanReport": "engine.finding.find_nan",
-    "NativeSession": "engine.sessions.native_session",
-    "OrderCheck": "engine.orders.order_check",
-    "OrderDependence": "engine.finding.order_dependence",
-    "OrderPlan": "engine.orders.plan",
-    "PeakReport": "engine.trace.peak",
-    "PhasePeak": "engine.steps.phases",
-    "PlannedMirror": "engine.mirroring.planned_mirror",
-    "PlannedOrder": "engine.orders.planning",
     "Policy": "engine.queue.policy",
     "PolicyError": "engine.queue.ready_queue",
-    "Remedy": "engine.steps.remedies",
     "Run": "engine.trace.run",
-    "Statistics": "engine.trace.statistics",
-    "StepPeak": "engine.steps.step",
-    "StepReplay": "engine.black_box.replay",
-    "StepTimeline": "engine.steps.step_timeline",
-    "Stepper": "engine.sessions.stepper",
-    "Stop": "engine.stops.stopped",
-    "Storage": "engine.memory.timeline",
     "Task": "inspector.graph.graph",
-    "TaskRecord": "engine.trace.trace",
-    "Timeline": "engine.memory.timeline",
-    "Trace": "engine.trace.trace",
-    "Training": "engine.training.record",
-    "TrainingStep": "engine.steps.step",
-    "Unpack": "engine.orders.unpack_order",
-    "UnpackOrder": "engine.orders.unpack_order",
-    "UnusedParameter": "engine.finding.find_unused",
-    "UnusedReport": "engine.finding.find_unused",
-    "accumulation_study": "engine.studies.accumulation_study",
+    "WORKLOADS": "engine.workloads.workloads",
     "advise": "engine.ensembles.advice",
-    "allocated_levels": "engine.measuring.step_levels",
     "backward": "engine.programs.backward",
     "capture": "inspector.capturing.capture",
-    "check_order": "engine.orders.order_check",
     "compare": "engine.studies.compare",
-    "constrained": "engine.orders.precedence",
     "debug": "widgets.deck.debug",
     "deck": "widgets.deck.debug",
     "diff": "engine.finding.diff",
-    "dry_run": "engine.prediction.dry_run",
+    "find_batches": "engine.batching.group_search",
     "find_nan": "engine.finding.find_nan",
+    "find_order_dependence": "engine.finding.find_order_dependence",
     "find_unused": "engine.finding.find_unused",
     "fits": "engine.steps.fits",
     "graph": "inspector.capturing.walk",
-    "groups": "engine.batching.group_search",
-    "hips_levels": "engine.hips.levels",
-    "hips_tape": "inspector.tapes.hips_tape",
-    "install": "engine.programs.install",
-    "install_training": "engine.training.training",
     "load": "engine.trace.run_reader",
     "makespan": "engine.studies.makespan",
-    "mirror": "engine.mirroring.mirror",
-    "mirrored": "engine.mirroring.mirrored",
-    "order_dependent": "engine.finding.order_dependent",
     "peak_report": "engine.trace.peak",
     "percent_text": "engine.words.sizes",
-    "plan": "engine.orders.plan",
-    "plan_mirror": "engine.mirroring.plan_mirror",
-    "policy": "engine.programs.install",
+    "plan_order": "engine.orders.plan",
+    "plan_recompute": "engine.mirroring.plan_recompute",
+    "policy": "engine.programs.set_policy",
     "profile": "engine.programs.profile",
     "profile_step": "engine.steps.record_steps",
-    "queue_lengths": "engine.queue.pending",
+    "recompute": "engine.mirroring.recompute",
     "record_forward": "engine.programs.record_forward",
     "record_steps": "engine.steps.record_steps",
     "replay": "engine.black_box.replay",
+    "set_policy": "engine.programs.set_policy",
     "share_text": "engine.words.sizes",
     "simulate": "engine.orders.simulate",
     "size_text": "engine.words.sizes",
     "statistics": "engine.trace.statistics",
     "training": "engine.training.training",
-    "uninstall": "engine.programs.install",
-    "uninstall_training": "engine.training.training",
-    "unpack_order": "engine.orders.unpack_order",
     "wait_for_ranks": "engine.sessions.agreement",
     "with_picture": "widgets.pages.with_picture",
     "workload": "engine.workloads.workloads",
 }
 """By public name the module that has it."""
 
+_NAMESPACES = ("hips", "orders", "studies", "types")
+
+__all__ = sorted([*_MODULE_OF, *_NAMESPACES])
+
 if not TYPE_CHECKING:  # a name that is not there would be of any type
+    for _name in _NAMESPACES:  # public/types.py, not types.py: in a clone's folder Python would take that for its own
+        globals()[_name] = sys.modules[f"{__name__}.{_name}"] = import_module(f".public.{_name}", __name__)
+
+    _get, _names = lazy_names(__name__, _MODULE_OF)
 
     def __getattr__(name: str) -> Any:
-        if name == "__version__":
-            return _version()
-        if name not in _MODULE_OF:
-            me = modules[__name__]  # Python looks in it for a name that was meant
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=me)
-        try:
-            found = through_the_door(name, getattr(import_module(f".{_MODULE_OF[name]}", __name__), name))
-        except (AttributeError, ImportError) as error:
-            if (sentence := missing_in_torch(error)) is not None:
-                raise RuntimeError(sentence) from error
-            raise
-        globals()[name] = found
-        return found
+        return _version() if name == "__version__" else _get(name)
+
+    def __dir__() -> list[str]:
+        return sorted({*_names(), *_NAMESPACES})
 
 
 def _version() -> str:
@@ -214,119 +132,8 @@ def _version() -> str:
         return "not installed"
 
 
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
 def load_ipython_extension(shell: object) -> None:
     """`%load_ext tapescope`: the magics `%tapescope` and `%%tapescope`."""
     from .widgets.magic.magics import load
 
     load(shell)  # type: ignore[arg-type]
-
-
-__all__ = [
-    "CLASSIC",
-    "POLICIES",
-    "WORKLOADS",
-    "Accumulation",
-    "Advice",
-    "BackwardCall",
-    "Batch",
-    "Batches",
-    "Break",
-    "Category",
-    "Comparison",
-    "Departure",
-    "Difference",
-    "Edge",
-    "Fallback",
-    "Finding",
-    "Fit",
-    "GradientApart",
-    "Graph",
-    "GroupRules",
-    "Groups",
-    "HipsTape",
-    "Histogram",
-    "MirrorPlan",
-    "MirrorReport",
-    "NanReport",
-    "NativeSession",
-    "OrderCheck",
-    "OrderDependence",
-    "OrderPlan",
-    "PeakReport",
-    "PhasePeak",
-    "PlannedMirror",
-    "PlannedOrder",
-    "Policy",
-    "PolicyError",
-    "Remedy",
-    "Run",
-    "Statistics",
-    "StepPeak",
-    "StepReplay",
-    "StepTimeline",
-    "Stepper",
-    "Stop",
-    "Storage",
-    "Task",
-    "TaskRecord",
-    "Timeline",
-    "Trace",
-    "Training",
-    "TrainingStep",
-    "Unpack",
-    "UnpackOrder",
-    "UnusedParameter",
-    "UnusedReport",
-    "accumulation_study",
-    "advise",
-    "allocated_levels",
-    "backward",
-    "capture",
-    "check_order",
-    "compare",
-    "constrained",
-    "debug",
-    "deck",
-    "diff",
-    "dry_run",
-    "find_nan",
-    "find_unused",
-    "fits",
-    "graph",
-    "groups",
-    "hips_levels",
-    "hips_tape",
-    "install",
-    "install_training",
-    "load",
-    "makespan",
-    "mirror",
-    "mirrored",
-    "order_dependent",
-    "peak_report",
-    "percent_text",
-    "plan",
-    "plan_mirror",
-    "policy",
-    "profile",
-    "profile_step",
-    "queue_lengths",
-    "record_forward",
-    "record_steps",
-    "replay",
-    "share_text",
-    "simulate",
-    "size_text",
-    "statistics",
-    "training",
-    "uninstall",
-    "uninstall_training",
-    "unpack_order",
-    "wait_for_ranks",
-    "with_picture",
-    "workload",
-]

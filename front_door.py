@@ -26,8 +26,13 @@ Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def through_the_door(name: str, found: object) -> Any:
-    """What `ts.<name>` gives: of a function's errors those that are said on purpose end where it is called."""
+def through_the_door(found: object, module: str, name: str) -> Any:
+    """What `ts.<name>` gives: of a function's errors those that are said on purpose end where it is called.
+
+    Args:
+        found: the function, class or constant.
+        module, name: where users find it, and pickle.
+    """
     if isclass(found):
         _constructor_ends_where_called(found)
     if not isfunction(found):
@@ -37,7 +42,7 @@ def through_the_door(name: str, found: object) -> Any:
         from .inspector.torch_internals.compiled import look_past
 
         look_past(call)
-    call.__module__, call.__qualname__ = __package__ or "", name  # where pickle finds it
+    call.__module__, call.__qualname__ = module, name
     return call
 
 

@@ -31,7 +31,7 @@ def add_bench(commands: Commands) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure ready models on PyTorch's engine, and print a table",
-        examples=("tapescope bench orders", "tapescope bench accumulation rnn", "tapescope bench mirroring gpt2"),
+        examples=("tapescope bench orders", "tapescope bench accumulation rnn", "tapescope bench recompute gpt2"),
     )
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
     _add_orders(benches)
@@ -95,31 +95,31 @@ def _add_accumulation(benches: Commands) -> None:
 
 
 def _add_mirroring(benches: Commands) -> None:
-    mirroring = benches.add_parser(
-        "mirroring",
-        help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.mirror",
+    recompute = benches.add_parser(
+        "recompute",
+        help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.recompute",
         examples=(
-            "tapescope bench mirroring gpt2 --no-compile",
-            "tapescope bench mirroring train.py:make_loss",
+            "tapescope bench recompute gpt2 --no-compile",
+            "tapescope bench recompute train.py:make_loss",
         ),
     )
-    mirroring.add_argument(
+    recompute.add_argument(
         "workloads",
         nargs="*",
         metavar=_TARGET,
         help="of `tapescope workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
     )
-    mirroring.add_argument(
+    recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
         help="how large ready models are; desk is between, what two cores step in seconds (desk)",
     )
-    mirroring.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
-    mirroring.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
-    mirroring.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
-    mirroring.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
-    mirroring.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
-    mirroring.set_defaults(command=_bench_mirroring)
+    recompute.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
+    recompute.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
+    recompute.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
+    recompute.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    recompute.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    recompute.set_defaults(command=_bench_mirroring)
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:

@@ -34,7 +34,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         *("rows", "interrupted"),
     ),
     "bench accumulation/1": ("studies", "interrupted"),
-    "bench mirroring/1": ("studies", "interrupted"),
+    "bench recompute/1": ("studies", "interrupted"),
     "workloads/1": ("workloads",),
     "graph/1": ("picture", "tasks", "edges"),
     "debug/1": ("printed",),

@@ -201,9 +201,9 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if options.groups is None:
         path = graph.save_svg(options.svg, fold=options.fold)
     else:
-        from ..engine.batching.group_search import groups
+        from ..engine.batching.group_search import find_batches
 
-        found = groups(graph)
+        found = find_batches(graph)
         console.print(found)
         path = found.save_svg(options.svg, options.groups, fold=options.fold)
     tell(lambda: _graph_told(graph, path))

@@ -106,7 +106,7 @@ def draw_function(target: str) -> Drawn:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
-        return Drawn(read_graph(loss, model).owned())  # the loss ends here, and ts.groups asks the nodes
+        return Drawn(read_graph(loss, model).owned())  # the loss ends here, and ts.find_batches asks the nodes
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 

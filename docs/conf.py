@@ -168,18 +168,16 @@ def _write_commands() -> None:
 
 def _import_what_only_types_need() -> None:
     """A signature of which one name is not there shows all of its names as they are written: `AnyPolicy`, `Level`."""
+    spaces = (ts, ts.types, ts.orders, ts.hips, ts.studies)
+    public = [inspect.unwrap(getattr(space, name)) for space in spaces for name in space.__all__]
     for module in {
-        sys.modules[inspect.unwrap(getattr(ts, name)).__module__] for name in ts.__all__ if _has_source(name)
+        sys.modules[each.__module__] for each in public if inspect.isfunction(each) or inspect.isclass(each)
     }:
         blocks = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
         for node in (each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)):
             for name in node.names:
                 found = import_module("." * node.level + (node.module or ""), module.__package__)
                 vars(module).setdefault(name.asname or name.name, getattr(found, name.name))
-
-
-def _has_source(name: str) -> bool:
-    return inspect.isfunction(getattr(ts, name)) or inspect.isclass(getattr(ts, name))
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -31,7 +31,7 @@ def names_of(kind: type) -> set[str]:
     }
 
 
-SESSION = names_of(ts.Stepper) | {"accumulation"}
+SESSION = names_of(ts.types.Stepper) | {"accumulation"}
 DECK = names_of(Deck) - names_of(ipywidgets.DOMWidget)
 RUN = names_of(ts.Run)
 ASKED: dict[str, tuple[Callable[[], object], set[str]]] = {
@@ -66,7 +66,7 @@ def test_no_repr_pickle_or_copy_is_misled() -> None:
 
 
 def test_the_error_of_a_property_is_not_taken_for_a_name_in_vain() -> None:
-    class Wrong(ts.Stepper):
+    class Wrong(ts.types.Stepper):
         @property
         def position(self) -> int:
             raise AttributeError("from inside")

@@ -1,4 +1,4 @@
-"""`tapescope bench mirroring`, as typed."""
+"""`tapescope bench recompute`, as typed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> int:
-    return main(["bench", "mirroring", *arguments, "--repetitions", "1", "--seconds", "0.1", "--no-compile"])
+    return main(["bench", "recompute", *arguments, "--repetitions", "1", "--seconds", "0.1", "--no-compile"])
 
 
 def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(

@@ -84,14 +84,14 @@ def test_accumulation_is_against_pytorchs_engine(script: str, capsys: pytest.Cap
 
 
 def test_mirroring_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("mirroring", script, "--no-compile", "--seconds", "0.2", "--json") == 0
+    assert run("recompute", script, "--no-compile", "--seconds", "0.2", "--json") == 0
     (study,) = json.loads(capsys.readouterr().out)["studies"]
     assert [row["way"] for row in study["rows"]][:2] == [NOTHING, BLOCKS]
     assert study["rows"][1]["peak_bytes"] < study["rows"][0]["peak_bytes"]
     assert all(row["same_gradients"] for row in study["rows"])
 
 
-@pytest.mark.parametrize("what", ["orders", "accumulation", "mirroring"])
+@pytest.mark.parametrize("what", ["orders", "accumulation", "recompute"])
 def test_what_is_wrong_with_it_is_said(what: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(what, "mine.py:raises") == 1
     told = capsys.readouterr().err

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import pytest
 
-import tapescope as ts
+from .public_names import PUBLIC_NAMES, public
 
 API = Path(__file__).parents[1] / "docs" / "reference" / "api"
-FUNCTIONS = [name for name in ts.__all__ if inspect.isfunction(getattr(ts, name))]
+FUNCTIONS = [name for name in PUBLIC_NAMES if inspect.isfunction(public(name))]
 FEW = 2  # so many the first line tells
 
 INSIDE = {
@@ -51,15 +51,15 @@ def words_on(name: str) -> str:
     """What the docstring of a function says, and those of the functions that it refers to."""
     names = [name]
     for each in names:
-        found = re.findall(r"`ts\.(\w+)", inspect.getdoc(getattr(ts, each)) or "")
-        names += [other for other in found if other in ts.__all__ and other not in names]
-    return "\n".join(inspect.getdoc(getattr(ts, each)) or "" for each in names)
+        found = re.findall(r"`ts\.((?:[a-z]+\.)?\w+)", inspect.getdoc(public(each)) or "")
+        names += [other for other in found if other in PUBLIC_NAMES and other not in names]
+    return "\n".join(inspect.getdoc(public(each)) or "" for each in names)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_docstring_tells_of_each_argument_and_of_what_is_refused(name: str) -> None:
-    first, _, _ = (inspect.getdoc(getattr(ts, name)) or "").partition("\n")
-    arguments, words = inspect.signature(getattr(ts, name)).parameters, words_on(name)
+    first, _, _ = (inspect.getdoc(public(name)) or "").partition("\n")
+    arguments, words = inspect.signature(public(name)).parameters, words_on(name)
     assert first.endswith((".", ":", "`"))
     if len(arguments) > FEW:
         assert [each for each in arguments if not re.search(rf"\b{each}\b", words)] == []
@@ -69,7 +69,7 @@ def test_a_docstring_tells_of_each_argument_and_of_what_is_refused(name: str) ->
 def found_at(path: str) -> object:
     """What `.. autoclass::` and the like mean by a path."""
     module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name) if module else getattr(ts, name)
+    return public(path) if path in PUBLIC_NAMES else getattr(import_module(module), name)
 
 
 PATHS = [
@@ -177,7 +177,7 @@ def test_amounts_have_a_unit_and_tensors_a_shape(kind: type) -> None:
 def test_what_public_classes_and_functions_give_is_in_the_reference() -> None:
     gives = [(each.gives, sys.modules[each.module]) for kind in CLASSES for each in attributes_of(kind)]
     for name in FUNCTIONS:
-        function = inspect.unwrap(getattr(ts, name))
+        function = inspect.unwrap(public(name))
         gives.append((str(inspect.signature(function).return_annotation), sys.modules[function.__module__]))
     given = {kind for text, module in gives for kind in named_in(text, module)}
     assert {kind.__name__ for kind in given - {*CLASSES}} == INSIDE

@@ -59,9 +59,9 @@ def test_a_run_of_the_former_name_loads(tmp_path: Path) -> None:
 
 def test_a_plan_of_the_former_name_loads(tmp_path: Path) -> None:
     model = perceptron()
-    plan = ts.plan_mirror(lambda: loss_of(model, (torch.ones(4, 8),)), 0.9, seconds=0.01, repetitions=1)
+    plan = ts.plan_recompute(lambda: loss_of(model, (torch.ones(4, 8),)), 0.9, seconds=0.01, repetitions=1)
     plan.save(tmp_path / "plan.json")
-    assert ts.MirrorPlan.load(as_formerly(tmp_path / "plan.json")).dropped == plan.dropped
+    assert ts.types.RecomputePlan.load(as_formerly(tmp_path / "plan.json")).dropped == plan.dropped
 
 
 @pytest.mark.filterwarnings("ignore:ts.training", "ignore:replay of")

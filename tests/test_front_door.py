@@ -63,11 +63,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ts.backward(make_loss(), policy="hepa"),
         "'hepa', did you mean 'heap'[?] known are",
     ),
-    "a workload that is none": (lambda: ts.accumulation_study("fanout"), "'fanout', did you mean 'fan_out'[?] known: "),
+    "a workload that is none": (
+        lambda: ts.studies.accumulation("fanout"),
+        "'fanout', did you mean 'fan_out'[?] known: ",
+    ),
     "an argument that is missing": (lambda: ts.fits(MODEL), "missing 3 required"),  # type: ignore[call-arg]
     "an argument that is none": (lambda: ts.debug(make_loss(), polcy="bfs"), "polcy"),  # type: ignore[call-arg]
-    "a class given something else": (lambda: ts.mirror("plan"), "takes a plan"),  # type: ignore[arg-type]
-    "a class of data": (lambda: ts.Accumulation("inplce"), "inplce"),  # type: ignore[arg-type]
+    "a class given something else": (lambda: ts.recompute("plan"), "takes a plan"),  # type: ignore[arg-type]
+    "a class of data": (lambda: ts.types.Accumulation("inplce"), "inplce"),  # type: ignore[arg-type]
     "a policy that is none, for a block": (lambda: ts.policy("hepa"), "did you mean 'heap'"),
     "a backward in make_loss": (lambda: ts.find_nan(after_its_backward), "without calling .backward"),
     "a session's verb": (lambda: ts.debug(make_loss()).step("3"), "expected a task"),  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a name that nobody has": (lambda: ts.debug(make_loss()).stpe(), "has no attribute 'stpe'"),
     "a run that is stepped": (lambda: ts.backward(make_loss()).step(), r"it has run; ts.debug\(loss\) steps"),  # type: ignore[attr-defined]
-    "a row that is none": (lambda: ts.plan(make_loss())["hepa"], "was not planned here"),
+    "a row that is none": (lambda: ts.plan_order(make_loss())["hepa"], "was not planned here"),
     "a path that is none": (lambda: ts.graph(make_loss()).save_svg(3), "not int"),  # type: ignore[arg-type]
     "a policy without a rule": (lambda: ts.Policy("mine", "my rule"), "has no key=, a function of a task and its"),
     "a policy whose keys are none": (lambda: ts.Policy("mine", "my rule", 3), "key of policy 'mine' is an int"),  # type: ignore[arg-type]
@@ -88,11 +91,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a recording inside of another": (lambda: recording_twice(), "memory is being measured already"),
     "no history": (lambda: ts.debug(make_loss()).back(), "keeps no history to go back in"),  # type: ignore[union-attr]
     "a policy in the second place": (lambda: ts.backward(make_loss(), "bfs"), "policy='bfs'"),  # type: ignore[arg-type]
-    "percent": (lambda: ts.plan_mirror(make_loss, overhead=6), "which would be 600 % of a step's time; 6 % is 0.06"),
+    "percent": (lambda: ts.plan_recompute(make_loss, overhead=6), "which would be 600 % of a step's time; 6 % is 0.06"),
     "data that needs no gradient": (lambda: ts.debug(make_loss(), inputs=[torch.ones(2)]), "does not require grad, so"),
     "a run's verb": (lambda: ts.backward(make_loss()).save("/nowhere/x.tape.json"), "nowhere"),
     "a size that is none": (lambda: ts.workload("rnn").build("smal"), "unknown size"),  # type: ignore[arg-type]
-    "a plan that is not there": (lambda: ts.MirrorPlan.load("nowhere.mirror"), "nowhere.mirror"),
+    "a plan that is not there": (lambda: ts.types.RecomputePlan.load("nowhere.mirror"), "nowhere.mirror"),
     "a file that is not there": (lambda: ts.load("nowhere.tape.json"), "nowhere.tape.json"),
 }
 

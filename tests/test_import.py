@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from inspect import unwrap
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
 
 import tapescope as ts
+from tapescope.tests.warm_python import warm_python
 
-SOURCE = ast.parse(Path(ts.__file__).read_text(encoding="utf-8"))
+from .public_names import NAMESPACES
 
 
 def alone(script: str) -> str:
@@ -22,33 +25,58 @@ def alone(script: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Callable[[str], str]]:
+    """Runs a script in a process that has imported torch, and nothing of tapescope; returns what it prints."""
+    with warm_python("torch") as python:
+
+        def printed(script: str) -> str:
+            done = python.run("-c", script)
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
+
+        yield printed
+
+
 def test_importing_it_loads_neither_torch_nor_what_draws_or_runs() -> None:
     loaded = alone(
         "import sys, tapescope\n"
         "ours = [sys.modules[name] for name in sys.modules if name.partition('.')[0] == 'tapescope']\n"
-        "print('torch' in sys.modules, *sorted(each.__name__ for each in ours if not hasattr(each, '__path__')))"
+        "print('torch' in sys.modules, *sorted({each.__name__ for each in ours if not hasattr(each, '__path__')}))"
     )
-    assert loaded == "False tapescope.front_door"
+    assert loaded == (
+        "False tapescope.front_door tapescope.public.hips tapescope.public.lazy_names tapescope.public.orders "
+        "tapescope.public.studies tapescope.public.types"
+    )
 
 
-def test_what_type_checkers_and_editors_see_is_what_is_there() -> None:
-    (block,) = [node for node in SOURCE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    seen = {alias.name: node.module for node in imports for alias in node.names}
-    assert seen == ts._MODULE_OF
-    assert sorted(seen) == sorted(ts.__all__)
-    for name, module in seen.items():
-        assert unwrap(getattr(ts, name)) is unwrap(getattr(sys.modules[f"tapescope.{module}"], name))
+@pytest.mark.parametrize("space", [ts, *(getattr(ts, name) for name in sorted(NAMESPACES))], ids=lambda at: at.__name__)
+def test_what_type_checkers_and_editors_see_is_what_is_there(space: ModuleType) -> None:
+    source = ast.parse(Path(str(space.__file__)).read_text(encoding="utf-8"))
+    (block,) = [node for node in source.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module != "public"]
+    seen = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    named = {name: (*place.split(":"), name)[:2] for name, place in space._MODULE_OF.items()}
+    assert seen == named
+    assert {*space.__all__} - NAMESPACES == {*seen}
+    for name, (module, its_name) in seen.items():
+        assert unwrap(getattr(space, name)) is unwrap(getattr(sys.modules[f"tapescope.{module}"], its_name))
 
 
-def test_all_of_it_can_be_asked_for_at_once() -> None:
+def test_a_namespace_can_be_imported() -> None:
+    script = "import tapescope.types\nfrom tapescope.orders import POLICIES\nprint(tapescope.types.Timeline.__name__)"
+    assert alone(script) == "Timeline"
+
+
+def test_all_of_it_can_be_asked_for_at_once(with_torch: Callable[[str], str]) -> None:
     script = "from tapescope import *\nimport tapescope\nassert all(each in globals() for each in tapescope.__all__)"
-    assert alone(script) == ""
+    assert with_torch(script) == ""
     assert set(ts.__all__) <= set(dir(ts))
 
 
 def test_what_completion_offers_is_for_users() -> None:
-    assert {name for name in dir(ts) if not name.startswith("__")} == set(ts.__all__)
+    names = {name for name in dir(ts) if not name.startswith("__")}
+    assert names == {*ts.__all__} and len(names) <= 60
 
 
 def test_what_is_not_there_is_said_so() -> None:
@@ -57,7 +85,7 @@ def test_what_is_not_there_is_said_so() -> None:
     assert not hasattr(ts, "_repr_html_")
 
 
-def test_a_name_can_be_patched_before_anybody_has_asked_for_it() -> None:
+def test_a_name_can_be_patched_before_anybody_has_asked_for_it(with_torch: Callable[[str], str]) -> None:
     script = (
         "import tapescope as ts\n"
         "from unittest import mock\n"
@@ -67,7 +95,7 @@ def test_a_name_can_be_patched_before_anybody_has_asked_for_it() -> None:
         "ts.debug = 2\n"
         "assert ts.debug == 2"
     )
-    assert alone(script) == ""
+    assert with_torch(script) == ""
     with mock.patch.object(ts, "graph", 1):
         assert ts.graph == 1
     assert callable(ts.graph)

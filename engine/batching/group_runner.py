@@ -33,7 +33,7 @@ from ..trace.batches import Batch, Fallback
 from ..trace.recorder import Recorder
 from ..trace.run import Engine
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
-from .group_search import groups
+from .group_search import find_batches
 from .groups import Group, GroupRules
 
 AnyBatch = Literal["auto"] | GroupRules | None
@@ -159,7 +159,7 @@ class GroupRunner:
         self._stacks: dict[int, Group] = {}
         self._trees: dict[int, dict[int, _Tree]] = {}  # by task and output
         self._at = 0
-        found = groups(graph, rules)
+        found = find_batches(graph, rules)
         self._products = found.products
         for group in found.backward:
             if (why := self._never(group)) is not None:
@@ -499,5 +499,5 @@ def check_batch(batch: AnyBatch, engine: Engine = "direct") -> None:
         )
     if batch not in (None, "auto") and not isinstance(batch, GroupRules):
         raise ValueError(
-            f'there is no batch={batch!r}; known are "auto", a ts.GroupRules, and None to run each task alone'
+            f'there is no batch={batch!r}; known are "auto", a ts.types.GroupRules, and None to run each task alone'
         )

@@ -1,4 +1,4 @@
-"""How `ts.groups` finds its groups: trees first, then what of the rest can be stacked."""
+"""How `ts.find_batches` finds its groups: trees first, then what of the rest can be stacked."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ def _slot_reason(product: Product, output: int, kept: str) -> str:
     return f'"{product.other(output).slot}" of {product.function} {_WHY[kept]}'
 
 
-def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Module | None = None) -> Groups:
+def find_batches(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Module | None = None) -> Groups:
     """Finds the products of matrices that could run as one, in a backward and in its forward.
 
     Nothing runs, no hook either, and no tensor is kept.
@@ -427,7 +427,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
         >>> x = torch.ones(8, 4)
         >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
         >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
-        >>> [group.label for group in ts.groups(torch.stack(hidden).sum())]
+        >>> [group.label for group in ts.find_batches(torch.stack(hidden).sum())]
         ['5 × mm → bmm', '5 × mm → bmm']
 
     Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
@@ -454,7 +454,7 @@ def groups(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Mo
 
     rules = GroupRules() if rules is None else rules
     if not isinstance(rules, GroupRules):
-        raise TypeError(f"rules is a ts.GroupRules, as ts.GroupRules(min_fusion_size=2), not {rules!r}")
+        raise TypeError(f"rules is a ts.types.GroupRules, as ts.types.GroupRules(min_fusion_size=2), not {rules!r}")
     graph = graph_meant(of, model)
     if graph.is_tape:
         raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")

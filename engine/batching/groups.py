@@ -1,4 +1,4 @@
-"""`ts.groups`: which products of matrices of a backward, and of its forward, could run as one."""
+"""`ts.find_batches`: which products of matrices of a backward, and of its forward, could run as one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ...inspector.capturing.walk import read_graph
 from ...inspector.graph.graph import Graph
 from ...inspector.shown import text_of
 from ...inspector.torch_internals.compiled import keep_compiler_out
-from ..batching.group_search import groups
+from ..batching.group_search import find_batches
 from ..batching.groups import GroupRules, Groups
 from ..memory.measured_device import device_of
 from ..memory.not_counted import not_counted
@@ -241,7 +241,7 @@ def _advise(
         loss = real_loss_of(make_loss())
     drawn = read_graph(loss, model)
     leaves = list(drawn.leaves.values())
-    together = groups(drawn, GroupRules(min_fusion_size=2))
+    together = find_batches(drawn, GroupRules(min_fusion_size=2))
 
     def run_backward(of: Tensor) -> None:
         with world.run(leaves):
@@ -358,7 +358,7 @@ def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
         if whole:
             parts.append(f"{counted(len(whole), 'group')} in the {direction}")
     if parts:
-        yield f"Their products are {' and '.join(parts)}, each with one of every member: ts.groups shows them."
+        yield f"Their products are {' and '.join(parts)}, each with one of every member: ts.find_batches shows them."
     if ensemble.differing:
         yield f"The members' {', '.join(ensemble.differing)} differ, which made no difference here."
     if ensemble.more:

@@ -113,7 +113,7 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     DistributedDataParallel reduces nothing.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips_tape`), of whose forward
+        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`), of whose forward
             the first primitive that gave a bad value is named.
         engine: "direct"; what it refuses runs with "native".
         model: names modules and parameters after this module, where the forward calls parts of it and never itself;

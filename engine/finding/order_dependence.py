@@ -1,4 +1,4 @@
-"""What `ts.order_dependent` has found."""
+"""What `ts.find_order_dependence` has found."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GradientApart:
 @dataclass(frozen=True, eq=False, repr=False)
 class OrderDependence(ShownAsFindings):
     """The differences between a backward's results in several orders. True if any exceeds rounding, or gradients cannot
-    be read: `assert not ts.order_dependent(make_loss)`.
+    be read: `assert not ts.find_order_dependence(make_loss)`.
 
     Attributes:
         orders: that were run; the first is the one that the others are held against.

@@ -1,4 +1,4 @@
-"""One backward in one order, of which each task's gradients are noted to the bit: for `ts.order_dependent`."""
+"""One backward in one order, of which each task's gradients are noted to the bit: for `ts.find_order_dependence`."""
 
 from __future__ import annotations
 

@@ -65,12 +65,12 @@ class HipsRunner(Runner):
         if call.create_graph:
             raise NotImplementedError(
                 "create_graph=True: a backward of HIPS autograd's gets a tape of its own only inside a function that "
-                f"is taped: ts.hips_tape(lambda x: ... autograd.grad({tape.function})(x) ..., x)"
+                f"is taped: ts.hips.tape(lambda x: ... autograd.grad({tape.function})(x) ..., x)"
             )
         if call.inputs is not None:
             raise NotImplementedError(
                 "inputs=: which arguments get gradients is said when the tape is made: "
-                "ts.hips_tape(fun, *args, argnum=)"
+                "ts.hips.tape(fun, *args, argnum=)"
             )
         watch = None if measuring is None else measuring(tape.graph, (), (), True, False)
         assert watch is None or isinstance(watch, ArrayWatch)

@@ -346,7 +346,7 @@ def _refuse_without_bytes(graph: Graph) -> None:
         if what := without_bytes(leaf):
             name = graph.tasks[task_id].parameter or f"the leaf of {graph.describe(task_id)}"
             raise ValueError(
-                f"{name} is {what}: there is no memory to measure. ts.simulate(ts.graph(loss)) and ts.plan(loss) "
+                f"{name} is {what}: there is no memory to measure. ts.simulate(ts.graph(loss)) and ts.plan_order(loss) "
                 "predict what this backward would take"
             )
 

@@ -30,7 +30,7 @@ from ...inspector.torch_internals.modes import (
 )
 from .watch import Function, MirrorTally, MirrorWatch, PlannedCall, PlannedCalls, PlanState
 
-PURPOSE = "ts.mirror follows what a forward saves"
+PURPOSE = "ts.recompute follows what a forward saves"
 
 
 def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:

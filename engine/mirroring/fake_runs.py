@@ -18,7 +18,7 @@ from ..prediction.operator_times import OperatorTimes
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, loss_of
 from .left_alone import checkpoint_sentence
-from .plan import MirrorPlan
+from .plan import RecomputePlan
 from .runs import Extra
 from .storages import footprints_for, mirror_storages
 
@@ -32,7 +32,7 @@ _SUMS = (
     "tensors of its shapes"
 )
 _NOT_TRIED = (
-    "no storage was made again to see whether that gives the same bits: the first forward under ts.mirror does, and "
+    "no storage was made again to see whether that gives the same bits: the first forward under ts.recompute does, and "
     "keeps what differs"
 )
 _UNTIMED = "how long {} takes is not known"
@@ -77,7 +77,7 @@ class FakeRuns:
         self.banned: str | None = None
         self.reasons: dict[int, str] = {}
 
-    def extra(self, plan: MirrorPlan) -> Extra:
+    def extra(self, plan: RecomputePlan) -> Extra:
         """What forward and backward should take longer under a plan."""
         operations = {number for each in plan.dropped for number in self.program.storages[each].program}
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)

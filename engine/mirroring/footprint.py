@@ -305,7 +305,7 @@ def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
 
 
 def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
-    """The footprints of the mirrored backward, for planners of orders: `ts.simulate` and `ts.plan` take them.
+    """The footprints of the mirrored backward, for planners of orders: `ts.simulate` and `ts.plan_order` take them.
 
     In another order than the memory's, other tasks would be the first to replay: `MirroredMemory` in that order says
     what it comes to. Here what is kept for replays goes at the end of the task that replays, not before it runs.

@@ -6,7 +6,7 @@ from collections import Counter
 
 from ..words.phrases import pattern
 from ..words.sizes import size_text
-from .plan import MirrorPlan, PlannedStorage
+from .plan import PlannedStorage, RecomputePlan
 
 HEADINGS = ("module", "let go", "newly kept", "replays", "replay time", "operations")
 RIGHT = ("let go", "newly kept", "replays", "replay time")
@@ -16,7 +16,7 @@ _MOST_ROWS = 12  # the others are one
 _MOST_NAMES = 3  # of operations of one kind in a row
 
 
-def module_cells(plan: MirrorPlan) -> list[list[str]]:
+def module_cells(plan: RecomputePlan) -> list[list[str]]:
     """The table as text, its headings first: by module, those that differ in a number in one row, and their sum.
 
     What a step was measured to take longer for replays is told to the modules as their operations take time. There are
@@ -47,7 +47,7 @@ def module_cells(plan: MirrorPlan) -> list[list[str]]:
     return [list(HEADINGS), *found]
 
 
-def module_sentences(plan: MirrorPlan) -> list[str]:
+def module_sentences(plan: RecomputePlan) -> list[str]:
     """What words of the table mean, where they are in it."""
     saved = {each.made_by for each in plan.storages if each.fate == "dropped"}
     found = []

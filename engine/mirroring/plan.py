@@ -102,8 +102,8 @@ class MirrorPrediction:
 
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False)
-class MirrorPlan:
-    """Which storages a mirrored forward lets go of: `with ts.mirror(plan): loss = model(x)`.
+class RecomputePlan:
+    """Which storages a mirrored forward lets go of: `with ts.recompute(plan): loss = model(x)`.
 
     Attributes:
         fingerprint: of the forward that was planned for, as in `ForwardProgram`.
@@ -120,7 +120,7 @@ class MirrorPlan:
     planned_order: GraphOrder | None = None
 
     @staticmethod
-    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> MirrorPlan:
+    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> RecomputePlan:
         """The plan that drops these storages.
 
         What their replays read is kept unless it is dropped as well. What is to be dropped although no node saves it,
@@ -162,14 +162,14 @@ class MirrorPlan:
                     storage.obstacle,
                 )
             )
-        return MirrorPlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
+        return RecomputePlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
 
     def misfit(self, graph: Graph) -> str | None:
         """Why its figures are not for this graph; None: nothing says so."""
         return None
 
     def __repr__(self) -> str:
-        return f"<MirrorPlan: {self}>"
+        return f"<RecomputePlan: {self}>"
 
     def __str__(self) -> str:
         count = sum(each.fate == "dropped" for each in self.storages)
@@ -217,7 +217,7 @@ class MirrorPlan:
         return self.fingerprint == program.fingerprint
 
     def save(self, path: str | Path) -> Path:
-        """Writes it as JSON, for `MirrorPlan.load`. What was at `path` before is replaced when all is written."""
+        """Writes it as JSON, for `RecomputePlan.load`. What was at `path` before is replaced when all is written."""
         path = Path(path)
         unfinished = path.with_name(f"{path.name}.part")
         try:
@@ -229,14 +229,14 @@ class MirrorPlan:
         return path
 
     @staticmethod
-    def load(path: str | Path) -> MirrorPlan:
+    def load(path: str | Path) -> RecomputePlan:
         """Reads a plan that `save` wrote. Nothing of the file is executed.
 
         Raises:
             ValueError: the file is no saved plan, is cut off, was written by a newer tapescope, or contradicts itself.
             OSError: it can't be read.
         """
-        path = path_of(path, "MirrorPlan.load")
+        path = path_of(path, "RecomputePlan.load")
         try:
             return _read(read_section(content_of(path, _LARGEST, "which is more than any plan needs")))
         except (ValueError, MemoryError) as error:
@@ -286,7 +286,7 @@ def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
     return found
 
 
-def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
+def _write(writer: ColumnWriter, plan: RecomputePlan) -> None:
     """Writes `format`, `version`, `fingerprint`, and:
 
     - `names`; `operations`: indices into them. `modules`.
@@ -337,7 +337,7 @@ def _write(writer: ColumnWriter, plan: MirrorPlan) -> None:
                 writer.column("tasks", plan.planned_order.tasks)
 
 
-def _read(section: Section) -> MirrorPlan:
+def _read(section: Section) -> RecomputePlan:
     if "format" not in section or not is_format(section.text("format"), FORMAT):
         raise section.wrong("format", f"is not {FORMAT}")
     if section.number("version") > VERSION:
@@ -393,7 +393,7 @@ def _read(section: Section) -> MirrorPlan:
     order = _read_order(section.section("order")) if "order" in section else None
     if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
         raise section.wrong("order", f"has {len(order.tasks)} tasks, but {len(predicted.levels)} levels are predicted")
-    return MirrorPlan(section.text("fingerprint"), operations, storages, predicted, order)
+    return RecomputePlan(section.text("fingerprint"), operations, storages, predicted, order)
 
 
 def _read_order(section: Section) -> GraphOrder:

@@ -159,8 +159,8 @@ class Bytes:
         self.note_version()
         if self._counter is not None and version_of(self._counter) != self._version:
             raise RuntimeError(
-                f"ts.mirror can't run {reader} again: its argument {described(shown)} has been modified by an inplace "
-                f"operation since the forward; it is at version {version_of(self._counter)}, expected version "
+                f"ts.recompute can't run {reader} again: its argument {described(shown)} has been modified by an "
+                f"inplace operation since the forward; it is at version {version_of(self._counter)}, expected version "
                 f"{self._version}. Modify it after the backward, or plan without this"
             )
 

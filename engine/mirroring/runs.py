@@ -22,9 +22,9 @@ from ..programs.profile import profile
 from ..programs.record_forward import clock_of, recorded_in
 from ..programs.timing import turns
 from ..words.phrases import joined
+from .apply_plan import apply_plan
 from .left_alone import checkpoint_sentence
-from .mirror import mirror
-from .plan import MirrorPlan
+from .plan import RecomputePlan
 from .storages import footprints_for, mirror_storages
 
 # What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
@@ -95,7 +95,7 @@ class Runs:
 
     def _prices(self) -> tuple[float, float]:
         """What an operation costs besides itself, as an average over all that may be cheap to make again."""
-        trial = MirrorPlan.of(
+        trial = RecomputePlan.of(
             self.program,
             [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
         )
@@ -121,10 +121,10 @@ class Runs:
     def _ban(self) -> str | None:
         """Makes everything again that could be dropped, once."""
         every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
-        plan = MirrorPlan.of(self.program, every)
+        plan = RecomputePlan.of(self.program, every)
         with warnings.catch_warnings(), self._fresh():
             warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
-            with mirror(plan) as mirrored:
+            with apply_plan(plan) as mirrored:
                 self._make_loss()
         found = mirrored.report.banned
         for each, reason in found:
@@ -136,7 +136,7 @@ class Runs:
         named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
         return f"Kept, as making it again was tried and is no use: {named}."
 
-    def extra(self, plan: MirrorPlan) -> Extra:
+    def extra(self, plan: RecomputePlan) -> Extra:
         """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
 
         Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
@@ -149,7 +149,7 @@ class Runs:
                 with self._fresh():
                     self._wait()
                     began = clock()
-                    with mirror(plan) if is_mirrored else nullcontext():
+                    with apply_plan(plan) if is_mirrored else nullcontext():
                         loss = self._make_loss()
                     self._wait()
                     middle = clock()
@@ -162,7 +162,7 @@ class Runs:
         forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
         return self._plausible(plan, Extra(forward, backward))
 
-    def _plausible(self, plan: MirrorPlan, extra: Extra) -> Extra:
+    def _plausible(self, plan: RecomputePlan, extra: Extra) -> Extra:
         """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
         operations = self._replayed(plan)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
@@ -175,7 +175,7 @@ class Runs:
             ),
         )
 
-    def _replayed(self, plan: MirrorPlan) -> set[int]:
+    def _replayed(self, plan: RecomputePlan) -> set[int]:
         """The operations that run again: one that makes several storages does so once."""
         return {number for each in plan.dropped for number in self.program.storages[each].program}
 

@@ -11,7 +11,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.words import counted
 from ..words.sizes import size_text
 from .modules import ms_text
-from .plan import MirrorPlan, PlannedStorage
+from .plan import PlannedStorage, RecomputePlan
 from .saves import MirroredSave
 
 
@@ -34,7 +34,7 @@ class PlannedReplay:
     seconds: float
 
 
-def planned_replays(plan: MirrorPlan, order: Iterable[int]) -> list[PlannedReplay]:
+def planned_replays(plan: RecomputePlan, order: Iterable[int]) -> list[PlannedReplay]:
     """The replays of a backward in this order, in theirs.
 
     Operations took their time one by one. If the plan says what a step takes longer for all of them, each has its share
@@ -50,7 +50,7 @@ def planned_replays(plan: MirrorPlan, order: Iterable[int]) -> list[PlannedRepla
 class _Planned:
     """The storages of a plan, and which of them were made again so far."""
 
-    def __init__(self, plan: MirrorPlan) -> None:
+    def __init__(self, plan: RecomputePlan) -> None:
         self._storages = {each.number: each for each in plan.storages}
         self._there: set[int] = set()
         self._saved: dict[int, list[int]] = {}
@@ -109,7 +109,7 @@ class _Planned:
         ]
 
 
-def mirror_signs(plan: MirrorPlan, order: Iterable[int]) -> list[Sign]:
+def mirror_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
     """What the tasks have in a picture of the graph, in this order of the backward."""
     let_go: dict[int, list[PlannedStorage]] = {}
     for each in plan.storages:
@@ -138,7 +138,7 @@ def _many(storages: Sequence[PlannedStorage], what: str) -> str:
     return f"{counted(len(storages), what)}, {size_text(sum(each.nbytes for each in storages))}"
 
 
-def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
+def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
     """That a plan is that of the forward which left this graph.
 
     Args:
@@ -148,28 +148,28 @@ def check_fits(plan: MirrorPlan, graph: Graph, saves: Iterable[MirroredSave]) ->
         TypeError: it is no plan.
         ValueError: it is another forward's, or this one was not mirrored.
     """
-    if not isinstance(plan, MirrorPlan):
-        raise TypeError(f"mirroring is a plan, such as ts.plan_mirror makes, not {a_kind(plan)}")
+    if not isinstance(plan, RecomputePlan):
+        raise TypeError(f"recompute is a plan, such as ts.plan_recompute makes, not {a_kind(plan)}")
     if (other := plan.misfit(graph)) is not None:
-        raise ValueError(f"mirroring: the plan's figures are not for this graph: {other}; plan again for this forward")
+        raise ValueError(f"recompute: the plan's figures are not for this graph: {other}; plan again for this forward")
     dropped = [each for each in plan.storages if each.fate == "dropped"]
     planned = {(each.number, task, slot): each.nbytes for each in dropped for task, slot in each.saved_by}
     if any(task >= len(graph) for _, task, _ in planned):
-        raise ValueError(f"mirroring: the plan is for a larger graph than this one of {len(graph):,} tasks")
+        raise ValueError(f"recompute: the plan is for a larger graph than this one of {len(graph):,} tasks")
     if plan.predicted is not None and len(plan.predicted.levels) != len(graph):
         raise ValueError(
-            f"mirroring: the plan predicts the memory of {len(plan.predicted.levels):,} tasks, this graph has "
+            f"recompute: the plan predicts the memory of {len(plan.predicted.levels):,} tasks, this graph has "
             f"{len(graph):,}"
         )
     there = {(each.number, each.task, each.slot): each.nbytes for each in saves}
     if unplanned := there.items() - planned.items():
         (_, task, slot), _ = min(unplanned)
         raise ValueError(
-            f"mirroring: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not, or "
+            f"recompute: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not, or "
             "in another size: the forward ran by another plan, or on other data"
         )
     if graph.nodes and plan.dropped and not there:
         raise ValueError(
-            "mirroring: nothing that this graph saved was let go of. Run its forward in `with ts.mirror(plan):`, and "
-            "look at it before its backward"
+            "recompute: nothing that this graph saved was let go of. Run its forward in `with ts.recompute(plan):`, "
+            "and look at it before its backward"
         )

@@ -1,4 +1,4 @@
-"""What the caller of `ts.plan_mirror` wants of a plan: a budget, and how much longer a step may take."""
+"""What the caller of `ts.plan_recompute` wants of a plan: a budget, and how much longer a step may take."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from ...inspector.torch_internals.tensors import (
 )
 from ..words.phrases import joined
 from ..words.warn import warn
-from .plan import MirrorPlan, PlannedStorage
+from .plan import PlannedStorage, RecomputePlan
 from .replay import (
     Bytes,
     FollowedCall,
@@ -122,7 +122,7 @@ class PlanState:
         calls: in which calls it ran; None: that is not known, or no way to follow it.
     """
 
-    def __init__(self, plan: MirrorPlan) -> None:
+    def __init__(self, plan: RecomputePlan) -> None:
         self.operators = [operator_named(name) for name in plan.operations]
         self.drops: dict[int, list[tuple[int, int]]] = {}
         for each in plan.storages:
@@ -140,11 +140,11 @@ class PlanState:
         return tuple((self._storages[number], self.banned[number]) for number in numbers)
 
 
-_states: weakref.WeakKeyDictionary[MirrorPlan, PlanState] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[RecomputePlan, PlanState] = weakref.WeakKeyDictionary()
 _lock = RLock()
 
 
-def state_of(plan: MirrorPlan) -> PlanState:
+def state_of(plan: RecomputePlan) -> PlanState:
     with _lock:
         found = _states.get(plan)
         if found is None:
@@ -382,13 +382,13 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         message, self._doubt = self._doubt, None
         if self.is_planned_model is False:
             raise ValueError(
-                f"{message}; plan again, with ts.plan_mirror, for this one. A trainer calls a model in a way of its "
-                "own: ts.mirrored(budget) plans where it does"
+                f"{message}; plan again, with ts.plan_recompute, for this one. A trainer calls a model in a way of its "
+                "own: ts.recompute(budget=...) plans where it does"
             )
         note = f"From there on all is kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
-        warn(f"ts.mirror: {note} Plan again if it is to stay so")
+        warn(f"ts.recompute: {note} Plan again if it is to stay so")
 
     def pack(self, tensor: Tensor) -> Packed:
         """What is to stand for a tensor that a node saves."""
@@ -446,7 +446,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 state.banned[each.number] = reason
                 banned.append(each.number)
         if banned:
-            warn(f"ts.mirror: {banned_sentence(state.banned_storages(banned))}")
+            warn(f"ts.recompute: {banned_sentence(state.banned_storages(banned))}")
 
     def close(self, raised: bool) -> None:
         """The `with` block was left."""
@@ -516,7 +516,7 @@ def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
 def _modified(view: View, how: str) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{described(view)} {how}. It was saved under ts.mirror; without it, PyTorch's message names its operation"
+        f"{described(view)} {how}. It was saved under ts.recompute; without it, PyTorch's message names its operation"
     )
 
 

@@ -72,7 +72,7 @@ class MirrorReason:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MirrorReasons:
-    """The answers of `PlannedMirror.why`: a sequence of them. In a notebook it shows itself.
+    """The answers of `PlannedRecompute.why`: a sequence of them. In a notebook it shows itself.
 
     Attributes:
         reasons: one for each operation that is meant.
@@ -104,7 +104,7 @@ class Decided:
 
     Attributes:
         dropped: the numbers of the storages that it drops.
-        ratio, banned, wanted: as in `PlannedMirror`.
+        ratio, banned, wanted: as in `PlannedRecompute`.
         plain_seconds: what a step takes without it.
     """
 
@@ -118,7 +118,7 @@ class Decided:
 
 
 def reasons(plan: Decided, which: str | int) -> MirrorReasons:
-    """See `PlannedMirror.why`."""
+    """See `PlannedRecompute.why`."""
     judge = _Judge(plan)
     return MirrorReasons(tuple(judge.reason(each) for each in operations_called(plan.program, which)))
 

@@ -39,7 +39,7 @@ class GraphOrder:
             why = f"of {len(self.tasks):,} tasks, where this one has {len(graph):,}"
             if len(self.tasks) == len(graph):
                 why = "whose tasks, edges or sizes are others"
-            raise ValueError(f"this order was planned for another graph, {why}; plan again, with ts.plan_mirror")
+            raise ValueError(f"this order was planned for another graph, {why}; plan again, with ts.plan_recompute")
         gone, runs = set(ran), set(problem.tasks)
         return [*ran, *(task for task in self.tasks if task in runs and task not in gone)]
 

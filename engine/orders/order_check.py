@@ -1,4 +1,4 @@
-"""`ts.check_order`: which precedences an order breaks, and whether any order could keep them."""
+"""`ts.orders.check_order`: which precedences an order breaks, and whether any order could keep them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
 
     Args:
         of: a loss (as `ts.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
-        constraints: as in `ts.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them go.
+        constraints: as in `ts.orders.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them
+            go.
         policy: whose order is asked for, and on which the remedy is built.
 
     Raises:
@@ -184,7 +185,7 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
         tuple(broken),
         remedy,
         obstacle,
-        f"ts.constrained({said}, constraints)",
+        f"ts.orders.constrained({said}, constraints)",
     )
 
 

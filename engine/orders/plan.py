@@ -1,4 +1,4 @@
-"""`ts.plan`: what peak each order would have, which is least, and how far that is from what no order can be below."""
+"""`ts.plan_order`: the peak of each order, the least of them, and how far that is from what no order can be below."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class OrderPlan(ShownAsTable):
         return drawn("levels as a figure", {row.policy: self.timeline(row.policy) for row in self.rows}, theme)
 
 
-def plan(
+def plan_order(
     of: Outputs | Graph,
     policies: Iterable[AnyPolicy] | AnyPolicy = PORTFOLIO,
     *,
@@ -254,7 +254,7 @@ def plan(
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:
-    """The policies, each once. Raises what `plan` says."""
+    """The policies, each once. Raises what `plan_order` says."""
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
     expect(policies, Iterable, "policies", 'a policy, or several, such as ("heap", "dfs")')

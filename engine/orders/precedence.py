@@ -147,11 +147,11 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
         ...     states.append(state)
         >>> loss = sum((state * state).sum() for state in reversed(states))
         >>> chain = states[::-1]
-        >>> bool(ts.check_order(loss, [chain]))
+        >>> bool(ts.orders.check_order(loss, [chain]))
         False
-        >>> bool(ts.check_order(loss, [chain], ts.constrained("heap", [chain])))
+        >>> bool(ts.orders.check_order(loss, [chain], ts.orders.constrained("heap", [chain])))
         True
-        >>> ts.backward(loss, policy=ts.constrained("heap", [chain])).policy
+        >>> ts.backward(loss, policy=ts.orders.constrained("heap", [chain])).policy
         'heap with 1 constraint'
 
     The order is planned ahead, in time and memory near linear in tasks, edges and what the constraints name. Where the

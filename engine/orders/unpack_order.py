@@ -1,4 +1,4 @@
-"""`ts.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
+"""`ts.orders.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
 
 from __future__ import annotations
 
@@ -251,15 +251,16 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
         >>> import torch, tapescope as ts
         >>> x = torch.ones(3, requires_grad=True)
-        >>> order = ts.unpack_order(x.exp().sin().sum(), "heap")
+        >>> order = ts.orders.unpack_order(x.exp().sin().sum(), "heap")
         >>> [(order.graph.tasks[row.task].short_name, row.slot, row.nbytes) for row in order]
         [('Sin', 'self', 12), ('Exp', 'result', 12)]
         >>> order.out_of_order is None
         True
 
     In one thread HEAP's is exactly the reverse of packing, since what uses a tensor is newer than what made it. A state
-    that newer operations read again is so unpacked twice, far apart: `ts.check_order` finds where a chain of states
-    breaks, and `ts.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to build the chain.
+    that newer operations read again is so unpacked twice, far apart: `ts.orders.check_order` finds where a chain of
+    states breaks, and `ts.orders.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to
+    build the chain.
 
     Args:
         loss_or_graph: as `ts.graph` takes it, or a graph.
@@ -397,7 +398,8 @@ class SavedBy:
             tasks = joined([told_apart(self._graph, task) for task in self._packed])
             return (
                 f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
-                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of ts.unpack_order(loss)"
+                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of "
+                "ts.orders.unpack_order(loss)"
             )
         return (
             f"{said}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line instead"

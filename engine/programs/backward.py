@@ -51,7 +51,7 @@ def backward(
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`. Or a tape
-            (`ts.hips_tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
+            (`ts.hips.tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
         engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
             "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
@@ -70,7 +70,7 @@ def backward(
             there.
         accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
             rules than PyTorch's need engine="direct".
-        batch: "auto" runs products of matrices as one where `ts.groups` finds that they can, by its rules or by a
+        batch: "auto" runs products of matrices as one where `ts.find_batches` finds that they can, by its rules or by a
             `GroupRules`; needs engine="direct". `Run.batches` tells what did, and what did not and why. Gradients are
             equal within rounding, and those that were made together are parts of one storage.
 

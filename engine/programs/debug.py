@@ -51,8 +51,8 @@ def debug(
         history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that
             (a number, or "2GiB"). "auto" is yes in a deck and in a terminal's prompt, else no.
         accumulation: how gradients that meet are summed, and when they are let go.
-        batch: "auto" runs products of several tasks as one, in one step, where `ts.groups` finds that they can, see
-            `Stepper`. A history wants single tasks, and so there is none where it is "auto".
+        batch: "auto" runs products of several tasks as one, in one step, where `ts.find_batches` finds that they can,
+            see `Stepper`. A history wants single tasks, and so there is none where it is "auto".
         queues: "one" ready queue for all devices, or one "per device", see `Stepper` and `NativeSession`. None: with
             engine="direct" as PyTorch's engine does, a queue for each device; with "native", for the sake of a total
             order, one.

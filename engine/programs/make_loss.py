@@ -103,7 +103,7 @@ def real_loss_of(made: object) -> Tensor:
     if what := without_bytes(loss):
         raise ValueError(
             f"make_loss() returned a loss which is {what}: there is no memory to measure, and there are no numbers to "
-            "look at. ts.simulate(ts.graph(loss)) and ts.plan(loss) predict what its backward would take"
+            "look at. ts.simulate(ts.graph(loss)) and ts.plan_order(loss) predict what its backward would take"
         )
     return loss
 

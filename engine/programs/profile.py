@@ -50,7 +50,7 @@ def profile(
 
     Args:
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
-            Or it returns a tape (`ts.hips_tape`), whose backward the direct engine runs.
+            Or it returns a tape (`ts.hips.tape`), whose backward the direct engine runs.
         policy: as in `ts.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
         trace: as in `ts.backward`. What the statistics allocate meanwhile is not counted. It is there while they are

@@ -38,8 +38,8 @@ _ELSEWHERE = {
     "save_picture": "ts.deck(loss).save_picture(path) does that anywhere, and ts.graph(loss).save_svg(path) draws the "
     "graph",
     "save": "session.save_trace(path) writes what has run so far",
-    "compare": "ts.plan(loss) predicts the memory of several policies, ts.compare(make_loss) measures it",
-    "predict_memory": "ts.plan(loss) and ts.simulate(ts.graph(loss)) predict it",
+    "compare": "ts.plan_order(loss) predicts the memory of several policies, ts.compare(make_loss) measures it",
+    "predict_memory": "ts.plan_order(loss) and ts.simulate(ts.graph(loss)) predict it",
     "switch": 'set session.policy = "bfs", at any stop',
     "position": "len(session.order) says how many tasks have run",
     "current_task": "session.current is the task that runs next",

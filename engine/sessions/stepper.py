@@ -69,10 +69,10 @@ class Stepper(GoesBack):
             a number or "2GiB".
         accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
             added in the same order, and take other memory.
-        batch: "auto" runs products of several tasks as one where `ts.groups` finds that they can, by its rules or by
-            those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding, and
-            those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a history
-            want the single tasks, these run by themselves, and `batches` says why.
+        batch: "auto" runs products of several tasks as one where `ts.find_batches` finds that they can, by its rules or
+            by those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding,
+            and those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a
+            history want the single tasks, these run by themselves, and `batches` says why.
         queues: "one" ready queue for all devices, in the policy's total order; or one "per device", which the policy
             sorts each by itself, and which are worked through side by side as in PyTorch's engine. Tasks then still run
             one at a time, in the order in which the devices would start them by `Problem.durations`. That order is
@@ -109,7 +109,7 @@ class Stepper(GoesBack):
             history = expect_budget(history, "history")
         if trace is not None:
             expect_choice(trace, get_args(Level), "trace")
-        expect(accumulation, Accumulation, "accumulation", "a ts.Accumulation")
+        expect(accumulation, Accumulation, "accumulation", "a ts.types.Accumulation")
         if measuring is not None:
             expect_callable(measuring, 5, "measuring", "what begins to measure memory")
         check_batch(batch)

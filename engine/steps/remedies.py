@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from ...inspector.torch_internals.optimizer_steps import is_fused
-from ..mirroring.plan_mirror import plan_mirror
+from ..mirroring.plan_recompute import plan_recompute
 from ..words.sizes import percent_text, share_text, size_text
 from .fake_model import model_on_fakes
 from .fake_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
@@ -152,7 +152,7 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
             model, batch = model_on_fakes(recipe, fakes), recipe.batch()
         try:
             with fakes.mode:
-                plan = plan_mirror(
+                plan = plan_recompute(
                     lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model
                 )
         except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
@@ -164,7 +164,7 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
         extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
         yield (
             "mirror",
-            f"with ts.mirror(ts.plan_mirror(make_loss, {plan.peak_bytes})) around the forward",
+            f"with ts.recompute(ts.plan_recompute(make_loss, {plan.peak_bytes})) around the forward",
             peak,
             f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
             "plan, take more than without",

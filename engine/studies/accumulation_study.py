@@ -251,7 +251,7 @@ def accumulation_study(
         tell = stack.enter_context(telling(progress, "measuring", timed=True))
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world = stack.enter_context(AsFound(found.make_loss, "ts.accumulation_study"))
+            world = stack.enter_context(AsFound(found.make_loss, "ts.studies.accumulation"))
             loss = real_loss_of(world.watch())
             _refuse_native_alone(loss)
             dtype = loss.dtype
@@ -271,8 +271,8 @@ def _refuse_native_alone(loss: Tensor) -> None:
     except NotImplementedError as error:
         reason = str(error).partition(";")[0]
         raise NotImplementedError(
-            f"ts.accumulation_study compares how the direct engine sums gradients, and {reason}; ts.compare(make_loss) "
-            "runs in PyTorch's own engine"
+            f"ts.studies.accumulation compares how the direct engine sums gradients, and {reason}; "
+            "ts.compare(make_loss) runs in PyTorch's own engine"
         ) from None
 
 

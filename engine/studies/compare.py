@@ -19,9 +19,9 @@ from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.measured_device import devices_of
 from ..memory.not_counted import not_counted
 from ..memory.timeline import Timeline
-from ..mirroring.mirror import mirror
-from ..mirroring.plan import MirrorPlan
-from ..mirroring.planned_mirror import PlannedMirror
+from ..mirroring.apply_plan import apply_plan
+from ..mirroring.plan import RecomputePlan
+from ..mirroring.planned_recompute import PlannedRecompute
 from ..orders.planning import bound
 from ..orders.policies import find_policy
 from ..orders.schedule import schedule
@@ -49,7 +49,7 @@ def compare(
     *,
     accumulate: Sequence[Accumulate] | Accumulate = "inplace",
     release: Sequence[Release] | Release = "eager",
-    mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None = None,
+    recompute: Sequence[RecomputePlan | None] | RecomputePlan | None = None,
     repetitions: int = 3,
     queues: Queues = "one",
     progress: Callable[[str], object] | None = None,
@@ -65,14 +65,14 @@ def compare(
     devices the table is of the one with the highest peak, and `Comparison.on(device)` of another.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips_tape`); it has to build the
+        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`); it has to build the
             same graph each time.
         policies: as in `ts.backward`; one alone will do.
         accumulate, release: as in `ts.backward`, one or several of each: a row for every policy under every rule, such
             as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
             that their times can be compared.
-        mirroring: a plan of `ts.plan_mirror`, or several: each policy has a row without, such as "heap", and one with
-            each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
+        recompute: a plan of `ts.plan_recompute`, or several: each policy has a row without, such as "heap", and one
+            with each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `ts.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`. None: on a terminal and in a
@@ -105,7 +105,7 @@ def compare(
         raise ValueError(f"repetitions must be at least 1, not {repetitions}")
     named = chosen_policies(policies)
     rules = _chosen_rules(accumulate, release)
-    plans = _chosen_plans(mirroring)
+    plans = _chosen_plans(recompute)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
     with telling(progress, "comparing", timed=True) as tell, AsFound(make_loss, "ts.compare") as world:
@@ -124,7 +124,7 @@ class _Chosen(NamedTuple):
 
     policy: Policy | Choice
     rule: Accumulation
-    plan: MirrorPlan | None
+    plan: RecomputePlan | None
     forward: MakeLoss
 
 
@@ -133,7 +133,7 @@ class _Measured(NamedTuple):
 
     timeline: Timeline
     footprints: Footprints
-    plan: MirrorPlan | None
+    plan: RecomputePlan | None
 
 
 _ByDevice = dict[str, _Measured]
@@ -171,7 +171,7 @@ class _Comparing:
         world: AsFound,
         make_loss: MakeLoss,
         model: nn.Module | None,
-        plans: Iterable[MirrorPlan | None],
+        plans: Iterable[RecomputePlan | None],
         tell: Callable[[str], object],
     ) -> None:
         self._model = model
@@ -259,7 +259,7 @@ def _compared(
     model: nn.Module | None,
     named: dict[str, Policy | Choice],
     rules: list[Accumulation],
-    plans: dict[str, MirrorPlan | None],
+    plans: dict[str, RecomputePlan | None],
     repetitions: int,
     queues: Queues,
     tell: Callable[[str], object],
@@ -296,24 +296,24 @@ def _compared(
     return found[-1]
 
 
-def _run(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:
+def _run(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
     """A forward by a plan."""
-    with mirror(plan):
+    with apply_plan(plan):
         return real_loss_of(make_loss())
 
 
-def _chosen_plans(mirroring: Sequence[MirrorPlan | None] | MirrorPlan | None) -> dict[str, MirrorPlan | None]:
+def _chosen_plans(recompute: Sequence[RecomputePlan | None] | RecomputePlan | None) -> dict[str, RecomputePlan | None]:
     """What stands behind the names of policies, and by which plan the forward runs. Raises what `compare` says."""
-    if mirroring is None or isinstance(mirroring, MirrorPlan):
-        found = [None] if mirroring is None else [None, mirroring]
-    elif isinstance(mirroring, Sequence) and all(each is None or isinstance(each, MirrorPlan) for each in mirroring):
-        found = list(mirroring)
+    if recompute is None or isinstance(recompute, RecomputePlan):
+        found = [None] if recompute is None else [None, recompute]
+    elif isinstance(recompute, Sequence) and all(each is None or isinstance(each, RecomputePlan) for each in recompute):
+        found = list(recompute)
     else:
-        raise TypeError(f"mirroring is a plan, such as ts.plan_mirror makes, or several, not {mirroring!r}")
+        raise TypeError(f"recompute is a plan, such as ts.plan_recompute makes, or several, not {recompute!r}")
     if not found:
-        raise ValueError("there is nothing to compare: mirroring= is empty")
+        raise ValueError("there is nothing to compare: recompute= is empty")
     if len(set(found)) < len(found):
-        raise ValueError("a plan is there twice: mirroring= names each once, and None for no mirroring")
+        raise ValueError("a plan is there twice: recompute= names each once, and None for no mirroring")
     many = sum(plan is not None for plan in found) > 1
     numbers = count(1)
     return {"" if plan is None else f"{MIRRORED} {next(numbers)}" if many else MIRRORED: plan for plan in found}
@@ -375,8 +375,8 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
         elif not any(leaf.has_grad for leaf in own.leaves.values()):
             fitting = (each for each in plans if plan in (None, each) and rule == PYTORCHS and _is_for(each, timeline))
             if (planned := next(fitting, None)) is not None:
-                by = "ts.plan_mirror"
-                if isinstance(planned, PlannedMirror):
+                by = "ts.plan_recompute"
+                if isinstance(planned, PlannedRecompute):
                     predicted = planned.plain if plan is None else planned.timeline
                 elif planned.predicted is not None:
                     levels = planned.predicted.plain_levels if plan is None else planned.predicted.levels
@@ -385,7 +385,7 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
         yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan, levels, start)
 
 
-def _is_for(plan: MirrorPlan, timeline: Timeline) -> bool:
+def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:
     """Whether it predicts, and for this order."""
     if plan.predicted is None:
         return False

@@ -15,7 +15,7 @@ from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..memory.measured_device import chosen_device
 from ..memory.not_counted import NotCounted
 from ..memory.timeline import Timeline
-from ..mirroring.plan import MirrorPlan
+from ..mirroring.plan import RecomputePlan
 from ..trace.peak import PeakReport, peak_report
 from ..words.estimates import estimate_sentence
 from ..words.phrases import counted, joined, nth, task_name
@@ -64,7 +64,7 @@ class Row:
     calibrated_by: str | None = None
     dry_run_bytes: int | None = None
     dry_run_estimates: tuple[str, ...] = ()
-    plan: MirrorPlan | None = None
+    plan: RecomputePlan | None = None
     planned_levels: tuple[int, ...] = ()
     dry_run_start_bytes: int | None = None
 

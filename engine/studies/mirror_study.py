@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...inspector.shown import GraphTheme, drawn, saved_page
 from ..measuring.step_levels import allocated_levels
-from ..mirroring.mirror import mirror
-from ..mirroring.plan_mirror import plan_mirror
-from ..mirroring.planned_mirror import PlannedMirror
+from ..mirroring.apply_plan import apply_plan
+from ..mirroring.plan_recompute import plan_recompute
+from ..mirroring.planned_recompute import PlannedRecompute
 from ..mirroring.wanted import OVERHEAD
 from ..programs.as_found import AsFound
 from ..programs.make_loss import MakeLoss, own_gradients, same_random_numbers
@@ -55,9 +55,9 @@ NOTHING = "nothing"
 BLOCKS = "checkpoint per block"
 SELECTIVE = "selective checkpoint"
 COMPILED = "torch.compile, half the budget"
-WITHIN = f"ts.mirror, {percent_text(OVERHEAD)} overhead"
-BELOW = "ts.mirror, below checkpoint"
-HALF = "ts.mirror, half the peak"
+WITHIN = f"ts.recompute, {percent_text(OVERHEAD)} overhead"
+BELOW = "ts.recompute, below checkpoint"
+HALF = "ts.recompute, half the peak"
 
 _BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
 _ALIKE = 0.005
@@ -77,7 +77,7 @@ class StudiedWay:
         time_ratio: over that without anything, round by round.
         same_gradients, same_state: whether gradients, and what the forward writes (running statistics), are the same
             bits as without.
-        plan: of the rows of `ts.mirror`.
+        plan: of the rows of `ts.recompute`.
     """
 
     name: str
@@ -87,7 +87,7 @@ class StudiedWay:
     time_ratio: Spread
     same_gradients: bool
     same_state: bool
-    plan: PlannedMirror | None = None
+    plan: PlannedRecompute | None = None
 
     @property
     def elapsed_ns(self) -> float:
@@ -308,7 +308,7 @@ def mirror_study(
         sized: StudySize | None = size
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
-            world, sized = stack.enter_context(AsFound(found.make_loss, "tapescope bench mirroring")), None
+            world, sized = stack.enter_context(AsFound(found.make_loss, "tapescope bench recompute")), None
             own = OwnModules.of(world)
             bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
             blocks, place, called = own.blocks, own.device, own.is_one
@@ -367,7 +367,7 @@ def _ways_measured(
     for mirrored, budget in asked:
         tell(f"{name}: planning for {mirrored}")
         with bench.as_before():
-            plan = plan_mirror(bench.make_loss, budget, seconds=plans.seconds, progress=False)
+            plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
         measure(_Way(mirrored, nullcontext, plan))
     return ways, refused
 
@@ -390,7 +390,7 @@ class _Way:
     """One way to save memory: what is around a step, and the plan of the mirror that its forward runs under."""
 
     def __init__(
-        self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedMirror | None = None
+        self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedRecompute | None = None
     ) -> None:
         self.name = name
         self.around = around
@@ -403,7 +403,7 @@ class _Way:
         """What the forward runs under. A plan that leaves the model alone has nothing to do."""
         if self.plan is None or self.plan.left_alone is not None:
             return nullcontext()
-        return mirror(self.plan)
+        return apply_plan(self.plan)
 
     def studied(self, nothing: _Way) -> StudiedWay:
         ratios = [mine / its for mine, its in zip(self.times_ns, nothing.times_ns, strict=True)]

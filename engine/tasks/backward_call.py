@@ -26,7 +26,7 @@ class BackwardCall:
     `Stepper` and `NativeSession` take one where more is to be said than the loss.
 
     Args:
-        tensors: the outputs where the backward starts, one or several; or a tape (`ts.hips_tape`).
+        tensors: the outputs where the backward starts, one or several; or a tape (`ts.hips.tape`).
         grad_tensors: by output its gradient, of the output's shape; None where the output is a scalar, or for all.
         retain_graph: whether nodes keep what they saved; None: as `create_graph`.
         create_graph: whether the backward gets a graph of its own, for the second derivative.

@@ -37,12 +37,12 @@ _WHY_UNNAMED = {
 }
 _UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
 _HELP = {
-    _SAVED: "computing some of it again instead of saving it, ts.plan_mirror(make_loss), and a smaller batch",
+    _SAVED: "computing some of it again instead of saving it, ts.plan_recompute(make_loss), and a smaller batch",
     _PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
     _GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
     _STATE: "an optimizer with less state",
     _OTHERS: "letting go of what is no longer needed",
-    _UNSEEN: "another order of the tasks, ts.plan(loss), and a smaller batch",
+    _UNSEEN: "another order of the tasks, ts.plan_order(loss), and a smaller batch",
 }
 
 

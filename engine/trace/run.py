@@ -244,25 +244,25 @@ class Run:
         """
         return saved("run for Perfetto", self, path)
 
-    def deck(self, *, mirroring: Any = None) -> Any:
+    def deck(self, *, recompute: Any = None) -> Any:
         """The run as a widget (`widgets.deck.recording.Recording`) that plays it again, in a notebook.
 
         Args:
-            mirroring: the plan (`ts.MirrorPlan`) by which the forward was mirrored: the deck says what it let go of,
-                and draws the memory that the plan predicts, with it and without, beside what was measured.
+            recompute: the plan (`ts.types.RecomputePlan`) by which the forward was mirrored: the deck says what it let
+                go of, and draws the memory that the plan predicts, with it and without, beside what was measured.
 
         Raises:
             TypeError, ValueError: that is no plan, or the graph is another's.
             ModuleNotFoundError: `anywidget` is missing.
         """
         try:
-            return drawn("run as a deck", self, mirroring=mirroring)
+            return drawn("run as a deck", self, recompute=recompute)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "run.deck() needs a notebook with anywidget: pip install 'tapescope[notebook]'. "
                 "run.save_html(path) writes a page that plays without"
             ) from error
 
-    def save_html(self, path: str | Path, *, mirroring: Any = None) -> Path:
-        """Writes the run as one page that plays it, without a kernel or a network. For `mirroring` see `deck`."""
-        return saved("run as a page", self, path, mirroring=mirroring)
+    def save_html(self, path: str | Path, *, recompute: Any = None) -> Path:
+        """Writes the run as one page that plays it, without a kernel or a network. For `recompute` see `deck`."""
+        return saved("run as a page", self, path, recompute=recompute)

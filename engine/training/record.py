@@ -32,6 +32,7 @@ _NO_STEPS = (
 )
 _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five a step that is looked at
+_started: list[Training] = []  # which watch until they are stopped, also where nobody else keeps them
 
 
 class Watcher(Protocol):
@@ -110,18 +111,21 @@ class Training(ShownAsFindings):
         """Who watches the loop, once it is opened."""
         self._watcher = watcher
 
-    def open(self) -> None:
-        """Begins to watch, as the `with` block does.
+    def start(self) -> Self:
+        """Start watching this thread, where no `with` block can be put around the loop. `stop` ends it.
 
         Raises:
             RuntimeError: it has been watched already.
         """
-        if self._watcher is None:
-            raise RuntimeError("this training has been watched already; make another ts.training()")
-        self._opened = Opened(self, self._watcher.start)
+        _started.append(self)
+        try:
+            return self.__enter__()
+        except BaseException:  # Ctrl-C, too
+            self.stop()
+            raise
 
-    def close(self) -> None:
-        """Ends the watching; the findings stay. Called again it does nothing."""
+    def stop(self) -> None:
+        """Stop watching; the findings stay. Calling it again does nothing."""
         self._close(None, None, None)
 
     def _close(
@@ -129,6 +133,7 @@ class Training(ShownAsFindings):
     ) -> None:
         opened, self._opened = self._opened, None
         watcher, self._watcher = self._watcher, None
+        _started[:] = [each for each in _started if each is not self]
         if opened is None or watcher is None:
             return
         try:
@@ -139,8 +144,10 @@ class Training(ShownAsFindings):
             opened.close(kind, error, traceback)
 
     def __enter__(self) -> Self:
-        if self._opened is None:  # else it was installed
-            self.open()
+        if self._watcher is None:
+            raise RuntimeError("this training has been watched already; make another ts.training()")
+        if self._opened is None:  # else it was started
+            self._opened = Opened(self, self._watcher.start)
         return self
 
     def __exit__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -40,9 +39,6 @@ PARTS: list[Callable[[], LoopPart]] = [
 
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = Optimizer | Sequence[Optimizer] | None
-
-_lock = threading.Lock()
-_installed: list[Training] = []
 
 
 def _listed(value: Any, is_one: Callable[[object], bool], name: str, wanted: str) -> list[Any]:
@@ -150,47 +146,3 @@ def training(
         made.watched.add(each)
     made.watch_by(TrainingWatch(made, parts, models, optimizers))
     return made
-
-
-def install_training(
-    model: Models = None,
-    optimizer: Optimizers = None,
-    *,
-    every: int = 10,
-    writes: bool = False,
-    black_box: str | PathLike[str] | None = None,
-    black_box_on: Collection[str] = USUAL,
-    limit: str | int = "2GB",
-    synchronize: bool = False,
-    found_inf: bool = False,
-    writer: Any = None,
-    depth: int = 1,
-) -> Training:
-    """From now on watches whatever this thread trains, for Trainers: as `ts.training`, until `ts.uninstall_training()`
-    or `training.close()`."""
-    made = training(
-        model,
-        optimizer,
-        every=every,
-        writes=writes,
-        black_box=black_box,
-        black_box_on=black_box_on,
-        limit=limit,
-        synchronize=synchronize,
-        found_inf=found_inf,
-        writer=writer,
-        depth=depth,
-    )
-    made.open()
-    with _lock:
-        _installed.append(made)
-    return made
-
-
-def uninstall_training() -> None:
-    """Ends all that `ts.install_training` began; the findings stay."""
-    with _lock:
-        installed = tuple(_installed)
-        _installed.clear()
-    for each in reversed(installed):
-        each.close()

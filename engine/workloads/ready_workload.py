@@ -128,7 +128,7 @@ class Workload:
         return parts.model, compute
 
     def in_numpy(self, size: Size = "small", seed: int = 0, dtype: torch.dtype | None = None, **knobs: int) -> Program:
-        """The same program on the same numbers for `autograd.numpy`: `ts.hips_tape(fun, *args)`.
+        """The same program on the same numbers for `autograd.numpy`: `ts.hips.tape(fun, *args)`.
 
         Args:
             size, seed, dtype, knobs: as in `build`.

@@ -30,7 +30,7 @@ class capture:
     captures inside or around. On leaving, also by an exception, it takes all its hooks away.
 
     Args:
-        module: names the parameters and modules after this module; without it, after each outermost module that is
+        model: names the parameters and modules after this module; without it, after each outermost module that is
             called. Give it where the forward calls parts of a model and never the model itself.
         observer: called after each operation that gave a tensor or None, and after each module call that gave something
             else than its last operation did: with it, its result and its arguments.
@@ -50,15 +50,15 @@ class capture:
 
     def __init__(
         self,
-        module: nn.Module | None = None,
+        model: nn.Module | None = None,
         observer: Observer | None = None,
         *,
         keep_inputs: bool = False,
         every_call: bool = False,
     ) -> None:
-        if not isinstance(module, nn.Module | None):
-            raise TypeError(f"ts.capture() takes the module to name things after, not {a_kind(module)}")
-        self._module = module
+        if not isinstance(model, nn.Module | None):
+            raise TypeError(f"ts.capture() takes the model to name things after, not {a_kind(model)}")
+        self._model = model
         self._observer = observer
         if observer is not None:
             expect_callable(observer, 3, "observer", "a function of an operation, its result and its arguments")
@@ -74,7 +74,7 @@ class capture:
             raise RuntimeError("this capture is open already; make another one with ts.capture()")
         facts = Facts()
         tape = Tape(facts)
-        record = CaptureRecord(facts, self._module, self._observer)
+        record = CaptureRecord(facts, self._model, self._observer)
         every_call = self._every_call or self._keep_inputs or self._observer is not None
         put_in_place = partial(_put_in_place, record, tape, self._observer, self._keep_inputs, every_call)
         self._opened = Opened(self, put_in_place)

@@ -67,7 +67,7 @@ class _Packed:
         self.is_read_early = False  # by a backward inside of the forward
 
 
-_PURPOSE = "ts.plan_mirror and ts.record_forward follow what a forward saves"
+_PURPOSE = "ts.plan_recompute and ts.record_forward follow what a forward saves"
 _READ_EARLY = "a backward inside of the forward reads it, after which it would be there again"
 
 

@@ -58,7 +58,7 @@ def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
     """Open tapescope's own hooks around the user's code.
 
     Args:
-        purpose: the verb and its purpose, for messages: "ts.mirror follows what a forward saves".
+        purpose: the verb and its purpose, for messages: "ts.recompute follows what a forward saves".
 
     Raises:
         NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.

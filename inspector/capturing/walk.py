@@ -30,12 +30,12 @@ DEEP = 10_000
 _KEPT = "tapescope: nodes below"  # a key in a root's metadata
 
 
-def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
+def graph(outputs: Outputs | HipsTape, model: ParameterNames | None = None) -> Graph:
     """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
 
     Args:
-        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`ts.hips_tape`).
-        names: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
+        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`ts.hips.tape`).
+        model: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
             (`ts.capture`) supplies names without it, and module paths, source lines and operations. A module also
             names those that the forward called by themselves, where they are parts of it and have parameters.
 
@@ -47,7 +47,7 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
     no nodes and saved tensors. One read from a temporary, as in `ts.graph(make_loss())`, or from a `GradientEdge` does
     keep its nodes, and so their saved tensors, until a backward frees them.
     """
-    found = read_graph(outputs, names)
+    found = read_graph(outputs, model)
     if isinstance(found.nodes, LiveNodes):
         found.nodes.hold_for_temporaries()
     return found
@@ -56,10 +56,10 @@ def graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> G
 def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
     """`graph` for callers that hold the outputs themselves."""
     if names is not None:
-        expect(names, torch.nn.Module | Mapping, "names", "a module, or a mapping of names to tensors")
+        expect(names, torch.nn.Module | Mapping, "model", "a module, or a mapping of names to tensors")
         if isinstance(names, Mapping):
             for name, tensor in names.items():
-                expect(tensor, Tensor, f"names[{name!r}]", "a tensor")
+                expect(tensor, Tensor, f"model[{name!r}]", "a tensor")
     if isinstance(outputs, HipsTape):
         return outputs.graph
     given = _as_list(outputs)
@@ -92,7 +92,7 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     if not isinstance(of, Graph):
         return read_graph(of, model)
     if model is not None:
-        raise ValueError("model= is for a loss, and this is a graph, which has its names: ts.graph(loss, names=model)")
+        raise ValueError("model= is for a loss, and this is a graph, which has its names: ts.graph(loss, model=model)")
     return of
 
 

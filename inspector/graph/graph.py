@@ -210,7 +210,7 @@ class Graph:
 
     @property
     def is_tape(self) -> bool:
-        """Whether it is that of a tape (`ts.hips_tape`), whose nodes are not torch's."""
+        """Whether it is that of a tape (`ts.hips.tape`), whose nodes are not torch's."""
         return self.tasks[-1].name == ARGUMENT
 
     @cached_property

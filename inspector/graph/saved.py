@@ -64,7 +64,9 @@ class SavedTensors(tuple[SavedTensor, ...]):
         if not self.packed:
             return listed
         are = "tensor is" if self.packed == 1 else "tensors are"
-        return f"{listed} and {self.packed:,} {are} packed by saved_tensors_hooks; ts.unpack_order(loss) lists them"
+        return (
+            f"{listed} and {self.packed:,} {are} packed by saved_tensors_hooks; ts.orders.unpack_order(loss) lists them"
+        )
 
 
 @collector_paused()

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import torch
 
-# The engine's ready models stand for the user's code; but ts.mirror and ts.find_nan call the user's operations on their
-# way, and ts.training is called by the hooks of what the user calls.
+# The engine's ready models stand for the user's code; but ts.recompute and ts.find_nan call the user's operations on
+# their way, and ts.training is called by the hooks of what the user calls.
 PACKAGE = Path(__file__).parents[2]
 """Where tapescope itself is installed."""
 

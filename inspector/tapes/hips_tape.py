@@ -1,4 +1,4 @@
-"""`ts.hips_tape`: the tape of the package `autograd` (HIPS), which differentiates functions of numpy arrays."""
+"""`ts.hips.tape`: the tape of the package `autograd` (HIPS), which differentiates functions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def tape_of(graph: Graph) -> HipsTape | None:
 def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:
     """Calls a function written with `autograd.numpy` and keeps the tape, as `autograd.grad` would. No backward runs.
 
-    tape = ts.hips_tape(loss, weights, batch)
+    tape = ts.hips.tape(loss, weights, batch)
     deck = ts.debug(tape)       # steps through what autograd.grad(loss)(weights, batch) computes at once
     deck.run(); tape.gradient
 
@@ -125,8 +125,8 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     hips = _hips_nodes()
     if isinstance(fun, nn.Module) or not callable(fun):
         raise TypeError(
-            "ts.hips_tape takes a function written with autograd.numpy and what it is called with, "
-            f"ts.hips_tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: ts.graph(loss)"
+            "ts.hips.tape takes a function written with autograd.numpy and what it is called with, "
+            f"ts.hips.tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: ts.graph(loss)"
         )
     name = getattr(fun, "__name__", type(fun).__name__)
     expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
@@ -193,7 +193,7 @@ def refuse_parts(value: object) -> None:
     """Raises a TypeError if this is a box or a node of autograd's: what is below it is only known from the start."""
     if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):
         kind = type(value).__name__
-        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips_tape(fun, *args))")
+        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips.tape(fun, *args))")
 
 
 def _hips_nodes() -> ModuleType:
@@ -203,7 +203,7 @@ def _hips_nodes() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("autograd", "numpy"):
             raise
         raise ModuleNotFoundError(
-            "ts.hips_tape needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
+            "ts.hips.tape needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
         ) from None
     return hips_nodes
 

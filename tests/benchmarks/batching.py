@@ -36,7 +36,7 @@ def rows(effort: Effort) -> Iterator[Row]:
         yield _peak(name, model, make_loss)
     model, make_loss = workload("mixture_of_experts").build()
     yield from _speed("mixture_of_experts", model, make_loss, effort)
-    refused = dict.fromkeys(each.why for each in ts.groups(make_loss()).refused)
+    refused = dict.fromkeys(each.why for each in ts.find_batches(make_loss()).refused)
     yield Row("mixture_of_experts: not joined", "×", outcome="; ".join(refused))
 
 
@@ -97,7 +97,7 @@ def _products_alone(name: str, make_loss: Callable[[], Tensor], effort: Effort) 
     """The products of one group and nothing else: its nodes called one by one, and stacked."""
     loss = make_loss()
     graph = ts.graph(loss)
-    found = ts.groups(graph)
+    found = ts.find_batches(graph)
     group = next((group for group in found.backward if len(group.outputs) == 2), None)
     if group is None:
         return
@@ -117,7 +117,7 @@ def _products_alone(name: str, make_loss: Callable[[], Tensor], effort: Effort) 
     yield Row(f"{name}: products of one layer, one by one / as one", "×", values)
 
 
-def _operands(found: ts.Groups, graph: ts.Graph, group: Group, gradients: list[Tensor]) -> list[Operands]:
+def _operands(found: ts.types.Groups, graph: ts.Graph, group: Group, gradients: list[Tensor]) -> list[Operands]:
     return [
         Operands.of(found.products[task], graph.nodes[task], gradient, group.outputs)
         for task, gradient in zip(group.tasks, gradients, strict=True)

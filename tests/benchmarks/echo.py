@@ -14,7 +14,7 @@ from measure import Effort, Row
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.mirroring.planned_recompute import PlannedRecompute
 from tapescope.engine.mirroring.wanted import OVERHEAD
 from tapescope.engine.words.sizes import percent_text, share_text, size_text
 
@@ -32,7 +32,7 @@ def rows(effort: Effort) -> Iterator[Row]:
     began = perf_counter()
     with FakeTensorMode():
         model, make_loss = ts.workload(name).build(**sizes)
-    plan = ts.plan_mirror(make_loss, overhead=OVERHEAD, seconds=seconds, model=model)
+    plan = ts.plan_recompute(make_loss, overhead=OVERHEAD, seconds=seconds, model=model)
     plans = plan.explore(2 * seconds).plans
     taken = perf_counter() - began
     what = f"{name}, {', '.join(f'{knob} {size}' for knob, size in sizes.items())}"
@@ -47,12 +47,12 @@ def rows(effort: Effort) -> Iterator[Row]:
     yield Row("    planned in", "s", (taken,), note=f"this process had {size_text(most)} at most; {estimates}")
 
 
-def _overhead(plan: PlannedMirror) -> float:
+def _overhead(plan: PlannedRecompute) -> float:
     assert plan.predicted is not None
     return plan.predicted.seconds / plan.predicted.plain_seconds - 1
 
 
-def _row(what: str, plan: PlannedMirror, beside: str) -> Row:
+def _row(what: str, plan: PlannedRecompute, beside: str) -> Row:
     before, after = plan.plain_peak_bytes, plan.peak_bytes
     less = (
         f"−{share_text(before - after, before)}, {before / after:.2f} × less; +{percent_text(_overhead(plan))} of time"

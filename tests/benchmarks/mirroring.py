@@ -56,7 +56,7 @@ def _rows(effort: Effort, device: str) -> Iterator[Row]:
         studies.append(study)
     effort.folder.mkdir(parents=True, exist_ok=True)
     path = save_studies(studies, effort.folder / f"mirroring-{device}.html")
-    yield Row("mirroring: tables and figures", "×", outcome=f"in {path}")
+    yield Row("recompute: tables and figures", "×", outcome=f"in {path}")
 
 
 def _of_study(study: MirrorStudy) -> Iterator[Row]:

@@ -57,19 +57,19 @@ def _any_shape(shape: str, effort: Effort) -> Row:
 
 
 def _growth(shape: str, effort: Effort) -> Iterator[Row]:
-    """Seconds of `ts.plan`: a dry run, the orders of the portfolio with their simulations, and the lower bound."""
+    """Seconds of `ts.plan_order`: a dry run, the portfolio's orders with their simulations, and the lower bound."""
     name, knobs = _SHAPES[shape]
     points: list[tuple[float, float]] = []
     for wanted in (50, 100) if effort.tiny else _TASKS:
         _, make_loss = workload(name).build(**knobs(wanted))
         graph = ts.graph(make_loss())
         times = 1 if wanted > 10_000 else min(effort.repetitions, 3)
-        found = repeated(lambda graph=graph: ts.plan(graph), times)
+        found = repeated(lambda graph=graph: ts.plan_order(graph), times)
         points.append((log(len(graph)), log(median(found))))
-        yield Row(f"ts.plan: {len(graph):,} tasks, {shape}", "s", found, _GOALS.get(wanted))
+        yield Row(f"ts.plan_order: {len(graph):,} tasks, {shape}", "s", found, _GOALS.get(wanted))
         yield Row("    of that the dry run", "s", repeated(lambda graph=graph: dry_run(graph), times))
     said = f"grows with the number of tasks to the power of {_slope(points):.2f}"
-    yield Row(f"ts.plan: {shape}", "s", outcome=said)
+    yield Row(f"ts.plan_order: {shape}", "s", outcome=said)
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
@@ -103,7 +103,7 @@ def _saved_by_auto(name: str) -> Row:
     """The peak under "auto" over that under HEAP, measured; and what was predicted, and what no order is below."""
     _, make_loss = workload(name).build()
     heap, auto = ts.compare(make_loss, ["heap", "auto"], repetitions=1).rows
-    bound = ts.plan(make_loss()).bound_bytes
+    bound = ts.plan_order(make_loss()).bound_bytes
     what = (
         f"{name}: peak, auto {size_text(auto.peak_bytes)} (predicted {size_text(auto.dry_run_bytes)}) / "
         f"heap {size_text(heap.peak_bytes)} ({size_text(heap.dry_run_bytes)}); lower bound {size_text(bound)}"

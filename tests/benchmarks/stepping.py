@@ -81,7 +81,7 @@ def pinned(loss: Tensor) -> Callable[[], ts.Run]:
     return lambda: run_native(call, plan)
 
 
-def started(loss: Tensor) -> Callable[[], ts.NativeSession]:
+def started(loss: Tensor) -> Callable[[], ts.types.NativeSession]:
     """The walk, the plan, the pin, the thread, and two hooks for each task. Closed after the clock has stopped."""
     return lambda: native_session(loss)
 
@@ -102,7 +102,7 @@ def step_through(loss: Tensor) -> Callable[[], object]:
     return steps
 
 
-def native_session(loss: Tensor) -> ts.NativeSession:
+def native_session(loss: Tensor) -> ts.types.NativeSession:
     """Stopped before its first task."""
     session = ts.debug(loss, engine="native", policy="bfs")
     session.gradients  # noqa: B018 -- starts it

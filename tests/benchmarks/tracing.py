@@ -48,7 +48,7 @@ def chain_graph(tasks: int) -> ts.Graph:
     """A chain without torch nodes, from the last task to task 0."""
     return ts.Graph(
         tuple(ts.Task(number, "MulBackward0", Kind.CPP, number, (_META,)) for number in range(tasks)),
-        tuple(ts.Edge(number, 0, number - 1, 0) for number in range(1, tasks)),
+        tuple(ts.types.Edge(number, 0, number - 1, 0) for number in range(1, tasks)),
         (Root(tasks - 1, 0),),
     )
 

@@ -9,7 +9,7 @@ import torch
 from playwright.sync_api import Page
 from torch import nn
 
-from tapescope.engine.mirroring.plan_mirror import plan_mirror
+from tapescope.engine.mirroring.plan_recompute import plan_recompute
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.workloads.workloads import workload
 
@@ -122,8 +122,8 @@ def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
     def make_loss() -> torch.Tensor:
         return model(x).pow(2).mean()  # type: ignore[no-any-return]
 
-    plan = plan_mirror(make_loss, 0.8, seconds=0.1, repetitions=1)
-    comparison = compare(make_loss, "heap", mirroring=plan, repetitions=1)
+    plan = plan_recompute(make_loss, 0.8, seconds=0.1, repetitions=1)
+    comparison = compare(make_loss, "heap", recompute=plan, repetitions=1)
     page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     trouble = trouble_of(page)
     page.goto(comparison.save_html(tmp_path / "page.html").as_uri())

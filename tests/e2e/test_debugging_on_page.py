@@ -51,7 +51,7 @@ class Graph:
         for policy in ("heap", "bfs"):
             order = schedule(self.graph, policy)
             timeline = simulate(self.graph, order, footprints)
-            content = schedule_content(self.graph, ts.POLICIES[policy], order, timeline=timeline)
+            content = schedule_content(self.graph, ts.orders.POLICIES[policy], order, timeline=timeline)
             self.document.content["schedules"].append(content)
         with ts.debug(loss, trace="full") as session:
             while len(session.ready) < 3:
@@ -265,7 +265,7 @@ def test_where_inputs_were_not_kept_custom_functions_alone_can_be_checked(tab: T
     graph = ts.graph(loss)
     document = Document(graph, "twice", "direct")
     order = list(schedule(graph, "heap"))
-    document.content["schedules"].append(schedule_content(graph, ts.POLICIES["heap"], order))
+    document.content["schedules"].append(schedule_content(graph, ts.orders.POLICIES["heap"], order))
     page = tab.open()
     deck = PosedDeck(page, tmp_path / "twice.html", document.packed(), document.metas)
     check = deck.inspector.get_by_role("button", name="check")

@@ -53,7 +53,7 @@ def save(
     document.content["position"] = len(graph)
     for name, order in orders.items():
         timeline = None if footprints is None else simulate(graph, order, footprints)
-        content = schedule_content(graph, ts.POLICIES[name], order, timeline=timeline)
+        content = schedule_content(graph, ts.orders.POLICIES[name], order, timeline=timeline)
         document.content["schedules"].append(content)
     if record:
         with ts.debug(loss, trace="full") as session:

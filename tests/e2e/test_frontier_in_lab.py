@@ -17,7 +17,7 @@ from torch import nn
 
 layers = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
 rows = torch.ones(64, 32)
-frontier = ts.plan_mirror(lambda: layers(rows).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+frontier = ts.plan_recompute(lambda: layers(rows).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
 """
 INK = "path => getComputedStyle(path).stroke"
 

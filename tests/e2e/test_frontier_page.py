@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_mirror import MirrorFrontier
+from tapescope.engine.mirroring.planned_recompute import MirrorFrontier
 
 from .tab import Tab
 from .theme_around import expect_theme_of_the_page_around
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 def frontier() -> MirrorFrontier:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
     x = torch.ones(64, 32)
-    return ts.plan_mirror(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+    return ts.plan_recompute(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
 
 
 @pytest.fixture(params=[("light", 1400), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")

@@ -34,7 +34,7 @@ def document_of(name: str, with_groups: bool = True, **knobs: int) -> tuple[ts.G
     graph = ts.graph(get_gradient_edge(loss))  # which keeps the nodes, as a session does, where the loss is let go
     document = Document(graph, name, "direct")
     order = ts.simulate(graph, "heap").order
-    document.content["schedules"].append(schedule_content(graph, ts.POLICIES["heap"], order))
+    document.content["schedules"].append(schedule_content(graph, ts.orders.POLICIES["heap"], order))
     document.content["groups"] = group_content(graph) if with_groups else None
     return graph, document
 

@@ -32,7 +32,7 @@ def programs():
 made = programs()
 def opened(name):
     fun, args = made[name]
-    return ts.hips_tape(fun, *args)
+    return ts.hips.tape(fun, *args)
 def as_autograd(name, tape):
     fun, args = made[name]
     expected = autograd.grad(fun)(*args)
@@ -108,7 +108,7 @@ def test_a_measured_run_of_a_tape_is_a_page_with_its_memory(tab: Tab, tmp_path: 
         return np.sum(z)
 
     arrays = numpy.full((64, 64), 0.01), numpy.ones((64, 64))
-    run = ts.backward(ts.hips_tape(fan_out, *arrays), policy="dfs", memory=True, accumulate="list", trace="full")
+    run = ts.backward(ts.hips.tape(fan_out, *arrays), policy="dfs", memory=True, accumulate="list", trace="full")
     page = tab.open(viewport={"width": 1400, "height": 1200})
     trouble = trouble_of(page)
     page.goto(run.save_html(tmp_path / "tape.html").as_uri())

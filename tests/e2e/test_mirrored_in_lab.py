@@ -25,10 +25,10 @@ rows = torch.randn(256, 32)
 def make_loss():
     return layers(rows).square().sum()
 
-plan = ts.plan_mirror(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
+plan = ts.plan_recompute(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
 
 def mirrored():
-    with ts.mirror(plan), ts.capture(layers):
+    with ts.recompute(plan), ts.capture(layers):
         return make_loss()
 
 mirrored()
@@ -38,7 +38,7 @@ RUNS = "replayed [1-9][0-9]* in [0-9.]+ ms"
 
 def test_a_deck_steps_a_plan_and_measures_its_replays(notebook: Notebook) -> None:
     notebook.kernel(MIRRORED)
-    shown = ShownDeck(notebook.run("deck = ts.debug(mirrored(), mirroring=plan)").element)
+    shown = ShownDeck(notebook.run("deck = ts.debug(mirrored(), recompute=plan)").element)
     expect(shown.root.locator(".time .peak")).to_contain_text("predicted by the plan")
     plain = shown.root.locator(".lg [data-curve=plain] b")
     expect(plain).to_have_text(size_text(notebook.value("plan.plain.task_peaks[0]")))

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.mirroring.planned_recompute import PlannedRecompute
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.engine.words.sizes import size_text
@@ -36,14 +36,14 @@ def test_inspector_and_queue_say_what_is_made_again(tab: Tab, tmp_path: Path) ->
         return nn.functional.gelu(first(x)).sum() + nn.functional.gelu(second(x)).sum()
 
     program = record_forward(make_loss, 1)
-    plan = ts.MirrorPlan.of(program, [each.number for each in program.saved if each.obstacle is None])
+    plan = ts.types.RecomputePlan.of(program, [each.number for each in program.saved if each.obstacle is None])
     for _ in range(2):
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             loss = make_loss()
     graph = ts.graph(loss)
     order = schedule(graph, "bfs")
     document = Document(graph, "mirrored", "direct")
-    document.content["schedules"] = [schedule_content(graph, ts.POLICIES["bfs"], order)]
+    document.content["schedules"] = [schedule_content(graph, ts.orders.POLICIES["bfs"], order)]
     document.content["position"] = len(order)
     path = tmp_path / "deck.html"
     path.write_text(page_html(document.packed(), "mirrored"), encoding="utf-8")
@@ -74,7 +74,7 @@ class Block(nn.Module):
 class Played(NamedTuple):
     """A mirrored run, measured, and the page that plays it."""
 
-    plan: PlannedMirror
+    plan: PlannedRecompute
     run: ts.Run
     path: Path
 
@@ -93,17 +93,17 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     def make_loss() -> Tensor:
         return model(x).square().sum()
 
-    plan = ts.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
+    plan = ts.plan_recompute(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
 
     def mirrored() -> Tensor:
-        with ts.mirror(plan), ts.capture(model):
+        with ts.recompute(plan), ts.capture(model):
             return make_loss()
 
     mirrored()
     model.zero_grad()
     run = ts.profile(mirrored)
     path = tmp_path_factory.mktemp("mirrored") / "run.html"
-    return Played(plan, run, run.save_html(path, mirroring=plan))
+    return Played(plan, run, run.save_html(path, recompute=plan))
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -40,7 +40,7 @@ def document_of(graph: ts.Graph, queues: str, position: int) -> Document:
     document.content["position"] = position
     for policy in ("heap", "bfs"):
         order = schedule(graph, policy, queues=queues)
-        document.content["schedules"].append(schedule_content(graph, ts.POLICIES[policy], order))
+        document.content["schedules"].append(schedule_content(graph, ts.orders.POLICIES[policy], order))
     return document
 
 

@@ -8,37 +8,37 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from tapescope.engine.mirroring.mirror import mirror
-from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.mirroring.apply_plan import apply_plan
+from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
 
 MakeLoss = Callable[[], Tensor]
 
 
-def everything(program: ForwardProgram) -> MirrorPlan:
+def everything(program: ForwardProgram) -> RecomputePlan:
     """Drops whatever can be made again."""
-    return MirrorPlan.of(program, [each.number for each in program.storages if each.obstacle is None])
+    return RecomputePlan.of(program, [each.number for each in program.storages if each.obstacle is None])
 
 
-def plan_all(make_loss: MakeLoss) -> MirrorPlan:
+def plan_all(make_loss: MakeLoss) -> RecomputePlan:
     return everything(record_forward(make_loss, 1))
 
 
-def some(program: ForwardProgram, seed: int) -> MirrorPlan:
+def some(program: ForwardProgram, seed: int) -> RecomputePlan:
     """Drops a random half."""
     generator = torch.Generator().manual_seed(seed)
     numbers = [each.number for each in program.storages if each.obstacle is None]
     chosen = torch.rand(len(numbers), generator=generator) < 0.5
-    return MirrorPlan.of(program, [number for number, taken in zip(numbers, chosen, strict=True) if taken])
+    return RecomputePlan.of(program, [number for number, taken in zip(numbers, chosen, strict=True) if taken])
 
 
-def gradients(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: MirrorPlan | None = None) -> list[Tensor | None]:
+def gradients(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: RecomputePlan | None = None) -> list[Tensor | None]:
     """Those of one backward, the loss first. Random numbers are always the same."""
     for leaf in leaves:
         leaf.grad = None
     torch.manual_seed(3)
-    with nullcontext() if plan is None else mirror(plan):
+    with nullcontext() if plan is None else apply_plan(plan):
         loss = make_loss()
     loss.backward()
     return [loss.detach(), *(leaf.grad for leaf in leaves)]
@@ -56,7 +56,7 @@ def _bits(tensor: Tensor) -> bytes:
     return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def agrees(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: MirrorPlan | None = None) -> mirror:
+def agrees(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: RecomputePlan | None = None) -> apply_plan:
     """Asserts that gradients under the plan (None: one that drops all it may) are the same bits, in the first forward
     under it and in the second. Returns the second one's mirror."""
     plan = plan_all(make_loss) if plan is None else plan
@@ -65,21 +65,21 @@ def agrees(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: MirrorPlan | Non
     for leaf in leaves:
         leaf.grad = None
     torch.manual_seed(3)
-    with mirror(plan) as mirrored:
+    with apply_plan(plan) as mirrored:
         loss = make_loss()
     loss.backward()
     assert same([loss.detach(), *(leaf.grad for leaf in leaves)], expected)
     return mirrored
 
 
-def trained(model: nn.Module, make_loss: MakeLoss, steps: int, plan: MirrorPlan | None) -> dict[str, Tensor]:
+def trained(model: nn.Module, make_loss: MakeLoss, steps: int, plan: RecomputePlan | None) -> dict[str, Tensor]:
     """The model's parameters and buffers after some steps from where it is; the model is put back."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
     torch.manual_seed(3)
     for _ in range(steps):
         optimizer.zero_grad()
-        with nullcontext() if plan is None else mirror(plan):
+        with nullcontext() if plan is None else apply_plan(plan):
             loss = make_loss()
         loss.backward()
         optimizer.step()

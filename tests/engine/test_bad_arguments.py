@@ -22,7 +22,7 @@ def run() -> ts.Run:
 
 
 CALLS: list[tuple[str, Callable[[object], object]]] = [
-    ("names", lambda bad: ts.graph(loss(), names=bad)),
+    ("model", lambda bad: ts.graph(loss(), model=bad)),
     ("order", lambda bad: ts.simulate(ts.graph(loss()), bad)),
     ("durations", lambda bad: ts.makespan(loss(), durations=bad)),
     ("policies", lambda bad: ts.makespan(loss(), policies=bad)),
@@ -30,13 +30,13 @@ CALLS: list[tuple[str, Callable[[object], object]]] = [
     ("repetitions", lambda bad: ts.compare(loss, "heap", repetitions=bad)),
     ("accumulate", lambda bad: ts.compare(loss, "heap", accumulate=bad)),
     ("device_of", lambda bad: ts.makespan(loss(), device_of=bad)),
-    ("min_fusion_size", lambda bad: ts.GroupRules(min_fusion_size=bad)),
-    ("how_many_is_many", lambda bad: ts.GroupRules(how_many_is_many=bad)),
+    ("min_fusion_size", lambda bad: ts.types.GroupRules(min_fusion_size=bad)),
+    ("how_many_is_many", lambda bad: ts.types.GroupRules(how_many_is_many=bad)),
     ("timeline", lambda bad: ts.peak_report(bad)),
     ("place", lambda bad: run().trace[bad]),
     ("tolerance", lambda bad: ts.diff(run(), run(), tolerance=bad)),
     ("ts.load", lambda bad: ts.load(bad)),
-    ("MirrorPlan.load", lambda bad: ts.MirrorPlan.load(bad)),
+    ("RecomputePlan.load", lambda bad: ts.types.RecomputePlan.load(bad)),
 ]
 MAY_BE = {("device_of", None), ("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
 

@@ -58,12 +58,12 @@ VERBS: dict[str, Callable[[Tensor], object]] = {
     "diff": lambda loss: ts.diff(run(loss, memory=True), run(loss, memory=True, trace="full")),
     "simulate": lambda loss: ts.simulate(ts.graph(loss)),
     "simulate of an edge": lambda loss: ts.simulate(ts.graph(get_gradient_edge(loss))),
-    "dry_run": lambda loss: ts.dry_run(ts.graph(loss)),
-    "plan": ts.plan,
-    "plan of a graph": lambda loss: ts.plan(ts.graph(loss)),
+    "dry_run": lambda loss: ts.orders.dry_run(ts.graph(loss)),
+    "plan": ts.plan_order,
+    "plan of a graph": lambda loss: ts.plan_order(ts.graph(loss)),
     "makespan": ts.makespan,
-    "groups": ts.groups,
-    "unpack_order": ts.unpack_order,
+    "groups": ts.find_batches,
+    "unpack_order": ts.orders.unpack_order,
     "closed session": lambda loss: closed(ts.debug(loss, retain_graph=True)),
     "closed native session": lambda loss: closed(ts.debug(loss, retain_graph=True, engine="native")),
     "run of a session": lambda loss: ts.debug(loss, retain_graph=True).run(),
@@ -100,7 +100,9 @@ def test_a_result_keeps_no_saved_tensor_when_the_loss_is_gone(verb: str, is_capt
     assert saved() is None
 
 
-@pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "find_unused", "order_dependent", "plan_mirror"])
+@pytest.mark.parametrize(
+    "verb", ["profile", "compare", "find_nan", "find_unused", "find_order_dependence", "plan_recompute"]
+)
 def test_neither_does_one_of_a_function(verb: str) -> None:
     alive: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # which verbs that put lists back leave alone
 
@@ -110,7 +112,7 @@ def test_neither_does_one_of_a_function(verb: str) -> None:
             alive[id(saved)] = hidden
         return loss
 
-    more: dict[str, Any] = {"plan_mirror": {"budget": 0.5}, "find_unused": {"model": model}}
+    more: dict[str, Any] = {"plan_recompute": {"budget": 0.5}, "find_unused": {"model": model}}
     kept = make_loss()
     assert len(alive) == 1
     del kept
@@ -156,20 +158,20 @@ PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
     "training": lambda net: trained(net),
     "find_nan": lambda net: ts.find_nan(lambda: loss_of(net)),
     "find_unused": lambda net: ts.find_unused(lambda: loss_of(net), net),
-    "order_dependent": lambda net: ts.order_dependent(lambda: loss_of(net), "bfs"),
+    "find_order_dependence": lambda net: ts.find_order_dependence(lambda: loss_of(net), "bfs"),
     "compare": lambda net: ts.compare(lambda: loss_of(net), "bfs", repetitions=1),
     "advise": lambda net: ts.advise(lambda: loss_of(net), rounds=1),
-    "plan_mirror": lambda net: ts.plan_mirror(lambda: loss_of(net), seconds=0.01, repetitions=1),
-    "mirrored": lambda net: ts.mirrored(budget=0.9, seconds=0.01)(loss_of, net).backward(),
+    "plan_recompute": lambda net: ts.plan_recompute(lambda: loss_of(net), seconds=0.01, repetitions=1),
+    "mirrored": lambda net: ts.recompute(budget=0.9, seconds=0.01)(loss_of, net).backward(),
     "profile": lambda net: ts.profile(lambda: loss_of(net)),
     "accumulation_study": lambda net: (
-        ts.accumulation_study(own_program(lambda: loss_of(net), "own"), repetitions=1).rows
+        ts.studies.accumulation(own_program(lambda: loss_of(net), "own"), repetitions=1).rows
     ),
     "fits": fitted,
     "check": lambda net: ts.debug(loss_of(net)).check(),
     "diff": lambda net: ts.diff(run(loss_of(net), memory=True), run(loss_of(net), trace="full")),
     "simulate": lambda net: ts.simulate(ts.graph(loss_of(net))),
-    "plan": lambda net: ts.plan(loss_of(net)),
+    "plan": lambda net: ts.plan_order(loss_of(net)),
 }
 
 
@@ -251,7 +253,12 @@ def test_what_needs_the_nodes_says_that_the_loss_is_gone() -> None:
     assert len(graph.nodes) == len(graph) and graph.saved
     del loss
     assert graph.saved and not graph.nodes and len(graph.tasks) == len(other.tasks)
-    for ask in (lambda: other.saved, lambda: ts.simulate(other), lambda: ts.plan(other), lambda: ts.groups(other)):
+    for ask in (
+        lambda: other.saved,
+        lambda: ts.simulate(other),
+        lambda: ts.plan_order(other),
+        lambda: ts.find_batches(other),
+    ):
         with pytest.raises((RuntimeError, ValueError), match="the loss"):
             ask()
     assert other.to_svg() and other.to_json()

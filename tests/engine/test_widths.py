@@ -78,7 +78,7 @@ def shown_by_a_deck() -> list[object]:
         return [deck.compare(["heap", "delay_accumulate"]), deck.stops, deck.branches]
 
 
-def fit() -> ts.Fit:
+def fit() -> ts.types.Fit:
     def batch(size: int = 2) -> Tensor:
         return torch.ones(size, 8)
 
@@ -86,7 +86,7 @@ def fit() -> ts.Fit:
 
 
 def accumulated() -> object:
-    return ts.accumulation_study("needless", repetitions=1, additions=3)
+    return ts.studies.accumulation("needless", repetitions=1, additions=3)
 
 
 POLICIES = ["bfs", "delay_accumulate", "critical_path"]
@@ -94,21 +94,21 @@ RULES = partial(ts.compare, accumulate=["inplace", "list"], release=["eager", "n
 PRINTED: dict[str, Callable[[], object]] = {
     "compare": lambda: ts.compare(make_loss, POLICIES, repetitions=1, model=MODEL),
     "compare with rules": lambda: RULES(make_loss, POLICIES[:2], repetitions=1, step=ts.profile_step(step)),
-    "plan": lambda: ts.plan(captured(), [*POLICIES, "postorder"]),
+    "plan": lambda: ts.plan_order(captured(), [*POLICIES, "postorder"]),
     "accumulation_study": accumulated,
     "find_unused": lambda: ts.find_unused(make_loss, nn.ModuleDict({"used": MODEL, "left_out": UNUSED})),
     "fits": fit,
-    "groups": lambda: ts.groups(captured()),
+    "groups": lambda: ts.find_batches(captured()),
     "makespan": lambda: ts.makespan(captured(), policies=POLICIES),
     "makespan on two": lambda: ts.makespan(captured(), policies=POLICIES, device_of={f"0.{LONG}": "cuda:0"}),
     "makespan of one": lambda: ts.makespan(captured()),
-    "order_dependent": lambda: ts.order_dependent(make_loss, "bfs", model=MODEL),
-    "plan_mirror": lambda: ts.plan_mirror(make_loss, 0.9, seconds=0.1, model=MODEL),
+    "find_order_dependence": lambda: ts.find_order_dependence(make_loss, "bfs", model=MODEL),
+    "plan_recompute": lambda: ts.plan_recompute(make_loss, 0.9, seconds=0.1, model=MODEL),
     "profile_step": lambda: ts.profile_step(step),
     "a step's peak": lambda: ts.profile_step(step).peak(),
     "record_steps": steps,
     "diff": lambda: ts.diff(run("heap"), run("bfs")),
-    "unpack_order": lambda: ts.unpack_order(captured()),
+    "unpack_order": lambda: ts.orders.unpack_order(captured()),
     "batches": lambda: ts.backward(captured(), engine="direct", batch="auto").batches,
     "branches": branches,
     "a deck's": shown_by_a_deck,
@@ -129,4 +129,4 @@ def test_no_line_of_a_table_is_wider_than_a_terminal(what: str) -> None:
 
 
 def test_what_tasks_allocate_is_one_line() -> None:
-    assert len(repr(ts.dry_run(ts.graph(make_loss())))) <= 80
+    assert len(repr(ts.orders.dry_run(ts.graph(make_loss())))) <= 80

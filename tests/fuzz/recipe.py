@@ -55,8 +55,8 @@ class Forward:
     options: dict[str, Any]
 
     @property
-    def call(self) -> ts.BackwardCall:
-        return ts.BackwardCall(self.roots, self.gradients, **self.options)
+    def call(self) -> ts.types.BackwardCall:
+        return ts.types.BackwardCall(self.roots, self.gradients, **self.options)
 
 
 @dataclass(eq=False)

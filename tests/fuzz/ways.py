@@ -99,7 +99,7 @@ def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
 
 def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
-    with ts.NativeSession(forward.call, policy=policy) as session:
+    with ts.types.NativeSession(forward.call, policy=policy) as session:
         for _ in range(chance.randint(0, 5)):
             if session.left:
                 session.step()
@@ -112,8 +112,8 @@ def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
     forward = world.forward()
     graph = ts.graph(forward.roots)
     ts.simulate(graph, "bfs")
-    ts.plan(graph, ["heap", "bfs"])
-    ts.groups(graph)
+    ts.plan_order(graph, ["heap", "bfs"])
+    ts.find_batches(graph)
     ts.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)
     return forward
 
@@ -128,7 +128,7 @@ def mirrored(world: World, policy: Any, chance: random.Random) -> Forward:
 
     plan = everything(record_forward(make_loss, 1))
     assert not found, "ts.record_forward has not put back a list of the program's"
-    with ts.mirror(plan):
+    with ts.recompute(plan):
         make_loss()
     (forward,) = found
     ts.backward(forward.roots, forward.gradients, policy=policy, engine="native", **forward.options)

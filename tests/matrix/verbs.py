@@ -254,7 +254,7 @@ def graph_without_capture(cell: Cell) -> None:
 def simulate(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
         found = ts.graph(arguments["tensors"])
-        asked = ts.dry_run(found)
+        asked = ts.orders.dry_run(found)
         for policy in ("heap", "bfs", "lpmf"):
             str(ts.simulate(found, policy, asked))
 
@@ -273,7 +273,7 @@ def simulated_peak(cell: Cell) -> None:
         if set(arguments) != {"tensors"}:
             raise DoesNotApplyError  # ts.simulate predicts the plain backward of a loss
         found = ts.graph(arguments["tensors"])
-        predicted = ts.simulate(found, "heap", ts.dry_run(found))
+        predicted = ts.simulate(found, "heap", ts.orders.dry_run(found))
         measured = ts.backward(**arguments, memory=True)
         calibrated = ts.simulate(measured.graph, "heap", measured.footprints)
         return predicted, measured.timeline, calibrated
@@ -287,7 +287,7 @@ def simulated_peak(cell: Cell) -> None:
 @verb
 def plan(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
-        found = ts.plan(arguments["tensors"])
+        found = ts.plan_order(arguments["tensors"])
         str(found), found.best, found.policy
 
     cell.predicts(ask)
@@ -296,7 +296,7 @@ def plan(cell: Cell) -> None:
 @verb
 def plan_followed(cell: Cell) -> None:
     def run(program: Program, arguments: dict[str, Any]) -> None:
-        ts.backward(**arguments, policy=ts.plan(arguments["tensors"]).policy)
+        ts.backward(**arguments, policy=ts.plan_order(arguments["tensors"]).policy)
 
     cell.runs_backward(run, is_exact=False)
 
@@ -308,21 +308,21 @@ def makespan(cell: Cell) -> None:
 
 @verb
 def unpack_order(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(ts.unpack_order(arguments["tensors"])))
+    cell.predicts(lambda program, arguments: str(ts.orders.unpack_order(arguments["tensors"])))
 
 
 @verb
 def check_order(cell: Cell) -> None:
     def ask(program: Program, arguments: dict[str, Any]) -> None:
         if len(ts.graph(arguments["tensors"]).nodes) > 1:
-            str(ts.check_order(arguments["tensors"], [(0, 1)]))
+            str(ts.orders.check_order(arguments["tensors"], [(0, 1)]))
 
     cell.predicts(ask)
 
 
 @verb
 def groups(cell: Cell) -> None:
-    cell.predicts(lambda program, arguments: str(ts.groups(arguments["tensors"])))
+    cell.predicts(lambda program, arguments: str(ts.find_batches(arguments["tensors"])))
 
 
 # ---------------------------------------------------------------------------------- verbs that run the program
@@ -391,9 +391,9 @@ def find_unused(cell: Cell) -> None:
 
 
 @verb
-def order_dependent(cell: Cell) -> None:
+def find_order_dependence(cell: Cell) -> None:
     def ask(program: Program) -> None:
-        report = ts.order_dependent(program.make_loss)
+        report = ts.find_order_dependence(program.make_loss)
         if report:
             raise WrongError(f"says of one that is not: {report}")
 
@@ -401,8 +401,8 @@ def order_dependent(cell: Cell) -> None:
 
 
 @verb
-def plan_mirror(cell: Cell) -> None:
-    cell.runs_program(lambda program: str(ts.plan_mirror(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
+def plan_recompute(cell: Cell) -> None:
+    cell.runs_program(lambda program: str(ts.plan_recompute(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
 
 
 def _two_mirrored_steps(
@@ -428,14 +428,14 @@ def mirror(cell: Cell) -> None:
     program.roots = None
 
     def planned() -> Any:
-        return ts.plan_mirror(program.make_loss, budget=0.4, seconds=0.5, repetitions=1)
+        return ts.plan_recompute(program.make_loss, budget=0.4, seconds=0.5, repetitions=1)
 
     found = program.call(planned)
     if program.log is not None:
         program.log.clear()
 
     def step() -> None:
-        with ts.mirror(found):
+        with ts.recompute(found):
             arguments = program.arguments()
         program.call_backward(lambda: torch.autograd.backward(**arguments))
 
@@ -447,7 +447,7 @@ def mirrored(cell: Cell) -> None:
     program = cell.fresh()
     if program.has_own_roots:
         raise DoesNotApplyError
-    wrapped = ts.mirrored(budget=0.5, seconds=0.5)
+    wrapped = ts.recompute(budget=0.5, seconds=0.5)
 
     def step() -> None:
         loss = wrapped(program.make_loss)
@@ -465,7 +465,9 @@ def advise(cell: Cell) -> None:
 def accumulation_study(cell: Cell) -> None:
     from tapescope.engine.workloads.own_program import own_program
 
-    cell.runs_program(lambda program: str(ts.accumulation_study(own_program(program.make_loss, "own"), repetitions=1)))
+    cell.runs_program(
+        lambda program: str(ts.studies.accumulation(own_program(program.make_loss, "own"), repetitions=1))
+    )
 
 
 @verb

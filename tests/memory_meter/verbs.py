@@ -146,7 +146,7 @@ def of_measured_backward(build: Builder) -> Iterator[Figure]:
         yield Figure(run.peak_bytes, held, flag_of_timeline(run.timeline), run.timeline.constant_bytes)
 
 
-def flag_of_timeline(timeline: ts.Timeline) -> str:
+def flag_of_timeline(timeline: ts.types.Timeline) -> str:
     """The reasons why its peak is an estimate, and the bytes that may be on top."""
     sentences = estimate_sentence(timeline.estimates), constants_sentence(timeline.constant_bytes)
     return " ".join(filter(None, sentences))
@@ -164,7 +164,7 @@ def of_simulate(build: Builder) -> Iterator[Figure]:
 
 def of_plan(build: Builder) -> Iterator[Figure]:
     with warmed_up(build) as program, ts.capture():
-        plan = ts.plan(program.make_loss())
+        plan = ts.plan_order(program.make_loss())
     held, flag = held_by_backward(build, plan.policy), " ".join(plan.notes)
     yield Figure(plan.best.peak_bytes, held, flag)
     if plan.bound_bytes > held:
@@ -205,7 +205,7 @@ def of_profile_step(build: Builder) -> Iterator[Figure]:
         yield Figure(step.peak_bytes, held[step.number], flag_of(step, program))
 
 
-def flag_of(step: ts.TrainingStep, program: Program) -> str:
+def flag_of(step: ts.types.TrainingStep, program: Program) -> str:
     """The line on what is older than the recording, which each step has; it excuses programs that have such."""
     if not program.has_older:
         return ""

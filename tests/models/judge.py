@@ -130,7 +130,7 @@ def nothing_left() -> Iterator[None]:
         raise WrongError(f"left behind: {', '.join(left)}")
 
 
-def held(what: str, found: ts.Timeline, measured: int) -> Cell:
+def held(what: str, found: ts.types.Timeline, measured: int) -> Cell:
     """A predicted peak against a measured one."""
     off = found.peak_bytes / measured - 1
     text = f"{what} {ts.size_text(measured)} {100 * off:+.2f} %".strip()

@@ -64,13 +64,13 @@ def profiled(loop: Loop) -> Cell:
 
 def mirrored(loop: Loop) -> Cell:
     """Planned at the first step, followed at each."""
-    plans: list[ts.PlannedMirror] = []
+    plans: list[ts.types.PlannedRecompute] = []
     peaks: list[int] = []
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
         if not plans:
             with nothing_changes(Stranger(model, make_loss)):
-                plans.append(ts.plan_mirror(make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1))
+                plans.append(ts.plan_recompute(make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1))
         if len(peaks) < 2:
             with _put_back(model):
                 peaks.append(ts.profile(lambda: _under(plans[0], make_loss)).peak_bytes)
@@ -81,8 +81,8 @@ def mirrored(loop: Loop) -> Cell:
     return Cell(cell.outcome, f"{ts.size_text(plans[0].plain_peak_bytes)} to {cell.text}")
 
 
-def _under(plan: ts.MirrorPlan, make_loss: Callable[[], Tensor]) -> Tensor:
-    with ts.mirror(plan):
+def _under(plan: ts.types.RecomputePlan, make_loss: Callable[[], Tensor]) -> Tensor:
+    with ts.recompute(plan):
         return make_loss()
 
 

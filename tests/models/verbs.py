@@ -82,9 +82,9 @@ def dry_run(stranger: Stranger) -> Cell:
     return held("", found, run.peak_bytes - beside)
 
 
-def kept_beside(timeline: ts.Timeline) -> int:
+def kept_beside(timeline: ts.types.Timeline) -> int:
     """Bytes that the forward left and no node: what a model keeps for its next forward is not the graph's."""
-    forward = (each for each in timeline if each.category is ts.Category.FORWARD and each.died is None)
+    forward = (each for each in timeline if each.category is ts.types.Category.FORWARD and each.died is None)
     return sum(each.nbytes for each in forward if each.born < 0)
 
 
@@ -112,10 +112,10 @@ def mirrored(stranger: Stranger) -> Cell:
     expected, left = gradients_of(stranger, stranger.step)
     stranger.after_a_step()
     with nothing_changes(stranger):
-        plan = ts.plan_mirror(stranger.make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1)
+        plan = ts.plan_recompute(stranger.make_loss, _BUDGET, seconds=_SEARCH_S, repetitions=1)
 
     def make_loss() -> Tensor:
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             return stranger.make_loss()
 
     for _ in range(2):  # the first forward keeps all, to verify the plan
@@ -230,7 +230,7 @@ def find_unused(stranger: Stranger) -> Cell:
     return Cell("right", f"{len(report)} of {report.count}")
 
 
-def _claimed(report: ts.UnusedReport, zeros: bool) -> set[str]:
+def _claimed(report: ts.types.UnusedReport, zeros: bool) -> set[str]:
     return {each.name for each in report if (each.why == "zero gradient") == zeros}
 
 

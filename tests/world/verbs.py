@@ -20,7 +20,7 @@ def simulate(loss: Tensor) -> object:
 
 
 def plan(loss: Tensor) -> object:
-    return ts.plan(loss, seconds=0.02)
+    return ts.plan_order(loss, seconds=0.02)
 
 
 def auto(loss: Tensor) -> object:
@@ -33,11 +33,11 @@ def peak_report(loss: Tensor) -> object:
 
 def structure(loss: Tensor) -> object:
     graph = ts.graph(loss)
-    return graph.saved, graph.to_svg(), ts.groups(graph)
+    return graph.saved, graph.to_svg(), ts.find_batches(graph)
 
 
 def orders(loss: Tensor) -> object:
-    return ts.unpack_order(loss, "bfs"), ts.check_order(loss, [], "dfs")
+    return ts.orders.unpack_order(loss, "bfs"), ts.orders.check_order(loss, [], "dfs")
 
 
 def opened_and_closed(loss: Tensor) -> object:
@@ -54,9 +54,9 @@ def compare(program: Program) -> object:
     return ts.compare(program.make_loss, ["heap", "bfs"], repetitions=1)
 
 
-def plan_mirror(program: Program) -> object:
+def plan_recompute(program: Program) -> object:
     with suppress(NotImplementedError):  # is refused under fully_shard
-        return ts.plan_mirror(program.make_loss, seconds=0.01, repetitions=1)
+        return ts.plan_recompute(program.make_loss, seconds=0.01, repetitions=1)
     return None
 
 
@@ -64,8 +64,8 @@ def advise(program: Program) -> object:
     return ts.advise(program.make_loss, rounds=1)
 
 
-def order_dependent(program: Program) -> object:
-    return ts.order_dependent(program.make_loss, "bfs")
+def find_order_dependence(program: Program) -> object:
+    return ts.find_order_dependence(program.make_loss, "bfs")
 
 
 def find_unused(program: Program) -> object:
@@ -81,5 +81,5 @@ def find_nan_natively(program: Program) -> object:
 
 
 QUICK: list[Callable[[Program], object]] = [find_unused, find_nan, find_nan_natively]
-LONG: list[Callable[[Program], object]] = [compare, plan_mirror, advise, order_dependent]
+LONG: list[Callable[[Program], object]] = [compare, plan_recompute, advise, find_order_dependence]
 """Verbs that run the program, once and many times."""

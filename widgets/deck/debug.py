@@ -30,7 +30,7 @@ from ...inspector.graph.graph import Outputs
 from ...inspector.tapes.hips_tape import HipsTape
 
 if TYPE_CHECKING:
-    from ...engine.mirroring.plan import MirrorPlan
+    from ...engine.mirroring.plan import RecomputePlan
     from .deck import Deck
 
 Given = ParamSpec("Given")
@@ -53,7 +53,7 @@ def debug(
     release: Release = "eager",
     batch: AnyBatch = None,
     queues: Queues | None = None,
-    mirroring: MirrorPlan | None = None,
+    recompute: RecomputePlan | None = None,
 ) -> Stepper | NativeSession | Deck:
     """Starts a backward that runs one task at a time. Arguments as for `ts.backward`; `trace` may be None.
 
@@ -71,7 +71,7 @@ def debug(
     session.run()           # runs the rest; the gradients are where loss.backward() puts them
 
     Args:
-        tensors: or a tape (`ts.hips_tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
+        tensors: or a tape (`ts.hips.tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
         trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
             ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
         history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
@@ -80,17 +80,17 @@ def debug(
         accumulate: how gradients that meet are summed: "inplace", as PyTorch does; "out_of_place", each time into a new
             tensor; "list": all are kept, and summed when the task runs.
         release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the
-            backward ends. See `ts.Accumulation`.
-        batch: "auto" runs products of several tasks as one, in one step, where `ts.groups` finds that they can, see
-            `Stepper`. A history wants single tasks, and so there is none where it is "auto".
+            backward ends. See `ts.types.Accumulation`.
+        batch: "auto" runs products of several tasks as one, in one step, where `ts.find_batches` finds that they can,
+            see `Stepper`. A history wants single tasks, and so there is none where it is "auto".
         queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
             policy sorts each by itself, see `Stepper` and `NativeSession`. None: what PyTorch's engine does, a queue
             for each device; with engine="native", for the sake of a total order, one.
-        mirroring: the plan by which the forward was mirrored (`with ts.mirror(plan):`). A deck then shows its curve and
-            the one without it, and what each replay should take beside what it took.
+        recompute: the plan by which the forward was mirrored (`with ts.recompute(plan):`). A deck then shows its curve
+            and the one without it, and what each replay should take beside what it took.
 
     Raises:
-        TypeError, ValueError: `mirroring` is no plan, or the graph was not mirrored by it.
+        TypeError, ValueError: `recompute` is no plan, or the graph was not mirrored by it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
             another accumulation than its own, or batch=; or a queue per device with what needs one for all.
     """
@@ -110,10 +110,10 @@ def debug(
             batch=batch,
             queues=queues,
         )
-        if mirroring is not None and not shown:
-            check_fits(mirroring, session.graph, mirrored_saves(session.graph))
+        if recompute is not None and not shown:
+            check_fits(recompute, session.graph, mirrored_saves(session.graph))
         keep_graph = isinstance(tensors, HipsTape) or call.keep_graph
-        return _deck(session, policy, keep_graph, create_graph, mirroring) if shown else session
+        return _deck(session, policy, keep_graph, create_graph, recompute) if shown else session
 
 
 def _deck(
@@ -121,12 +121,12 @@ def _deck(
     policy: AnyPolicy,
     keep_graph: bool,
     create_graph: bool,
-    mirroring: MirrorPlan | None,
+    recompute: RecomputePlan | None,
 ) -> Deck:
     from .deck import Deck
     from .display import show_after_cell
 
-    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, mirroring=mirroring)
+    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, recompute=recompute)
     show_after_cell(deck)
     return deck
 

@@ -25,7 +25,7 @@ from .played import Played
 from .still import Moment
 
 if TYPE_CHECKING:
-    from ...engine.mirroring.plan import MirrorPlan
+    from ...engine.mirroring.plan import RecomputePlan
 
 
 _ELSEWHERE = {
@@ -91,10 +91,10 @@ class DeckTraits(Played):
         title: str = "",
         retain_graph: bool = False,
         create_graph: bool = False,
-        mirroring: MirrorPlan | None = None,
+        recompute: RecomputePlan | None = None,
     ) -> None:
         found = title or title_of(session.graph)
-        self._live = Live(session, policy, found, retain_graph, create_graph, self._take, mirroring)
+        self._live = Live(session, policy, found, retain_graph, create_graph, self._take, recompute)
         self._asking = Asking(self._live)
         told = self._live.report.news()
         self._telling = Telling(self._live.document, told, lambda content, buffers: self.send(content, buffers))

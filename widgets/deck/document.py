@@ -54,14 +54,14 @@ Json = dict[str, Any]
 class Document:
     """The page's data of one graph, and what numbers it gives to strings and shapes.
 
-    `mirroring` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
+    `recompute` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
 
     It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
     """
 
     @collector_paused()
-    def __init__(self, graph: Graph, title: str, engine: Engine, mirroring: MirrorContent | None = None) -> None:
-        mirroring = mirroring or MirrorContent(graph)
+    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: MirrorContent | None = None) -> None:
+        recompute = recompute or MirrorContent(graph)
         self._texts: dict[str, int] = {}
         self._metas: dict[TensorMeta, int] = {}
         self._forms: dict[tuple[int, ...], int] = {}
@@ -91,7 +91,7 @@ class Document:
                 "parent": [NONE if call.parent is None else call.parent for call in graph.calls],
                 "index": [call.index for call in graph.calls],
             },
-            "saved": self._saved(graph, mirroring),
+            "saved": self._saved(graph, recompute),
             "groups": None,
             "schedules": [],
             "position": 0,
@@ -173,7 +173,7 @@ class Document:
             found.append(seen[key])
         return found
 
-    def _saved(self, graph: Graph, mirroring: MirrorContent) -> Json:
+    def _saved(self, graph: Graph, recompute: MirrorContent) -> Json:
         saved = graph.known_saved
         content: Json = {
             "task": [each.task for each in saved],
@@ -184,11 +184,11 @@ class Document:
             "parameter": [self.text(each.parameter) for each in saved],
             "held": [int(each.held) for each in saved],
         }
-        return self.with_let_go(content, mirroring)
+        return self.with_let_go(content, recompute)
 
-    def with_let_go(self, saved: Json, mirroring: MirrorContent) -> Json:
+    def with_let_go(self, saved: Json, recompute: MirrorContent) -> Json:
         """The rows of saved tensors with those that a mirrored forward let go of."""
-        let_go = mirroring.saves
+        let_go = recompute.saves
         if not let_go:
             return saved
         there = len(saved["task"])

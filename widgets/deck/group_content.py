@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...engine.batching.group_search import groups
+from ...engine.batching.group_search import find_batches
 from ...engine.batching.groups import DIRECTIONS, Groups, modules_of
 from ...engine.trace.batches import Batches
 from ...inspector.graph.graph import Graph
@@ -14,14 +14,14 @@ _MOST = 200  # outlines: more are no help to anybody
 
 
 def group_content(graph: Graph) -> Json:
-    """What `ts.groups` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why nothing.
+    """What `ts.find_batches` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why none.
 
     Raises:
         ValueError: the graph has no nodes.
     """
     if graph.is_tape:
         return no_groups("The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors.")
-    return groups_content(groups(graph))
+    return groups_content(find_batches(graph))
 
 
 def no_groups(why: str) -> Json:

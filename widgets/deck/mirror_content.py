@@ -11,8 +11,8 @@ from typing import Any
 from ...engine.memory.accumulation import PYTORCHS, Accumulation
 from ...engine.memory.timeline import Timeline
 from ...engine.mirroring.modules import operation_name
-from ...engine.mirroring.plan import MirrorPlan, PlannedStorage
-from ...engine.mirroring.planned_mirror import PlannedMirror
+from ...engine.mirroring.plan import PlannedStorage, RecomputePlan
+from ...engine.mirroring.planned_recompute import PlannedRecompute
 from ...engine.mirroring.saves import MirroredSave, mirrored_saves
 from ...engine.mirroring.tasks import check_fits, planned_replays
 from ...engine.orders.schedule import schedule
@@ -26,7 +26,7 @@ FIRST_LET_GO = 2**30
 
 _ONLY = (
     "The plan tells the memory of the order of {order}, without retain_graph, accumulate and release. "
-    "ts.plan_mirror(make_loss, policy=...) plans for another order."
+    "ts.plan_recompute(make_loss, policy=...) plans for another order."
 )
 
 
@@ -46,7 +46,7 @@ class MirrorContent:
         TypeError, ValueError: see `check_fits`.
     """
 
-    def __init__(self, graph: Graph, plan: MirrorPlan | None = None, frees: bool = True) -> None:
+    def __init__(self, graph: Graph, plan: RecomputePlan | None = None, frees: bool = True) -> None:
         self.plan = plan
         self._frees = frees
         self._graph = replace(graph, nodes=())
@@ -83,11 +83,13 @@ class MirrorContent:
             return None
         if plan.planned_order is not None:
             return plan.planned_order.tasks
-        return plan.order if isinstance(plan, PlannedMirror) else tuple(schedule(self._graph, "heap"))
+        return plan.order if isinstance(plan, PlannedRecompute) else tuple(schedule(self._graph, "heap"))
 
     def timeline(self, order: Sequence[int], rule: Accumulation = PYTORCHS) -> Timeline | None:
         """The memory with the plan, event by event; None where it does not say that."""
-        return self.plan.timeline if isinstance(self.plan, PlannedMirror) and self.is_predicted(order, rule) else None
+        return (
+            self.plan.timeline if isinstance(self.plan, PlannedRecompute) and self.is_predicted(order, rule) else None
+        )
 
     def with_plan(self, schedule: Json, rule: Accumulation = PYTORCHS) -> Json:
         """A schedule with its replays and with the plan's curves: without the plan, and with it."""
@@ -95,7 +97,7 @@ class MirrorContent:
         added: Json = {} if replays is None else {"replays": replays}
         plan = self.plan
         if plan is not None and plan.predicted is not None and self.is_predicted(schedule["order"], rule):
-            if isinstance(plan, PlannedMirror):
+            if isinstance(plan, PlannedRecompute):
                 added["curves"] = [_curve("plain", plan.plain), _curve("mirrored", plan.timeline)]
             else:
                 predicted = plan.predicted
@@ -104,7 +106,7 @@ class MirrorContent:
 
     def note(self) -> str | None:
         """Why the memory of what the plan is not for is not told; None where it may be."""
-        if not isinstance(self.plan, PlannedMirror) or not self.saves:
+        if not isinstance(self.plan, PlannedRecompute) or not self.saves:
             return None
         return _ONLY.format(order=self.plan.order_name)
 
@@ -130,7 +132,7 @@ def _steps(name: str, levels: Sequence[int]) -> Json:
     }
 
 
-def _planned_saves(plan: MirrorPlan) -> list[MirroredSave]:
+def _planned_saves(plan: RecomputePlan) -> list[MirroredSave]:
     """What a plan lets go of, where no node can tell."""
     storages = {each.number: each for each in plan.storages}
     dropped = [each for each in plan.storages if each.fate == "dropped"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...engine.mirroring.plan import MirrorPlan
+from ...engine.mirroring.plan import RecomputePlan
 from ...engine.trace.run import Run
 from ...engine.words.asked_in_vain import asked_in_vain
 from ...front_door import ending_where_called
@@ -31,13 +31,13 @@ class Recording(Played):
     `breakpoints` (ids) can be observed, linked and set.
 
     Args:
-        mirroring: the plan by which its forward was mirrored.
+        recompute: the plan by which its forward was mirrored.
     """
 
-    def __init__(self, run: Run, title: str = "", mirroring: MirrorPlan | None = None) -> None:
+    def __init__(self, run: Run, title: str = "", recompute: RecomputePlan | None = None) -> None:
         self._run = run
         others = list(other_policies(run))
-        document = run_document(run, title, others, mirroring)
+        document = run_document(run, title, others, recompute)
         self._timelines = {name: timeline for name, _, timeline in others if timeline is not None}
         self._planned: list[int] = document.content["schedules"][0]["order"]
         self._packed = document.packed()

@@ -27,7 +27,7 @@ from .mirror_content import MirrorContent
 from .page import save_page
 
 if TYPE_CHECKING:
-    from ...engine.mirroring.plan import MirrorPlan
+    from ...engine.mirroring.plan import RecomputePlan
 
 Other = tuple[str, list[int], Timeline | None]
 """A policy's name, the order that it makes, and the memory of that where it is known."""
@@ -40,28 +40,28 @@ _NOT_PREDICTED = "What this policy would take is not known: only a run whose mem
 
 
 def save_run(
-    run: Run, path: str | Path, title: str = "", source: str = "", mirroring: MirrorPlan | None = None
+    run: Run, path: str | Path, title: str = "", source: str = "", recompute: RecomputePlan | None = None
 ) -> Path:
     """Writes a run as one page that plays it without a kernel or a network; see `save_page`."""
-    document = run_document(run, title, mirroring=mirroring)
+    document = run_document(run, title, recompute=recompute)
     return save_page(document.packed(), Path(path), document.content["title"], source)
 
 
 def run_document(
-    run: Run, title: str = "", others: Iterable[Other] | None = None, mirroring: MirrorPlan | None = None
+    run: Run, title: str = "", others: Iterable[Other] | None = None, recompute: RecomputePlan | None = None
 ) -> Document:
     """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph.
 
     Args:
         others: what `other_policies` says, where that is known already.
-        mirroring: the plan by which the forward was mirrored.
+        recompute: the plan by which the forward was mirrored.
 
     Raises:
         TypeError, ValueError: that is no plan, or the graph is another's.
     """
     graph, timeline = run.graph, run.timeline
     bare = replace(graph, nodes=())
-    mirrored = MirrorContent(graph if mirroring is None else bare, mirroring)  # it has run: the plan knows what went
+    mirrored = MirrorContent(graph if recompute is None else bare, recompute)  # it has run: the plan knows what went
     document = Document(graph, title or title_of(graph), run.engine, MirrorContent(bare))
     content = document.content
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them

@@ -10,7 +10,7 @@ from typing import Any
 from ...engine.memory.timeline import Category, Timeline
 from ...engine.mirroring.modules import module_sentences, ms_text, operation_name
 from ...engine.mirroring.plan import PlannedStorage
-from ...engine.mirroring.planned_mirror import MirrorFrontier, PlannedMirror, prediction_of
+from ...engine.mirroring.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of
 from ...engine.words.phrases import task_name
 from ...engine.words.sizes import percent_text, share_text, size_text
 from ...inspector.graph.graph import Graph
@@ -171,7 +171,7 @@ def _replays(timeline: Timeline, size: int) -> list[list[int]]:
     return [[place, nbytes] for place, nbytes in found.items()]
 
 
-def _figures(plan: PlannedMirror, plain: PlannedMirror) -> dict[str, Any]:
+def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
     predicted = prediction_of(plan)
     peak, before = plan.peak_bytes, plain.peak_bytes
     more = predicted.seconds / predicted.plain_seconds - 1
@@ -211,7 +211,7 @@ def _figures(plan: PlannedMirror, plain: PlannedMirror) -> dict[str, Any]:
     }
 
 
-def _listed(plans: Sequence[PlannedMirror]) -> list[PlannedStorage]:
+def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
     """The largest storages of which any plan says something."""
     every = {each.number: each for plan in reversed(plans) for each in plan.storages}
     return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
@@ -227,7 +227,7 @@ def _described(storage: PlannedStorage) -> list[str]:
     ]
 
 
-def _fates(plan: PlannedMirror, listed: Sequence[PlannedStorage]) -> str:
+def _fates(plan: PlannedRecompute, listed: Sequence[PlannedStorage]) -> str:
     """A letter for each."""
     fates = {each.number: _FATES[each.fate] for each in plan.storages}
     return "".join(fates.get(each.number, _ABSENT) for each in listed)

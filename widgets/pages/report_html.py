@@ -68,7 +68,7 @@ class PeakRow(Protocol):
 
 
 class PeakTable(Protocol):
-    """What shows itself as a table with bars for peaks: `ts.compare`'s, `ts.plan`'s, a deck's."""
+    """What shows itself as a table with bars for peaks: `ts.compare`'s, `ts.plan_order`'s, a deck's."""
 
     @property
     def rows(self) -> Sequence[PeakRow]: ...

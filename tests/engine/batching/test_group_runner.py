@@ -64,7 +64,7 @@ def check(leaves: Sequence[Tensor], make_loss: Callable[[], Tensor], **options: 
     return runs[0]
 
 
-def batched(run: ts.Run | Stepper) -> ts.Batches:
+def batched(run: ts.Run | Stepper) -> ts.types.Batches:
     assert run.batches is not None
     return run.batches
 
@@ -149,7 +149,7 @@ def test_the_launches_and_copies_that_groups_foresees_are_those_that_are_counted
     loss = FORESEEN[name]()
     foreseen = {
         (each.kind, each.tasks): (each.launches_before, each.launches_after, each.stacked_bytes)
-        for each in ts.groups(loss).backward
+        for each in ts.find_batches(loss).backward
     }
     run = ts.backward(loss, engine="direct", batch="auto")
     counted = {
@@ -321,7 +321,7 @@ def test_random_ensembles_and_trees_get_pytorchs_gradients(seed):
             found.append(x.abs().square().sum() if dtype.is_complex else x.square().sum())
         return torch.stack(found).sum()
 
-    rules = ts.GroupRules(min_fusion_size=2, how_many_is_many=2)
+    rules = ts.types.GroupRules(min_fusion_size=2, how_many_is_many=2)
     leaves = [shared, *weights, *biases, *inputs]
     expected = gradients_of(leaves, lambda: make_loss().backward())
     found = gradients_of(

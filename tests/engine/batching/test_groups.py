@@ -17,11 +17,11 @@ from tapescope.engine.batching.groups import Group
 from tapescope.engine.workloads.workloads import workload
 
 
-def captured(name: str, **knobs: int) -> ts.Groups:
+def captured(name: str, **knobs: int) -> ts.types.Groups:
     model, make_loss = workload(name).build(**knobs)
     with ts.capture(model):
         loss = make_loss()
-    return ts.groups(loss)
+    return ts.find_batches(loss)
 
 
 def weight(*shape: int) -> Tensor:
@@ -101,7 +101,7 @@ def random_loss(seed: int) -> Tensor:
 def test_groups_are_independent_and_all_of_them_joined_leave_no_cycle(seed: int, least: int) -> None:
     with ts.capture():
         loss = random_loss(seed)
-    found = ts.groups(loss, ts.GroupRules(min_fusion_size=least, how_many_is_many=2))
+    found = ts.find_batches(loss, ts.types.GroupRules(min_fusion_size=least, how_many_is_many=2))
     below = reachable(found.graph)
     for group in found:
         assert len(group) >= least
@@ -129,7 +129,7 @@ def test_losses_added_up_in_a_loop_are_on_different_levels_and_still_together() 
     x, total = torch.randn(4, 3), torch.zeros(())
     for _ in range(6):
         total = total + (x @ weight(3, 5)).relu().mm(weight(5, 2)).sum()
-    found = ts.groups(total)
+    found = ts.find_batches(total)
     assert [len(group) for group in found.backward] == [6, 6]
     assert all(first < last for first, last in (group.levels for group in found.backward))
 
@@ -154,7 +154,7 @@ def test_a_tree_is_what_its_members_sum_to() -> None:
     for _ in range(steps):
         kept.append(state)
         state = cell(state).tanh()
-    found = ts.groups(state.sum())
+    found = ts.find_batches(state.sum())
     (tree,) = [group for group in found if group.kind == "tree"]
     assert len(tree) == steps
     assert tree.levels[0] < tree.levels[1]
@@ -173,7 +173,7 @@ def test_a_tree_is_what_its_members_sum_to() -> None:
 
 def test_a_weight_transposed_once_is_summed_before_it_is_transposed_back() -> None:
     turned, x = weight(5, 3).t(), torch.randn(2, 3, requires_grad=True)
-    found = ts.groups(sum(((x * n) @ turned).relu().sum() for n in range(1, 6)))
+    found = ts.find_batches(sum(((x * n) @ turned).relu().sum() for n in range(1, 6)))
     (tree,) = [group for group in found if group.kind == "tree"]
     assert tree.into is not None
     assert found.graph.tasks[tree.into[0]].short_name == "T"
@@ -184,7 +184,7 @@ def test_a_weight_transposed_once_is_summed_before_it_is_transposed_back() -> No
 
 def test_a_tree_takes_unequal_rows() -> None:
     linear = nn.Linear(4, 4, bias=False)
-    found = ts.groups([linear(torch.randn(rows, 4)).relu().sum() for rows in (1, 2, 3, 5)])
+    found = ts.find_batches([linear(torch.randn(rows, 4)).relu().sum() for rows in (1, 2, 3, 5)])
     (tree,) = found.backward
     assert (tree.kind, len(tree), tree.stacked_bytes) == ("tree", 4, 2 * (1 + 2 + 3 + 5) * 4 * 4)
 
@@ -192,18 +192,18 @@ def test_a_tree_takes_unequal_rows() -> None:
 def test_a_parameter_used_as_left_and_right_factor_is_two_sums() -> None:
     square = weight(3, 3)
     terms = [torch.randn(3, 3) @ square for _ in range(4)] + [square @ torch.randn(3, 3) for _ in range(4)]
-    trees = [group for group in ts.groups(torch.stack(terms).sum()).backward if group.kind == "tree"]
+    trees = [group for group in ts.find_batches(torch.stack(terms).sum()).backward if group.kind == "tree"]
     assert sorted((len(tree), tree.outputs) for tree in trees) == [(4, (0,)), (4, (1,))]
 
 
 def test_convolutions_of_one_shape_are_one_with_groups() -> None:
     kernels = [weight(5, 2, 3, 3) for _ in range(4)]
     image = torch.randn(1, 2, 8, 8)
-    found = ts.groups(torch.stack([torch.conv2d(image, kernel, padding=1).sum() for kernel in kernels]).sum())
+    found = ts.find_batches(torch.stack([torch.conv2d(image, kernel, padding=1).sum() for kernel in kernels]).sum())
     (group,) = found.backward
     assert (group.kind, len(group), group.outputs) == ("grouped_conv", 4, (1,))
     other = torch.stack([torch.conv2d(image, kernel, padding=n // 2).sum() for n, kernel in enumerate(kernels)])
-    assert not ts.groups(other.sum()).backward  # two with one padding, two with another
+    assert not ts.find_batches(other.sum()).backward  # two with one padding, two with another
 
 
 def test_those_which_share_a_factor_leave_the_others_alone() -> None:
@@ -211,10 +211,10 @@ def test_those_which_share_a_factor_leave_the_others_alone() -> None:
     with ts.capture():
         parts = [x @ weight(3, 3) for _ in range(8)] + [torch.randn(4, 3) @ weight(3, 3) for _ in range(4)]
         loss = torch.stack(parts).sum()
-    found = ts.groups(loss)
+    found = ts.find_batches(loss)
     assert [(len(group), group.shared) for group in found.backward] == [(8, ("left",)), (4, ())]
     assert [(len(group), group.shared) for group in found.forward] == [(8, ("left",)), (4, ())]
-    found = ts.groups(loss, ts.GroupRules(how_many_is_many=9))
+    found = ts.find_batches(loss, ts.types.GroupRules(how_many_is_many=9))
     assert [(len(group), group.shared) for group in found.backward] == [(12, ())]
     assert [(len(group), group.shared) for group in found.forward] == [(12, ())]
 
@@ -223,7 +223,7 @@ def test_a_factor_that_few_share_is_stacked_in_the_forward_alone() -> None:
     x = torch.randn(4, 3)
     with ts.capture():
         loss = torch.stack([x @ weight(3, 3) for _ in range(4)]).exp().sum()
-    found = ts.groups(loss)
+    found = ts.find_batches(loss)
     assert [(len(group), group.shared) for group in found.backward] == [(4, ("left",))]
     assert [(len(group), group.shared) for group in found.forward] == [(4, ())]
 
@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_joined_is_said_with_the_reason(name: str) -> None:
     make, why = REFUSED[name]
-    found = ts.groups(make())
+    found = ts.find_batches(make())
     assert not found.backward
     assert [refused.why for refused in found.refused] == [why]
     (refused,) = found.refused
@@ -306,34 +306,34 @@ def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
 
 def test_products_that_lie_by_themselves_are_said_to() -> None:
     loss = (torch.randn(2, 3) @ weight(3, 4) @ weight(4, 5)).sum()
-    assert ts.groups(loss).sentences[0] == (
+    assert ts.find_batches(loss).sentences[0] == (
         "None of the 2 products can be joined in the backward: no two that are alike lie side by side."
     )
 
 
 def test_a_threshold_that_is_changed_joins_what_was_refused() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3)
-    assert len(ts.groups(loss, ts.GroupRules(min_fusion_size=3)).backward) == 1
-    with pytest.raises(TypeError, match=r"rules is a ts\.GroupRules, .* not 4"):
-        ts.groups(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
+    assert len(ts.find_batches(loss, ts.types.GroupRules(min_fusion_size=3)).backward) == 1
+    with pytest.raises(TypeError, match=r"rules is a ts\.types\.GroupRules, .* not 4"):
+        ts.find_batches(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_fusion_size is 1, and must be 2 at least"):
-        ts.GroupRules(min_fusion_size=1)
+        ts.types.GroupRules(min_fusion_size=1)
 
 
 def test_a_sum_is_one_product_where_torchscript_found_it_fast() -> None:
-    rules = ts.GroupRules()
+    rules = ts.types.GroupRules()
     assert rules.fast_for_reduce(300, 511, 100)
     assert not rules.fast_for_reduce(300, 512, 100)
     assert rules.fast_for_reduce(255, 512, 255)
     assert rules.fast_for_reduce(257, 512, 257)
     linear = nn.Linear(8, 300, bias=False)
-    found = ts.groups(stacked(lambda n: linear(torch.randn(600, 8))))
+    found = ts.find_batches(stacked(lambda n: linear(torch.randn(600, 8))))
     assert [group.kind for group in found.backward] == ["bmm"]  # not summed in one, they can still be stacked
     assert "sums of 8×600 @ 600×300 are no faster as one product" in found.refused[0].why
 
 
 def test_without_a_capture_the_forward_is_not_known() -> None:
-    found = ts.groups(stacked(lambda n: torch.randn(2, 3) @ weight(3, 2)))
+    found = ts.find_batches(stacked(lambda n: torch.randn(2, 3) @ weight(3, 2)))
     assert not found.forward
     assert "run it under ts.capture()" in repr(found)
 
@@ -353,13 +353,13 @@ def test_a_group_of_each_task_is_found_and_written_down() -> None:
 
 def test_a_graph_from_a_file_is_refused_with_a_sentence() -> None:
     loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2))
-    graph = ts.groups(loss).graph
+    graph = ts.find_batches(loss).graph
     with pytest.raises(ValueError, match="this graph has no nodes"):
-        ts.groups(graph)
+        ts.find_batches(graph)
 
 
 def test_a_graph_without_products_is_told_so() -> None:
-    found = ts.groups(torch.ones(3, requires_grad=True).exp().sum())
+    found = ts.find_batches(torch.ones(3, requires_grad=True).exp().sum())
     assert (len(found), len(found.products)) == (0, 0)
     assert "No task of this graph multiplies matrices" in found.sentences[0]
 

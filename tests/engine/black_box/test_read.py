@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "step_0"
 
 
-def replayed(folder: Path) -> ts.StepReplay:
+def replayed(folder: Path) -> ts.types.StepReplay:
     return ts.replay(folder, make_model, loss_of)
 
 

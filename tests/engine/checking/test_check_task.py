@@ -529,7 +529,7 @@ def test_checks_at_every_stop_leave_the_session_as_it_is(engine: str) -> None:
     program.called.clear()
     with ts.capture(program.model, keep_inputs=True):
         loss = program.loss()
-    session = (ts.Stepper if engine == "direct" else ts.NativeSession)(loss)
+    session = (ts.types.Stepper if engine == "direct" else ts.types.NativeSession)(loss)
     random = torch.get_rng_state()
     verdicts = set()
     while session.left:

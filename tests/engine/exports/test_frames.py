@@ -81,7 +81,7 @@ def test_a_run_from_a_file_gives_the_same_table(make_loss: Callable[[], Tensor],
 
 
 def test_a_session_that_was_left_early_has_what_has_run(make_loss: Callable[[], Tensor]) -> None:
-    with ts.Stepper(make_loss()) as session:
+    with ts.types.Stepper(make_loss()) as session:
         for _ in range(3):
             session.step()
         frame = session.result().to_pandas()

@@ -159,7 +159,7 @@ def test_a_run_from_a_file_has_no_forward_and_one_without_a_clock_says_so(
 
 
 def test_a_task_that_did_not_end_is_there(make_loss: Callable[[], Tensor], tmp_path: Path) -> None:
-    with ts.Stepper(make_loss()) as session:
+    with ts.types.Stepper(make_loss()) as session:
         session.step()
         session.step()
         run = session.result()

@@ -49,7 +49,7 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     return f"{Path(__file__).name}:{number}"
 
 
-def unused_of(model: nn.Module, *shape: int) -> ts.UnusedReport:
+def unused_of(model: nn.Module, *shape: int) -> ts.types.UnusedReport:
     x = torch.randn(*(shape or (3, 4)))
     return ts.find_unused(lambda: model(x).square().sum(), model)
 
@@ -511,7 +511,7 @@ def test_a_hook_that_makes_zeros_of_the_losss_gradient_is_named() -> None:
     assert Given(hooked).story() == "a hook zeroed the loss's gradient"
 
 
-def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[ts.UnusedReport, int]:
+def looked_at(model: nn.Module, make_loss: Callable[[], Tensor]) -> tuple[ts.types.UnusedReport, int]:
     """The report, and how many lines of the package ran for it: a measure of time that no other process disturbs."""
     package = str(Path(ts.__file__).parent)
     ran = 0

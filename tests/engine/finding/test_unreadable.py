@@ -202,7 +202,7 @@ class Scale(nn.Module):
         return (self.weight * factor).sum()
 
 
-def trained(model: Scale, **how: object) -> ts.Training:
+def trained(model: Scale, **how: object) -> ts.types.Training:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ts.training(model, optimizer, **how) as training:  # type: ignore[arg-type]
         for step in range(6):
@@ -275,9 +275,10 @@ def counted(weight: Tensor) -> Callable[[], Tensor]:
 
 def test_order_dependence_of_wrapper_subclasses_is_seen_and_unread_gradients_are_not_called_equal() -> None:
     assert [
-        each.how != "rounding" for each in ts.order_dependent(counted(nn.Parameter(twice(torch.ones(2))))).departures
+        each.how != "rounding"
+        for each in ts.find_order_dependence(counted(nn.Parameter(twice(torch.ones(2))))).departures
     ]
-    report = ts.order_dependent(counted(nn.Parameter(Opaque(torch.ones(2)))))
+    report = ts.find_order_dependence(counted(nn.Parameter(Opaque(torch.ones(2)))))
     assert report and not report.same_bits and report.unread
     assert "equal to the bit" not in " ".join(report.sentences)
 

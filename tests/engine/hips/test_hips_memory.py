@@ -28,8 +28,8 @@ def fan_out(x: Any, z: Any) -> Any:
     return np.sum(z)
 
 
-def tape() -> ts.HipsTape:
-    return ts.hips_tape(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
+def tape() -> ts.types.HipsTape:
+    return ts.hips.tape(fan_out, numpy.full((SIZE, SIZE), 0.01), numpy.ones((SIZE, SIZE)))
 
 
 def test_the_levels_are_those_of_the_arrays_that_are_alive() -> None:
@@ -73,7 +73,7 @@ def test_a_workspace_is_what_a_task_took_besides_and_gave_back() -> None:
     def loss(x: Any) -> Any:
         return np.sum(np.tanh(x))
 
-    timeline = ts.backward(ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), policy="dfs", memory=True).timeline
+    timeline = ts.backward(ts.hips.tape(loss, numpy.ones((SIZE, SIZE))), policy="dfs", memory=True).timeline
     assert timeline is not None
     workspaces = [storage for storage in timeline if storage.category is Category.WORKSPACE]
     assert workspaces and all(storage.born == storage.died for storage in workspaces)
@@ -114,13 +114,13 @@ def test_one_measurement_does_not_end_the_tracing_of_another() -> None:
         return gradient
 
     defvjp(nested, lambda value, x: derivative)
-    ts.backward(ts.hips_tape(lambda x: np.sum(nested(x)), numpy.ones(2)), memory=True)
+    ts.backward(ts.hips.tape(lambda x: np.sum(nested(x)), numpy.ones(2)), memory=True)
     assert len(inner) == 1 and not tracemalloc.is_tracing()
     ts.backward(tape(), memory=True)
 
 
 def test_a_failed_measurement_ends_tracing() -> None:
-    failing = ts.hips_tape(lambda x: np.sum(x), numpy.ones(2))
+    failing = ts.hips.tape(lambda x: np.sum(x), numpy.ones(2))
     failing.nodes[0].vjp = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
         ts.backward(failing, memory=True)
@@ -148,7 +148,7 @@ def test_of_the_forward_it_says_what_made_what_and_what_it_took_besides() -> Non
             x = np.sin(numpy.ones((SIZE, SIZE)) * 0.5) + x
         return np.sum(x)
 
-    run = ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    run = ts.profile(lambda: ts.hips.tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
     assert run.timeline is not None
     forward = [storage for storage in run.timeline if storage.born < 0 and storage.category is not Category.BUFFER]
     assert {storage.made_by.operation.name for storage in forward if storage.made_by.operation} == {"add"}
@@ -163,7 +163,7 @@ def test_what_else_keeps_an_array_of_the_forward_is_told_apart() -> None:
         kept.append(np.tanh(x))  # of no use for the value
         return np.sum(x * 2)
 
-    run = ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
+    run = ts.profile(lambda: ts.hips.tape(loss, numpy.ones((SIZE, SIZE))), "dfs")
     assert run.timeline is not None and run.footprints is not None and not run.footprints.unsure
     (held,) = [storage for storage in run.timeline if storage.died is None and storage.category is Category.FORWARD]
     assert held.nbytes == ARRAY and [keeper.kind for keeper in held.kept_by] == ["user"]
@@ -184,6 +184,6 @@ def test_a_forward_that_raises_leaves_nothing_at_work() -> None:
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        ts.profile(lambda: ts.hips_tape(loss, numpy.ones((SIZE, SIZE))))
+        ts.profile(lambda: ts.hips.tape(loss, numpy.ones((SIZE, SIZE))))
     assert not tracemalloc.is_tracing()
     assert ts.profile(tape).timeline.before == 0

@@ -25,7 +25,7 @@ from autograd.extend import defvjp, primitive
 from autograd.util import toposort
 
 RULES = [
-    ts.Accumulation(accumulate, release)
+    ts.types.Accumulation(accumulate, release)
     for accumulate in ("inplace", "out_of_place", "list")
     for release in ("eager", "never")
 ]
@@ -108,7 +108,7 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS)
 def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
     expected = autograd.grad(fun)(*args)
-    tape = ts.hips_tape(fun, *args)
+    tape = ts.hips.tape(fun, *args)
     session = ts.debug(tape, policy="dfs")
     session.run()
     assert same_bits(tape.gradient, expected)
@@ -120,10 +120,10 @@ def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], 
 @pytest.mark.parametrize("policy", CLASSIC)
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:4])
 def test_any_policy_and_any_rule_of_summing_gives_the_same_gradients(
-    fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: ts.Accumulation
+    fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: ts.types.Accumulation
 ) -> None:
     expected = autograd.grad(fun)(*args)
-    tape = ts.hips_tape(fun, *args)
+    tape = ts.hips.tape(fun, *args)
     with Stepper(tape, policy=policy, accumulation=rule) as session:
         session.run()
     assert close(tape.gradient, expected)
@@ -151,7 +151,7 @@ STEP = st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.integers(0, 99))
     back=st.integers(0, 9),
 )
 def test_random_programs_have_autograds_gradients_also_after_going_back(
-    steps: list[Any], policy: str, rule: ts.Accumulation, back: int
+    steps: list[Any], policy: str, rule: ts.types.Accumulation, back: int
 ) -> None:
     def program(x: Any) -> Any:
         values = [x["a"], x["b"], x["a"][:, :2] @ x["b"][:2]]
@@ -162,7 +162,7 @@ def test_random_programs_have_autograds_gradients_also_after_going_back(
     numbers = numpy.random.default_rng(1).normal
     argument = {"a": numbers(size=(3, 3)), "b": numbers(size=(3, 3))}
     expected = autograd.grad(program)(argument)
-    tape = ts.hips_tape(program, argument)
+    tape = ts.hips.tape(program, argument)
     with Stepper(tape, policy="dfs") as session:
         session.run()
     assert same_bits(tape.gradient, expected)
@@ -175,7 +175,7 @@ def test_random_programs_have_autograds_gradients_also_after_going_back(
 
 
 def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found() -> None:
-    tape = ts.hips_tape(rnn, *RNN)
+    tape = ts.hips.tape(rnn, *RNN)
     assert tape.gradient is None
     ts.backward(tape)
     first = tape.gradient
@@ -188,7 +188,7 @@ def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found(
 
 
 def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None:
-    tape = ts.hips_tape(rnn, *RNN)
+    tape = ts.hips.tape(rnn, *RNN)
     with Stepper(tape, policy="dfs", history=True, trace="full") as session:
         session.run()
         expected = tape.gradient
@@ -205,7 +205,7 @@ def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None
 
 
 @pytest.mark.parametrize("rule", RULES[::2], ids=lambda rule: rule.name)
-def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.Accumulation) -> None:
+def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.types.Accumulation) -> None:
     def slices(parts: Any) -> Any:
         first, second, third = parts
         return sum(np.sum(np.sin(each) * each) for some in (parts[0:2], parts[1:3]) for each in some) + np.sum(
@@ -213,7 +213,7 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.Accumulation) 
         )
 
     parts = draw(size=3), draw(size=3), draw(size=3)
-    tape = ts.hips_tape(slices, parts)
+    tape = ts.hips.tape(slices, parts)
 
     def waiting(session: Stepper) -> list[list[float]]:
         found = (session.waiting(task) for task in session.graph.tasks)
@@ -233,7 +233,7 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.Accumulation) 
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:3])
 def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """By the shapes of its gradients, and PyTorch's rule for sums."""
-    tape = ts.hips_tape(fun, *args)
+    tape = ts.hips.tape(fun, *args)
     shapes = of_shapes(tape.graph)
     peaks = {
         name: ts.simulate(tape.graph, name, shapes).peak_bytes
@@ -246,7 +246,7 @@ def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any
 
 
 def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() -> None:
-    tape = ts.hips_tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
+    tape = ts.hips.tape(lambda x: np.sum(np.sin(x)), numpy.ones(3))
     session = ts.debug(tape, policy="dfs")
     session.step()
     (gradient,) = session.gradients
@@ -257,7 +257,7 @@ def test_gradients_on_the_way_are_seen_on_numpys_own_memory_and_can_be_edited() 
 
 
 def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
-    tape = ts.hips_tape(lambda x: x[1] * 2.0, numpy.ones(3))
+    tape = ts.hips.tape(lambda x: x[1] * 2.0, numpy.ones(3))
     run = ts.backward(tape, policy="dfs", trace="cheap")
     assert run.trace is not None
     taken = next(record for record in run.trace if record.task.name == "getitem" or "item" in record.task.name)
@@ -267,7 +267,7 @@ def test_an_index_gives_what_it_would_add_where_a_trace_reads_it() -> None:
 
 
 def test_a_watchpoint_stops_where_a_gradient_gets_of_rnn() -> None:
-    tape = ts.hips_tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
+    tape = ts.hips.tape(lambda x: np.sum(np.sqrt(x * 2.0)), numpy.zeros(2))
     session = ts.debug(tape, policy="dfs")
     session.watch("inf")
     with numpy.errstate(divide="ignore"):
@@ -278,7 +278,7 @@ def test_a_watchpoint_stops_where_a_gradient_gets_of_rnn() -> None:
 
 
 def test_a_saved_run_of_a_tape_plays_again_and_other_orders_are_predicted_from_shapes(tmp_path: Any) -> None:
-    tape = ts.hips_tape(rnn, *RNN)
+    tape = ts.hips.tape(rnn, *RNN)
     run = ts.backward(tape, policy="dfs", trace="full")
     loaded = ts.load(run.save(tmp_path / "run.tape.json"))
     assert loaded.order == run.order and loaded.graph.is_tape
@@ -294,11 +294,11 @@ def twice(x: Any) -> Any:
     return x * 2.0
 
 
-def users(vjp: Callable[[Any], Any]) -> ts.HipsTape:
+def users(vjp: Callable[[Any], Any]) -> ts.types.HipsTape:
     function = primitive(lambda x: x * 2.0)
     function.__name__ = "doubled"
     defvjp(function, lambda ans, x: vjp)
-    return ts.hips_tape(lambda x: np.sum(function(x)), numpy.ones(2))
+    return ts.hips.tape(lambda x: np.sum(function(x)), numpy.ones(2))
 
 
 def test_a_derivative_of_the_users_own_is_called_as_autograd_calls_it() -> None:
@@ -321,8 +321,8 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
     assert session.over is not None and tape.gradient is None
 
 
-def of_rnn() -> ts.HipsTape:
-    return ts.hips_tape(rnn, *RNN)
+def of_rnn() -> ts.types.HipsTape:
+    return ts.hips.tape(rnn, *RNN)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +333,14 @@ def of_rnn() -> ts.HipsTape:
         (lambda: ts.debug(of_rnn(), retain_graph=False), NotImplementedError, "as long as there is the tape"),
         (lambda: ts.debug(of_rnn(), create_graph=True), NotImplementedError, r"autograd\.grad\(rnn\)"),
         (lambda: ts.debug(of_rnn(), batch="auto"), NotImplementedError, "another tape's"),
-        (lambda: ts.plan_mirror(of_rnn), TypeError, r"ts\.profile, ts\.compare and ts\.find_nan take tapes"),
+        (lambda: ts.plan_recompute(of_rnn), TypeError, r"ts\.profile, ts\.compare and ts\.find_nan take tapes"),
         (lambda: ts.find_unused(of_rnn, torch.nn.Tanh()), TypeError, r"ts\.compare and ts\.find_nan take tapes"),
-        (lambda: ts.groups(of_rnn()), ValueError, "its nodes hide their factors"),
+        (lambda: ts.find_batches(of_rnn()), ValueError, "its nodes hide their factors"),
         (lambda: ts.debug(of_rnn(), inputs=[]), NotImplementedError, "argnum="),
         (lambda: ts.debug(of_rnn(), numpy.ones(2)), ValueError, r"has shape \(\); .* has \(2,\)"),
         (lambda: ts.debug(of_rnn(), "one"), TypeError, "an array, a scalar or a tensor, not a str"),
-        (lambda: ts.debug(ts.hips_tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
-        (lambda: ts.debug(ts.hips_tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
+        (lambda: ts.debug(ts.hips.tape(twice, numpy.ones(3))), RuntimeError, r"an array of shape \(3,\), .*Jacobian"),
+        (lambda: ts.debug(ts.hips.tape(twice, 1j)), RuntimeError, "the value of twice is complex"),
         (lambda: ts.backward(users(lambda g: None)), TypeError, "a vjp gave None for a gradient"),
         (lambda: ts.backward(users(lambda g: numpy.array("x"))), TypeError, "numpy.str_"),
     ],
@@ -358,13 +358,13 @@ def test_too_few_gradients_of_a_derivative_are_told() -> None:
     function = primitive(lambda x, y: x * y)
     function.__name__ = "product"
     defvjp_argnums(function, lambda argnums, ans, args, kwargs: lambda g: (g * args[1],))
-    tape = ts.hips_tape(lambda x: function(x, x), 2.0)
+    tape = ts.hips.tape(lambda x: function(x, x), 2.0)
     with pytest.raises(ValueError, match="the vjp of product gave 1 gradients for 2 arguments"):
         ts.backward(tape)
 
 
 def test_an_array_output_goes_back_from_the_gradient_that_is_given() -> None:
-    tape = ts.hips_tape(twice, numpy.ones(3))
+    tape = ts.hips.tape(twice, numpy.ones(3))
     ts.backward(tape, numpy.array([1.0, 0.0, 5.0]))
     assert tape.gradient.tolist() == [2.0, 0.0, 10.0]
     ts.backward(tape, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
@@ -372,5 +372,5 @@ def test_an_array_output_goes_back_from_the_gradient_that_is_given() -> None:
 
 
 def test_a_check_says_whose_formula_it_is() -> None:
-    session = ts.debug(ts.hips_tape(rnn, *RNN))
+    session = ts.debug(ts.hips.tape(rnn, *RNN))
     assert "autograd.test_util.check_grads" in str(session.check())

@@ -18,15 +18,15 @@ import numpy
 PROGRAMS = ["rnn", "fan_out", "elementwise", "needless"]
 
 
-def close(predicted: ts.Timeline, measured: ts.Timeline | None) -> bool:
+def close(predicted: ts.types.Timeline, measured: ts.types.Timeline | None) -> bool:
     """But for what Python's own objects take."""
     assert measured is not None
     return abs(predicted.peak_bytes - measured.peak_bytes) <= max(16 << 10, measured.peak_bytes // 100)
 
 
-def recorded(name: str) -> ts.HipsTape:
+def recorded(name: str) -> ts.types.HipsTape:
     fun, args = ts.workload(name).in_numpy()
-    return ts.hips_tape(fun, *args)
+    return ts.hips.tape(fun, *args)
 
 
 @pytest.mark.parametrize("policy", ["dfs", "heap", "bfs"])
@@ -57,7 +57,7 @@ def test_a_live_deck_of_a_tape_shows_the_memory_that_a_run_measures() -> None:
     tape = recorded("rnn")
     measured = ts.backward(tape, policy="dfs", memory=True).timeline
     assert measured is not None
-    deck = Deck(ts.Stepper(tape, policy="dfs"), policy="dfs", retain_graph=True)
+    deck = Deck(ts.types.Stepper(tape, policy="dfs"), policy="dfs", retain_graph=True)
     try:
         (_, shown), *_ = deck.compare(["dfs"]).timelines.items()
     finally:
@@ -73,7 +73,7 @@ def test_formulas_that_users_defined_are_not_called_for_a_prediction() -> None:
     called = []
     doubled = primitive(lambda x: x * 2.0)
     defvjp(doubled, lambda ans, x: lambda g: called.append(1) or g * 2.0)
-    tape = ts.hips_tape(lambda x: np.sum(doubled(x)), numpy.ones(64))
+    tape = ts.hips.tape(lambda x: np.sum(doubled(x)), numpy.ones(64))
     timeline = ts.simulate(tape.graph)
     assert not called
     assert any(
@@ -84,8 +84,8 @@ def test_formulas_that_users_defined_are_not_called_for_a_prediction() -> None:
 def test_profile_and_compare_take_a_function_that_records_a_tape() -> None:
     fun, args = ts.workload("fan_out").in_numpy()
 
-    def make_tape() -> ts.HipsTape:
-        return ts.hips_tape(fun, *args)
+    def make_tape() -> ts.types.HipsTape:
+        return ts.hips.tape(fun, *args)
 
     run = ts.profile(make_tape, "dfs")
     assert run.engine == "direct" and run.footprints is not None and run.peak_bytes == run.timeline.peak_bytes
@@ -103,13 +103,13 @@ def test_find_nan_finds_what_a_tape_made() -> None:
         return np.sum(np.sqrt(x * 2.0))
 
     with numpy.errstate(all="ignore"):
-        found = ts.find_nan(lambda: ts.hips_tape(forward, numpy.array([1.0, -1.0])))
+        found = ts.find_nan(lambda: ts.hips.tape(forward, numpy.array([1.0, -1.0])))
         assert found.where == "forward" and found.operation == "log"
         assert found.sentences[0].startswith("The value of forward is NaN: in the forward, log (test_hips_verbs")
         assert found.sentences[0].endswith("made 1 of 2 elements NaN or infinite.")
-        found = ts.find_nan(lambda: ts.hips_tape(backward, numpy.array([1.0, 0.0])))
+        found = ts.find_nan(lambda: ts.hips.tape(backward, numpy.array([1.0, 0.0])))
         assert found.where == "backward" and found.operation == "sqrt"
-    assert not ts.find_nan(lambda: ts.hips_tape(backward, numpy.ones(2)))
+    assert not ts.find_nan(lambda: ts.hips.tape(backward, numpy.ones(2)))
 
 
 def test_find_nan_looks_at_each_value_of_a_tape_not_at_their_sum() -> None:
@@ -117,15 +117,15 @@ def test_find_nan_looks_at_each_value_of_a_tape_not_at_their_sum() -> None:
         return x * 2.0
 
     with pytest.raises(RuntimeError, match="a backward starts from one real number: sum it"):
-        ts.find_nan(lambda: ts.hips_tape(doubled, numpy.full(10, 5e307)))
+        ts.find_nan(lambda: ts.hips.tape(doubled, numpy.full(10, 5e307)))
     with numpy.errstate(all="ignore"):
-        found = ts.find_nan(lambda: ts.hips_tape(doubled, numpy.array([1.0, 1e308, -1e308])))
+        found = ts.find_nan(lambda: ts.hips.tape(doubled, numpy.array([1.0, 1e308, -1e308])))
     assert found.sentences[0].startswith("The value of doubled is inf: in the forward, multiply")
     assert found.sentences[0].endswith("made 2 of 3 elements NaN or infinite.")
 
 
 def test_what_needs_torch_refuses_a_tape_by_name() -> None:
     with pytest.raises(TypeError, match="returned a tape of HIPS autograd's, and this needs PyTorch's operations"):
-        ts.plan_mirror(lambda: recorded("fan_out"))  # type: ignore[arg-type, return-value]
+        ts.plan_recompute(lambda: recorded("fan_out"))  # type: ignore[arg-type, return-value]
     with pytest.raises(NotImplementedError, match="PyTorch's engine runs PyTorch's nodes alone"):
         ts.find_nan(lambda: recorded("fan_out"), engine="native")  # type: ignore[arg-type, return-value]

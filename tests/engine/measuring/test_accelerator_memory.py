@@ -297,8 +297,8 @@ def test_what_is_predicted_is_of_the_device_that_is_named(accelerators: tuple[to
         predicted = ts.simulate(graph, device=device)
         assert (predicted.device, predicted.end_bytes) == (device, timeline.end_bytes)
     assert ts.simulate(graph).device in map(str, accelerators)
-    assert ts.plan(make_loss(), "lpmf").order
-    footprints = ts.dry_run(graph, accelerators[0])
+    assert ts.plan_order(make_loss(), "lpmf").order
+    footprints = ts.orders.dry_run(graph, accelerators[0])
     with pytest.raises(ValueError, match=f"device='cpu' is none of those whose memory is known: {accelerators[0]}"):
         ts.simulate(graph, "heap", footprints, device="cpu")
 

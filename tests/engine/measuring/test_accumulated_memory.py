@@ -203,7 +203,7 @@ def chain(length: int) -> Tensor:
 def test_a_file_keeps_the_rule_and_the_lists(tmp_path):
     run = ts.profile(lambda: fan_out(4), engine="direct", accumulate="list", release="never")
     loaded = ts.load(run.save(tmp_path / "run.json"))
-    assert loaded.accumulation == loaded.timeline.accumulation == ts.Accumulation("list", "never")
+    assert loaded.accumulation == loaded.timeline.accumulation == ts.types.Accumulation("list", "never")
     assert list(loaded.timeline.listed) == list(run.timeline.listed)
     assert loaded.timeline.category_levels == run.timeline.category_levels
     assert str(loaded.peak()).splitlines()[0] == str(run.peak()).splitlines()[0]

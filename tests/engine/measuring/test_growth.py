@@ -49,11 +49,11 @@ def profiled(length: int) -> Callable[[], object]:
 def dry(length: int) -> Callable[[], object]:
     kept: list[Tensor] = []
     graph = ts.graph(chain(length, kept))
-    return lambda: (ts.dry_run(graph), kept)
+    return lambda: (ts.orders.dry_run(graph), kept)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("verb", [profiled, dry], ids=["ts.profile", "ts.dry_run of retained gradients"])
+@pytest.mark.parametrize("verb", [profiled, dry], ids=["ts.profile", "ts.orders.dry_run of retained gradients"])
 def test_work_grows_with_the_tasks_and_not_with_their_square(verb: Callable[[int], Callable[[], object]]) -> None:
     instructions(verb(20))  # what is done once
     few, many = (instructions(verb(length)) for length in (150, 600))

@@ -194,10 +194,10 @@ def test_what_is_not_known_or_not_possible_is_said():
 
 
 def test_a_rule_has_a_name():
-    names = [ts.Accumulation(accumulate, release).name for accumulate, release in ALL]
+    names = [ts.types.Accumulation(accumulate, release).name for accumulate, release in ALL]
     expected = ["", "never released", "out of place", "out of place, never released", "list", "list, never released"]
     assert names == expected
-    assert ts.Accumulation("list").of("heap") == "heap, list"
+    assert ts.types.Accumulation("list").of("heap") == "heap, list"
 
 
 def test_a_model_trains_alike():

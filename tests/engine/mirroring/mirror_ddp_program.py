@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tapescope.engine.mirroring.mirror import mirror
-from tapescope.engine.mirroring.plan import MirrorPlan
+import tapescope as ts
+from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.programs.record_forward import record_forward
 
 STEPS = 3  # buckets are made up anew in the second
@@ -32,14 +32,14 @@ def train(rank: int, mirrored: bool) -> tuple[list[Tensor], int]:
     data = torch.randn(STEPS, 2, 12, 8, generator=torch.Generator().manual_seed(rank))
     first = data[0, 0]
     program = record_forward(lambda: model(first).square().sum(), 1)
-    plan = MirrorPlan.of(program, [each.number for each in program.storages if each.obstacle is None])
+    plan = RecomputePlan.of(program, [each.number for each in program.storages if each.obstacle is None])
     dropped = 0
     torch.manual_seed(rank)
     for batches in data:
         optimizer.zero_grad()
         for number, batch in enumerate(batches):
             with model.no_sync() if number == 0 else nullcontext():
-                with mirror(plan) if mirrored else nullcontext() as mirrors:
+                with ts.recompute(plan) if mirrored else nullcontext() as mirrors:
                     loss = model(batch).square().sum()
                 loss.backward()
             dropped += mirrors.report.dropped if mirrors is not None else 0

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import tapescope as ts
 from tapescope.engine.prediction import kernel_runs, operator_times
 
-from .test_plan_mirror import Block
+from .test_plan_recompute import Block
 
 MakeLoss = Callable[[], Tensor]
 Made = tuple[nn.Module, Tensor]
@@ -48,7 +48,7 @@ def fake(make: Callable[[], Made]) -> MakeLoss:
 
 @pytest.mark.parametrize("make", [perceptron, convolutions, blocks])
 def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], Made]) -> None:
-    plan = ts.plan_mirror(fake(make), 0.7, seconds=0.5)
+    plan = ts.plan_recompute(fake(make), 0.7, seconds=0.5)
     assert plan.dropped
 
     made = make()
@@ -62,7 +62,7 @@ def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], M
         for buffer, before in zip(made[0].buffers(), buffers, strict=True):
             buffer.copy_(before)
         if mirrored:
-            with ts.mirror(plan) as mirror:
+            with ts.recompute(plan) as mirror:
                 loss = make_loss()
             assert not mirror.report.banned
         else:
@@ -72,10 +72,10 @@ def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], M
     assert all(map(torch.equal, step(False), step(True)))
 
     def mirrored() -> Tensor:
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             return make_loss()
 
-    real = ts.plan_mirror(make_loss, 0.7, seconds=0.1)
+    real = ts.plan_recompute(make_loss, 0.7, seconds=0.1)
     assert ts.profile(make_loss).peak_bytes == plan.plain_peak_bytes == real.plain_peak_bytes
     assert real.memory.mirrored(plan.dropped).peak_bytes == plan.peak_bytes < plan.plain_peak_bytes
     made[0].zero_grad()  # the measurement above has filled .grad, and what is there before a backward counts to no peak
@@ -83,21 +83,21 @@ def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], M
 
 
 def test_its_times_are_called_estimates_wherever_they_stand() -> None:
-    plan = ts.plan_mirror(fake(perceptron), 0.7, seconds=0.2)
+    plan = ts.plan_recompute(fake(perceptron), 0.7, seconds=0.2)
     assert any("single operators" in each for each in plan.estimates)
-    assert any("first forward under ts.mirror" in each for each in plan.estimates)
+    assert any("first forward under ts.recompute" in each for each in plan.estimates)
     frontier = plan.explore(0.5)
     for said in (str(plan), plan._repr_html_(), str(frontier)):
         assert "An estimate: " in said or "an estimate: " in said
     assert plan.predicted is not None and plan.predicted.plain_seconds > 0
-    assert ts.plan_mirror(loss_of(perceptron()), 0.7, seconds=0.2).estimates == ()
+    assert ts.plan_recompute(loss_of(perceptron()), 0.7, seconds=0.2).estimates == ()
 
 
 def test_the_mode_may_be_open_and_nothing_is_left_behind() -> None:
     with FakeTensorMode():
         model, x = perceptron()
         before = torch.random.get_rng_state()
-        plan = ts.plan_mirror(lambda: model(x + torch.zeros(64)).pow(2).mean(), 0.7, seconds=0.2)
+        plan = ts.plan_recompute(lambda: model(x + torch.zeros(64)).pow(2).mean(), 0.7, seconds=0.2)
     assert plan.met
     assert all(each.grad is None for each in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), torch.default_generator.get_state()), before
@@ -105,7 +105,7 @@ def test_the_mode_may_be_open_and_nothing_is_left_behind() -> None:
 
 def test_what_can_not_be_run_alone_is_kept_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_times, "_ALONE", operator_times._ALONE - {"native_layer_norm"})
-    plan = ts.plan_mirror(fake(perceptron), 0.5, seconds=0.2)
+    plan = ts.plan_recompute(fake(perceptron), 0.5, seconds=0.2)
     norms = [each for each in plan.storages if each.operation == "aten.native_layer_norm.default"]
     assert norms and not any(each.is_dropped for each in norms)
     assert any("native_layer_norm ×4" in each for each in plan.estimates)
@@ -114,7 +114,7 @@ def test_what_can_not_be_run_alone_is_kept_and_said(monkeypatch: pytest.MonkeyPa
 
 def test_what_does_not_fit_into_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_runs, "MOST_BYTES", 100)
-    plan = ts.plan_mirror(fake(perceptron), 0.5, seconds=0.2)
+    plan = ts.plan_recompute(fake(perceptron), 0.5, seconds=0.2)
     assert not plan.dropped and any("too large" in each for each in plan.estimates)
 
 
@@ -127,7 +127,7 @@ def test_other_operators_are_timed_once_for_all_equal_calls(monkeypatch: pytest.
         return taken(operator, *others)
 
     monkeypatch.setattr(operator_times, "_taken", counted)
-    ts.plan_mirror(fake(perceptron), 0.7, seconds=0.1)
+    ts.plan_recompute(fake(perceptron), 0.7, seconds=0.1)
     assert called.count("aten.gelu.default") == 1 and called.count("aten.addmm.default") == 2
 
 
@@ -135,7 +135,7 @@ def test_meta_tensors_are_refused() -> None:
     with torch.device("meta"):
         make_loss = loss_of(perceptron())
     with pytest.raises(ValueError, match="on the meta device"):
-        ts.plan_mirror(make_loss)
+        ts.plan_recompute(make_loss)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch ends the process where it has no CUDA at all")
@@ -143,7 +143,7 @@ def test_fake_tensors_of_an_accelerator_are_refused() -> None:
     with FakeTensorMode():
         weight = torch.empty(4, 4, device="cuda", requires_grad=True)
     with pytest.raises(NotImplementedError, match="fake tensors of cuda:0"):
-        ts.plan_mirror(lambda: (weight * 2).sin().sum())
+        ts.plan_recompute(lambda: (weight * 2).sin().sum())
 
 
 def test_workloads_are_built_without_memory() -> None:

@@ -1,4 +1,4 @@
-"""A `with ts.mirror(plan)` that is forgotten, and `ts.policy`."""
+"""A `with ts.recompute(plan)` that is forgotten, and `ts.policy`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_mirror_that_is_forgotten_takes_its_modes_away_and_nothing_is_dropped(
     plan = plan_all(make_loss)
     assert plan.dropped, "the plan is to do something"
     modes = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
-    forgotten = ts.mirror(plan)
+    forgotten = ts.recompute(plan)
     forgotten.__enter__()
     assert modes != (_get_current_function_mode_stack(), _get_current_dispatch_mode_stack())
     del forgotten

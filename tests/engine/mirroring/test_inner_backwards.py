@@ -50,13 +50,13 @@ def maml() -> Step:
 def test_the_mirrored_peak_is_predicted_to_the_byte(make: Callable[[], Step]) -> None:
     torch.manual_seed(0)
     model, make_loss = make()
-    plan = ts.plan_mirror(make_loss, 0.5, seconds=0.5)
+    plan = ts.plan_recompute(make_loss, 0.5, seconds=0.5)
     reasons = {each.obstacle for each in plan.program.saved if each.obstacle is not None}
     assert any("a backward inside of the forward reads it" in reason for reason in reasons)
     model.zero_grad(set_to_none=True)
 
     def mirrored() -> Tensor:
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             return make_loss()
 
     assert ts.profile(mirrored).peak_bytes == plan.peak_bytes

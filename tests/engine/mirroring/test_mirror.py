@@ -1,4 +1,4 @@
-"""`ts.mirror`: the same bits from less memory; one test for each way in which a replay could go wrong."""
+"""`ts.recompute`: the same bits from less memory; one test for each way in which a replay could go wrong."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tapescope.engine.mirroring.mirror import mirror
-from tapescope.engine.mirroring.plan import MirrorPlan
+import tapescope as ts
+from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.mirroring.replay import Bytes
 from tapescope.engine.mirroring.watch import MirrorWatch, state_of
 from tapescope.engine.programs.record_forward import record_forward
@@ -62,9 +62,9 @@ class Doubled(torch.autograd.Function):
 
 def test_what_is_dropped_is_gone_after_the_forward_and_made_again_in_the_backward() -> None:
     plan = plan_all(chain)
-    with mirror(plan):  # the first keeps all until its end
+    with ts.recompute(plan):  # the first keeps all until its end
         chain()
-    with mirror(plan) as mirrored:
+    with ts.recompute(plan) as mirrored:
         h = (x @ weight).tanh()
         followed = FollowedStorage(h)
         h = h.exp()
@@ -89,7 +89,7 @@ def test_nothing_is_alive_after_the_backward_without_the_collector() -> None:
         gc.disable()
         try:
             before = sum(isinstance(each, Bytes) for each in gc.get_objects())
-            with mirror(plan):
+            with ts.recompute(plan):
                 loss = chain()
             assert sum(isinstance(each, Bytes) for each in gc.get_objects()) > before
             loss.backward()
@@ -109,7 +109,7 @@ def test_a_loss_that_is_thrown_away_takes_all_with_it_without_the_collector() ->
     try:
         before = sum(isinstance(each, Bytes) for each in gc.get_objects())
         for _ in range(2):
-            with mirror(plan):
+            with ts.recompute(plan):
                 loss = make_loss()
             del loss
             assert sum(isinstance(each, Bytes) for each in gc.get_objects()) == before
@@ -122,9 +122,9 @@ def test_what_a_replay_was_made_of_goes_as_it_is_done() -> None:
     plan = plan_all(lambda: model(x @ weight).sum())
     numbers = [each.number for each in plan.storages if each.is_dropped]
     assert len(numbers) == 41
-    with mirror(plan):
+    with ts.recompute(plan):
         model(x @ weight).sum().backward()
-    with mirror(plan):
+    with ts.recompute(plan):
         loss = model(x @ weight).sum()
     gc.collect()
     before = sum(isinstance(each, Bytes) for each in gc.get_objects())
@@ -153,7 +153,7 @@ def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph()
     gc.collect()
     before = sum(isinstance(each, Bytes) for each in gc.get_objects())
     for _ in range(2):
-        with mirror(plan) as mirrored:
+        with ts.recompute(plan) as mirrored:
             make_loss()
     assert mirrored.report.dropped == 2
     gc.collect()
@@ -162,8 +162,8 @@ def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph()
 
 def test_a_plan_that_drops_nothing_does_nothing() -> None:
     depth = torch._C._len_torch_dispatch_stack()
-    plan = MirrorPlan.of(record_forward(chain, 1), ())
-    with mirror(plan) as mirrored:
+    plan = RecomputePlan.of(record_forward(chain, 1), ())
+    with ts.recompute(plan) as mirrored:
         assert torch._C._len_torch_dispatch_stack() == depth
         assert (weight * 2).exp().grad_fn._raw_saved_result.unpack_hook is None
     assert mirrored.report.dropped == 0
@@ -365,11 +365,13 @@ def test_what_a_replay_needs_and_was_modified_since_the_forward_is_an_error(chan
 
     plan = plan_all(make_loss)
     agrees(make_loss, [factor], plan)
-    with mirror(plan):
+    with ts.recompute(plan):
         loss = make_loss()
     with torch.no_grad():
         (factor if changed == "weight" else given).add_(1)
-    message = r"ts.mirror can't run aten\.\w+\.default again: its argument .* has been modified by an inplace operation"
+    message = (
+        r"ts.recompute can't run aten\.\w+\.default again: its argument .* has been modified by an inplace operation"
+    )
     with pytest.raises(RuntimeError, match=message):
         loss.backward()
 
@@ -381,9 +383,9 @@ def test_what_is_kept_and_was_modified_since_the_forward_is_an_error() -> None:
 
     program = record_forward(lambda: make_loss()[1], 1)
     made_by = [program.operations[each.made_by or 0].name for each in program.saved]
-    plan = MirrorPlan.of(program, [program.saved[made_by.index("aten.cos.default")].number])
+    plan = RecomputePlan.of(program, [program.saved[made_by.index("aten.cos.default")].number])
     for _ in range(2):  # followed operation by operation, and by calls: there PyTorch says so itself
-        with mirror(plan):
+        with ts.recompute(plan):
             h, loss = make_loss()
         h.detach().add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation: .*is at version 1"):
@@ -443,7 +445,7 @@ def test_autocast(inside: bool) -> None:
     def backward(mirrored: bool) -> list[Tensor | None]:
         model.zero_grad()
         if mirrored:
-            with mirror(plan):
+            with ts.recompute(plan):
                 loss = make_loss()
         else:
             loss = make_loss()
@@ -464,9 +466,9 @@ def test_backwards_in_any_order_twice_and_of_the_second_derivative() -> None:
     plan = plan_all(chain)
     expected = gradients(chain, [weight])[1]
     weight.grad = None
-    with mirror(plan):
+    with ts.recompute(plan):
         first = chain()
-    with mirror(plan):
+    with ts.recompute(plan):
         second = chain()
     second.backward(retain_graph=True)
     first.backward()
@@ -475,7 +477,7 @@ def test_backwards_in_any_order_twice_and_of_the_second_derivative() -> None:
 
     def of_second(mirrored: bool) -> Tensor:
         if mirrored:
-            with mirror(plan):
+            with ts.recompute(plan):
                 loss = chain()
         else:
             loss = chain()
@@ -499,7 +501,7 @@ def test_a_loop_inside_of_one_block() -> None:
     for _ in range(3):
         step()
     expected, own.data = own.detach().clone(), parameter(4, 4).data
-    with mirror(plan) as mirrored:
+    with ts.recompute(plan) as mirrored:
         for _ in range(3):
             step()
     assert torch.equal(own, expected)
@@ -509,7 +511,7 @@ def test_a_loop_inside_of_one_block() -> None:
 def test_the_first_forward_inside_of_a_block_with_its_backward() -> None:
     expected = gradients(chain, [weight])[1]
     weight.grad = None
-    with mirror(plan_all(chain)) as mirrored:
+    with ts.recompute(plan_all(chain)) as mirrored:
         chain().backward(torch.ones(()))
         assert mirrored.report.dropped == 2  # let go of before the backward began
     assert torch.equal(weight.grad, expected)
@@ -519,7 +521,7 @@ def test_a_loss_that_is_computed_after_the_block() -> None:
     plan = plan_all(chain)
     for _ in range(2):
         weight.grad = None
-        with mirror(plan) as mirrored:
+        with ts.recompute(plan) as mirrored:
             h = (x @ weight).tanh().exp()
         h.sin().sum().backward()
         assert mirrored.report.dropped == 2
@@ -553,13 +555,21 @@ def test_forwards_of_another_size_use_the_same_plan() -> None:
 def test_a_plan_for_another_model_is_refused() -> None:
     plan = plan_all(chain)
     message = "operation 1 is aten.sigmoid.default, planned was aten.tanh.default; plan again"
-    with nothing_left(), pytest.raises(ValueError, match=message), mirror(plan):
+    with nothing_left(), pytest.raises(ValueError, match=message), ts.recompute(plan):
         (x @ weight).sigmoid().exp()
     agrees(chain, [weight], plan)
     other, scale = parameter(4, 4), parameter(4)
-    with nothing_left(), pytest.raises(ValueError, match="operation 0 is aten.t.default, planned was"), mirror(plan):
+    with (
+        nothing_left(),
+        pytest.raises(ValueError, match="operation 0 is aten.t.default, planned was"),
+        ts.recompute(plan),
+    ):
         functional.linear(x, other)
-    with nothing_left(), pytest.raises(ValueError, match="operation 2 is aten.mul.Tensor, planned was"), mirror(plan):
+    with (
+        nothing_left(),
+        pytest.raises(ValueError, match="operation 2 is aten.mul.Tensor, planned was"),
+        ts.recompute(plan),
+    ):
         (x @ other).tanh() * scale
 
 
@@ -615,7 +625,7 @@ class Split(torch.autograd.Function):
         return (gradient * ctx.saved_tensors[0]).clone()
 
 
-def seen_in(make_loss: Callable[[], Tensor], plan: MirrorPlan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def seen_in(make_loss: Callable[[], Tensor], plan: RecomputePlan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that one more forward shows."""
     seen: list[str] = []
     run = MirrorWatch.run
@@ -626,7 +636,7 @@ def seen_in(make_loss: Callable[[], Tensor], plan: MirrorPlan, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(MirrorWatch, "run", noted)
-        with mirror(plan):
+        with ts.recompute(plan):
             make_loss()
     return seen
 
@@ -641,7 +651,7 @@ def test_later_forwards_look_at_nothing_but_what_is_dropped(monkeypatch: pytest.
     program = record_forward(make_loss, 1)
     made_by = [program.operations[each.made_by or 0].name for each in program.saved]
     tanh = program.saved[made_by.index("aten.tanh.default")].number
-    plan = MirrorPlan.of(program, [tanh])
+    plan = RecomputePlan.of(program, [tanh])
     mirrored = agrees(make_loss, [weight], plan)
     assert mirrored.report.dropped == mirrored.report.replayed == 1
     assert seen_in(make_loss, plan, monkeypatch) == ["aten.tanh.default"]
@@ -650,7 +660,7 @@ def test_later_forwards_look_at_nothing_but_what_is_dropped(monkeypatch: pytest.
 def test_a_loss_outside_of_the_block_and_inside_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     program = record_forward(chain, 1)
     exponential = next(each for each in program.operations if each.name == "aten.exp.default")
-    plan = MirrorPlan.of(program, [exponential.makes[0][0]])
+    plan = RecomputePlan.of(program, [exponential.makes[0][0]])
     expected = gradients(chain, [weight])[1]
 
     def model() -> Tensor:
@@ -658,7 +668,7 @@ def test_a_loss_outside_of_the_block_and_inside_of_later_ones(monkeypatch: pytes
 
     for _ in range(3):
         weight.grad = None
-        with mirror(plan) as mirrored:
+        with ts.recompute(plan) as mirrored:
             h = model()
         h.sin().sum().backward()
         assert torch.equal(weight.grad, expected) and mirrored.report.dropped == 1
@@ -746,7 +756,7 @@ def test_what_a_replay_reads_is_written_in_later_forwards_alone(how: str) -> Non
 
     program = record_forward(make_loss, 1)
     dropped = [program.operations[place].makes[0][0] for place in (2, 3)]  # exp, and what sin saves
-    plan = MirrorPlan.of(program, dropped)
+    plan = RecomputePlan.of(program, dropped)
     agrees(make_loss, [weight], plan)
     late.append(1)
     with warnings.catch_warnings():
@@ -806,7 +816,7 @@ def test_a_checkpoint_that_comes_in_later_forwards() -> None:
 
     program = record_forward(make_loss, 1)
     cosine = next(each for each in program.operations if each.name == "aten.cos.default")
-    plan = MirrorPlan.of(program, [cosine.makes[0][0]])
+    plan = RecomputePlan.of(program, [cosine.makes[0][0]])
     agrees(make_loss, [weight], plan)
     late.append(1)
     agrees(make_loss, [weight], plan)
@@ -815,10 +825,10 @@ def test_a_checkpoint_that_comes_in_later_forwards() -> None:
 def test_a_checkpoint_around_the_block() -> None:
     program = record_forward(lambda: halved(x).sum(), 1)
     cosine = next(each for each in program.operations if each.name == "aten.cos.default")
-    plan = MirrorPlan.of(program, [cosine.makes[0][0]])
+    plan = RecomputePlan.of(program, [cosine.makes[0][0]])
 
     def mirrored(h: Tensor) -> Tensor:
-        with mirror(plan):
+        with ts.recompute(plan):
             return halved(h).sum()
 
     start = x.clone().requires_grad_()
@@ -830,7 +840,7 @@ def test_a_checkpoint_around_the_block() -> None:
 
 def test_several_forwards_in_the_first_block_tell_no_custom_functions_of_any() -> None:
     plan = plan_all(chain)
-    with mirror(plan):
+    with ts.recompute(plan):
         for _ in range(2):
             chain().backward()
     calls = state_of(plan).calls
@@ -863,10 +873,14 @@ def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
     for _ in range(2):
         agrees(chain, [weight], plan)
     other = parameter(4, 4)
-    with nothing_left(), pytest.raises(ValueError, match="operation 0 is aten.mul.Tensor, planned was"), mirror(plan):
+    with (
+        nothing_left(),
+        pytest.raises(ValueError, match="operation 0 is aten.mul.Tensor, planned was"),
+        ts.recompute(plan),
+    ):
         ((x * 2) @ other).tanh()
     message = "From there on all is kept: .* operation 0 is aten.mul.Tensor"
-    with pytest.warns(UserWarning, match=message) as warned, mirror(plan):
+    with pytest.warns(UserWarning, match=message) as warned, ts.recompute(plan):
         loss = ((x * 2) @ weight).tanh().sum()
     assert warned[0].filename == __file__
     loss.backward()
@@ -877,7 +891,7 @@ def test_another_model_of_the_same_kind_is_known_once_it_has_run_as_planned() ->
     agrees(chain, [weight], plan)
     other = parameter(4, 4)
     agrees(lambda: (x @ other).tanh().exp().sin().sum(), [other], plan)
-    with pytest.warns(UserWarning, match="From there on all is kept"), mirror(plan):
+    with pytest.warns(UserWarning, match="From there on all is kept"), ts.recompute(plan):
         (x @ other).sigmoid().sum().backward()
 
 
@@ -905,7 +919,7 @@ def test_an_exception_in_the_forward_leaves_nothing_behind(times: int) -> None:
     before = sum(isinstance(each, Bytes) for each in gc.get_objects())
 
     def fails() -> None:
-        with mirror(plan):
+        with ts.recompute(plan):
             h = (x @ weight).tanh()
             if times < 2:
                 raise KeyError("mine")
@@ -927,7 +941,7 @@ def test_an_exception_in_the_backward_leaves_nothing_behind() -> None:
         raise KeyError("mine")
 
     for _ in range(2):
-        with mirror(plan):
+        with ts.recompute(plan):
             h = (x @ weight).tanh()
             h.register_hook(fails)
             loss = functional.dropout(h, 0.5).exp().sum()
@@ -945,7 +959,7 @@ def test_a_replay_that_raises_puts_random_numbers_and_autocast_back(monkeypatch:
 
     plan = plan_all(make_loss)
     agrees(make_loss, [weight], plan)
-    with mirror(plan):
+    with ts.recompute(plan):
         loss = make_loss()
     state = torch.get_rng_state()
     original = torch._ops.OpOverload.__call__
@@ -967,9 +981,9 @@ def test_a_replay_that_raises_puts_random_numbers_and_autocast_back(monkeypatch:
 
 
 def test_what_is_no_plan_and_what_is_open_are_refused() -> None:
-    with pytest.raises(TypeError, match="ts.mirror takes a plan, .* not a Linear"):
-        mirror(nn.Linear(1, 1))  # type: ignore[arg-type]
-    mirrored = mirror(plan_all(chain))
+    with pytest.raises(TypeError, match="ts.recompute takes a plan, .* not a Linear"):
+        ts.recompute(nn.Linear(1, 1))  # type: ignore[arg-type]
+    mirrored = ts.recompute(plan_all(chain))
     with mirrored, pytest.raises(RuntimeError, match="open already"):
         mirrored.__enter__()
     with mirrored:

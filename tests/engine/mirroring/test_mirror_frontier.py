@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.mirroring.candidates import FoundDrops, Goal
-from tapescope.engine.mirroring.planned_mirror import _planned as reckoned
-from tapescope.engine.mirroring.planned_mirror import prediction_of
+from tapescope.engine.mirroring.planned_recompute import _planned as reckoned
+from tapescope.engine.mirroring.planned_recompute import prediction_of
 from tapescope.engine.mirroring.planners import greedy
 
 from ..mirrored_programs import gradients, same
@@ -25,11 +25,11 @@ def make_loss() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def plan() -> ts.PlannedMirror:
-    return ts.plan_mirror(make_loss, 0.7, seconds=0.2, repetitions=1)
+def plan() -> ts.types.PlannedRecompute:
+    return ts.plan_recompute(make_loss, 0.7, seconds=0.2, repetitions=1)
 
 
-def test_each_plan_takes_longer_and_is_lower_than_the_one_before(plan: ts.PlannedMirror) -> None:
+def test_each_plan_takes_longer_and_is_lower_than_the_one_before(plan: ts.types.PlannedRecompute) -> None:
     frontier = plan.explore(0.3)
     peaks = [each.peak_bytes for each in frontier.plans]
     seconds = [each.predicted.seconds for each in frontier.plans if each.predicted]
@@ -38,7 +38,9 @@ def test_each_plan_takes_longer_and_is_lower_than_the_one_before(plan: ts.Planne
     assert all(each.peak_bytes == max(each.predicted.levels) for each in frontier.plans if each.predicted)
 
 
-def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_peak(plan: ts.PlannedMirror) -> None:
+def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_peak(
+    plan: ts.types.PlannedRecompute,
+) -> None:
     frontier = plan.explore(0.3)
     leaves = list(MODEL.parameters())
     without = gradients(make_loss, leaves)
@@ -48,7 +50,7 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
         assert same(gradients(make_loss, leaves, chosen), without)
 
     def mirrored() -> Tensor:
-        with ts.mirror(chosen):
+        with ts.recompute(chosen):
             return make_loss()
 
     MODEL.zero_grad()  # what is added to gradients that are there would be freed at once
@@ -56,7 +58,9 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
     assert timeline is not None and abs(chosen.peak_bytes - timeline.peak_bytes) <= 0.005 * timeline.peak_bytes
 
 
-def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(plan: ts.PlannedMirror) -> None:
+def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(
+    plan: ts.types.PlannedRecompute,
+) -> None:
     frontier = plan.explore(0.3)
     assert frontier.within(1.0) is frontier.plans[0]
     found = frontier.within(0.8)
@@ -67,7 +71,9 @@ def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(
         plan.explore(-1.0)
 
 
-def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_longer(plan: ts.PlannedMirror) -> None:
+def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_longer(
+    plan: ts.types.PlannedRecompute,
+) -> None:
     frontier = plan.explore(0.3)
     chosen = frontier.plans[frontier.place]
     assert chosen.predicted is not None and plan.predicted is not None
@@ -76,18 +82,18 @@ def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_lo
     assert replace(frontier, plans=(frontier.plans[0], plan)).asked == 1
 
 
-def _reckoned(plan: ts.PlannedMirror) -> tuple[float, float]:
+def _reckoned(plan: ts.types.PlannedRecompute) -> tuple[float, float]:
     return plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
 
 
-def priced(plan: ts.PlannedMirror, times: int) -> ts.PlannedMirror:
+def priced(plan: ts.types.PlannedRecompute, times: int) -> ts.types.PlannedRecompute:
     """The plan as if its replays had been measured to take so many times what is reckoned."""
     assert plan.predicted is not None
     replays = times * plan.memory.mirrored(plan.dropped).replay_ns / 1e9
     return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays))
 
 
-def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: ts.PlannedMirror) -> None:
+def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: ts.types.PlannedRecompute) -> None:
     once, twice = priced(plan, 1), priced(plan, 2)
     frontier = once.explore(0.3)
     for each in frontier.plans[1:]:
@@ -101,17 +107,17 @@ def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: ts.Pla
 
 
 def test_what_was_said_of_the_plan_that_was_explored_is_not_said_of_others() -> None:
-    least = ts.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
+    least = ts.plan_recompute(make_loss, 1, seconds=0.1, repetitions=1)
     assert any("is not reached" in note for note in least.notes)
     others = [each for each in least.explore(0.2).plans if each is not least]
     assert others and not any("is not reached" in note for each in others for note in each.sentences)
-    alone = ts.plan_mirror(make_loss, 1.0, seconds=0.1, repetitions=1).explore(0.2)
+    alone = ts.plan_recompute(make_loss, 1.0, seconds=0.1, repetitions=1).explore(0.2)
     assert alone.plans[0].left_alone and all(each.left_alone is None for each in alone.plans[1:])
     assert alone.place == alone.asked == 0
     assert "Times are reckoned from those of single operations" in alone.sentences[0]
 
 
-def test_a_budget_costs_hardly_more_than_a_planner_finds_for_it_alone(plan: ts.PlannedMirror) -> None:
+def test_a_budget_costs_hardly_more_than_a_planner_finds_for_it_alone(plan: ts.types.PlannedRecompute) -> None:
     """The searches go by replays, and the slider by all that a step takes: hence hardly."""
     once = priced(plan, 1)
     frontier = once.explore(0.6)
@@ -127,6 +133,6 @@ def test_a_budget_costs_hardly_more_than_a_planner_finds_for_it_alone(plan: ts.P
 
 def test_a_model_that_nothing_can_be_dropped_of_has_one_plan() -> None:
     weight = torch.ones(4, requires_grad=True)
-    frontier = ts.plan_mirror(lambda: weight.sum(), seconds=0.1, repetitions=1).explore(0.1)
+    frontier = ts.plan_recompute(lambda: weight.sum(), seconds=0.1, repetitions=1).explore(0.1)
     assert len(frontier.plans) == 1 and frontier.place == 0
     assert "1 plan" in repr(frontier) and str(frontier).count("\n") == 1

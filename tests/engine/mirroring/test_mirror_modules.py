@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tapescope.engine.mirroring.modules import module_cells, module_sentences
-from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.mirroring.plan import MirrorPrediction, RecomputePlan
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
 
@@ -31,7 +31,7 @@ def recorded(layers: int) -> ForwardProgram:
     return record_forward(lambda: model(x).sum(), 1)
 
 
-def plan_of(program: ForwardProgram, *names: str, seconds: float | None = None) -> MirrorPlan:
+def plan_of(program: ForwardProgram, *names: str, seconds: float | None = None) -> RecomputePlan:
     """The plan that drops what these operations made."""
     drop = [
         storage
@@ -41,10 +41,10 @@ def plan_of(program: ForwardProgram, *names: str, seconds: float | None = None) 
         if program.storages[storage].obstacle is None
     ]
     predicted = None if seconds is None else MirrorPrediction((2,), (1,), 1.0, seconds, 0.0)
-    return MirrorPlan.of(program, drop, predicted)
+    return RecomputePlan.of(program, drop, predicted)
 
 
-def rows(plan: MirrorPlan) -> dict[str, dict[str, str]]:
+def rows(plan: RecomputePlan) -> dict[str, dict[str, str]]:
     headings, *found = module_cells(plan)
     return {row[0]: dict(zip(headings, row, strict=True)) for row in found}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.mirroring.plan import MirrorPrediction, RecomputePlan
 from tapescope.engine.orders.graph_order import GraphOrder, graph_digest
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.programs.record_forward import record_forward
@@ -46,19 +46,19 @@ def made_by(program: ForwardProgram, name: str) -> int:
     return next(each.makes[0][0] for each in program.operations if each.name == name)
 
 
-def fates(plan: MirrorPlan) -> dict[str, str]:
+def fates(plan: RecomputePlan) -> dict[str, str]:
     return {each.operation: each.fate for each in plan.storages}
 
 
 def test_what_a_replay_reads_is_kept(program: ForwardProgram) -> None:
     tanh, mul = made_by(program, "aten.tanh.default"), made_by(program, "aten.mul.Tensor")
-    plan = MirrorPlan.of(program, [tanh])
+    plan = RecomputePlan.of(program, [tanh])
     assert fates(plan) == {
         "aten.mul.Tensor": "newly kept",
         "aten.tanh.default": "dropped",
         "aten.exp.default": "kept",
     }
-    plan = MirrorPlan.of(program, [tanh, mul])
+    plan = RecomputePlan.of(program, [tanh, mul])
     assert fates(plan) == {
         "aten.mm.default": "newly kept",
         "aten.mul.Tensor": "dropped on the way",
@@ -76,39 +76,39 @@ def test_places_are_those_among_the_operations_with_gradients(program: ForwardPr
             factor = weight.abs().max()
         return make_loss() * factor
 
-    plan = MirrorPlan.of(record_forward(with_more, 1), [])
-    assert plan.operations == (*MirrorPlan.of(program, []).operations, "aten.mul.Tensor")
+    plan = RecomputePlan.of(record_forward(with_more, 1), [])
+    assert plan.operations == (*RecomputePlan.of(program, []).operations, "aten.mul.Tensor")
     places = [(each.operation, each.made_by) for each in plan.storages]
     assert places == [("aten.max.default", -1), ("aten.tanh.default", 2), ("aten.exp.default", 3)]
 
 
 def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram) -> None:
     exp, mul = made_by(program, "aten.exp.default"), made_by(program, "aten.mul.Tensor")
-    assert MirrorPlan.of(program, [exp, mul]).dropped == {exp}
-    assert str(MirrorPlan.of(program, [mul])) == "nothing is dropped"
+    assert RecomputePlan.of(program, [exp, mul]).dropped == {exp}
+    assert str(RecomputePlan.of(program, [mul])) == "nothing is dropped"
 
 
 def test_what_cannot_be_made_again_is_refused(program: ForwardProgram) -> None:
     with pytest.raises(ValueError, match="storage 0 .* can't be made again, since no operation of the forward made it"):
-        MirrorPlan.of(program, [0])
+        RecomputePlan.of(program, [0])
     with pytest.raises(ValueError, match="there is no storage 99"):
-        MirrorPlan.of(program, [99])
+        RecomputePlan.of(program, [99])
 
 
 def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardProgram) -> None:
-    plan = MirrorPlan.of(program, [])
+    plan = RecomputePlan.of(program, [])
     assert plan.fits(record_forward(make_loss, 1))
     assert not plan.fits(record_forward(lambda: (x @ weight).tanh().sum(), 1))
 
 
 def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path) -> None:
     predicted = MirrorPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
-    plan = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
-    read = MirrorPlan.load(plan.save(tmp_path / "a.mirror.json"))
+    plan = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
+    read = RecomputePlan.load(plan.save(tmp_path / "a.mirror.json"))
     assert (read.fingerprint, read.operations, read.storages) == (plan.fingerprint, plan.operations, plan.storages)
     assert read.predicted == predicted
     assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
-    assert MirrorPlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
+    assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
     assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
     assert str(read).endswith("; predicted peak 7 B, of 9 B without") and read.policy == "heap"
 
@@ -122,8 +122,8 @@ def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path:
     graph = program.graph
     order = GraphOrder("bfs", tuple(schedule(graph, "bfs")), graph_digest(graph))
     assert list(order.tasks) != schedule(graph, "heap")
-    plan = replace(MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
-    read = MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+    plan = replace(RecomputePlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
+    read = RecomputePlan.load(plan.save(tmp_path / "plan.json"))
     assert read.planned_order == order and str(read).endswith("bfs: ts.backward(loss, policy=plan.policy)")
     assert schedule(graph, read.policy) == list(order.tasks)
     started = schedule(graph, "heap")[:3]
@@ -136,12 +136,12 @@ def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path:
 
 
 def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_path: Path) -> None:
-    plan = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")])
+    plan = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")])
     path = plan.save(tmp_path / "plan.json")
     content = json.loads(path.read_text())
     del content["order"]
     path.write_text(json.dumps({**content, "version": 1}))
-    read = MirrorPlan.load(path)
+    read = RecomputePlan.load(path)
     assert read.storages == plan.storages and read.planned_order is None and read.policy == "heap"
 
 
@@ -168,10 +168,10 @@ def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_p
 def test_a_file_that_contradicts_itself_is_refused(
     program: ForwardProgram, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    path = MirrorPlan.of(program, [made_by(program, "aten.tanh.default")]).save(tmp_path / "plan.json")
+    path = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")]).save(tmp_path / "plan.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match="is not a plan that this tapescope can load") as raised:
-        MirrorPlan.load(path)
+        RecomputePlan.load(path)
     assert message in str(raised.value)
 
 
@@ -179,12 +179,12 @@ def test_a_file_that_contradicts_itself_is_refused(
 def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapescope can load: "):
-        MirrorPlan.load(tmp_path / "plan.json")
+        RecomputePlan.load(tmp_path / "plan.json")
 
 
 def test_a_dropouts_mask_is_named_by_what_fills_it() -> None:
     weight = torch.randn(8, 8, requires_grad=True)
     program = record_forward(lambda: functional.dropout(weight * 2, 0.5).exp().sum(), 1)
-    plan = MirrorPlan.of(program, [each.number for each in program.saved if each.obstacle is None])
+    plan = RecomputePlan.of(program, [each.number for each in program.saved if each.obstacle is None])
     names = {each.operation for each in plan.storages}
     assert "aten.bernoulli_.float" in names and not any("empty" in name for name in names)

@@ -18,10 +18,10 @@ def make_loss() -> Tensor:
     return MODEL(X).sum()  # type: ignore[no-any-return]
 
 
-def mirrored() -> tuple[Tensor, ts.mirror]:
+def mirrored() -> tuple[Tensor, ts.recompute]:
     plan = plan_all(make_loss)
     for _ in range(2):  # the first forward keeps all
-        with ts.mirror(plan) as mirror:
+        with ts.recompute(plan) as mirror:
             loss = make_loss()
     return loss, mirror
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.plan import MirrorPlan, MirrorPrediction
+from tapescope.engine.mirroring.plan import MirrorPrediction, RecomputePlan
 from tapescope.engine.mirroring.saves import ReplayClock, mirrored_saves
 from tapescope.engine.mirroring.tasks import check_fits, mirror_signs, planned_replays
 from tapescope.engine.programs.record_forward import record_forward
@@ -55,15 +55,15 @@ def loss_of(model: nn.Module, *shape: int) -> MakeLoss:
 LOSSES = {"normed": loss_of(Normed(), 2, 3, 8, 8), "cell": loss_of(Cell(), 4, 2, 8)}
 
 
-def mirrored(make_loss: MakeLoss, plan: MirrorPlan) -> Tensor:
+def mirrored(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
     """Of the second forward under the plan: the first one makes everything again to see that it comes out the same."""
     for _ in range(2):
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             loss = make_loss()
     return loss
 
 
-def half(seed: int) -> Callable[[ForwardProgram], MirrorPlan]:
+def half(seed: int) -> Callable[[ForwardProgram], RecomputePlan]:
     return lambda program: some(program, seed)
 
 
@@ -71,7 +71,7 @@ def half(seed: int) -> Callable[[ForwardProgram], MirrorPlan]:
 @pytest.mark.parametrize("choose", [everything, *map(half, range(3))], ids=["all", "half", "another half", "a third"])
 @pytest.mark.parametrize("policy", ["heap", "bfs"])
 def test_each_task_makes_again_what_was_planned(
-    name: str, choose: Callable[[ForwardProgram], MirrorPlan], policy: str
+    name: str, choose: Callable[[ForwardProgram], RecomputePlan], policy: str
 ) -> None:
     plan = choose(record_forward(LOSSES[name], 1))
     loss = mirrored(LOSSES[name], plan)
@@ -97,7 +97,7 @@ def test_a_plan_tells_its_replays_what_a_step_takes_longer() -> None:
     dropped = everything(program).dropped
     tasks = range(len(program.graph))
     levels = (1,) * len(program.graph)
-    plan = MirrorPlan.of(program, dropped, MirrorPrediction(levels, levels, 1.0, 0.25, 0.0))
+    plan = RecomputePlan.of(program, dropped, MirrorPrediction(levels, levels, 1.0, 0.25, 0.0))
     replays = planned_replays(plan, reversed(tasks))
     assert sum(each.seconds for each in replays) == pytest.approx(0.25)
     numbers = [made.number for each in replays for made in each.made]
@@ -112,7 +112,7 @@ def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays() -> None:
 
     program = record_forward(make_loss, 1)
     tanh = next(each.makes[0][0] for each in program.operations if "tanh" in each.name)
-    plan = MirrorPlan.of(program, [tanh])
+    plan = RecomputePlan.of(program, [tanh])
     names = [task.name for task in program.graph.tasks]
     order = [names.index(name) for name in ("SumBackward0", "MulBackward0", "TanhBackward0", "AddBackward0")]
     (replay,) = planned_replays(plan, order)
@@ -136,9 +136,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
     program = record_forward(make_loss, 1)
     plan = everything(program)
 
-    def refused(given: MirrorPlan, loss: Tensor) -> str:
+    def refused(given: RecomputePlan, loss: Tensor) -> str:
         graph = ts.graph(loss)
-        with pytest.raises(ValueError, match="^mirroring: ") as raised:
+        with pytest.raises(ValueError, match="^recompute: ") as raised:
             check_fits(given, graph, mirrored_saves(graph))
         return str(raised.value)
 
@@ -150,5 +150,5 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
     assert "larger graph" in refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan))
     predicted = replace(plan, predicted=MirrorPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
     assert "predicts the memory of 2 tasks, this graph has" in refused(predicted, mirrored(make_loss, plan))
-    with pytest.raises(TypeError, match="mirroring is a plan, such as ts.plan_mirror makes, not a str"):
+    with pytest.raises(TypeError, match="recompute is a plan, such as ts.plan_recompute makes, not a str"):
         check_fits("plan", graph, ())  # type: ignore[arg-type]

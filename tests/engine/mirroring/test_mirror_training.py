@@ -1,4 +1,4 @@
-"""Training under `ts.mirror`: the same bits after 20 steps of every workload, and beside what else trains models."""
+"""Training under `ts.recompute`: the same bits after 20 steps of every workload, and beside what else trains models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapescope.engine.mirroring.mirror import mirror
-from tapescope.engine.mirroring.plan import MirrorPlan
+import tapescope as ts
+from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.programs.profile import profile
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.engine.workloads.workload_models import Bottleneck
@@ -127,7 +127,7 @@ def test_mixed_precision_with_a_scaler_and_gradient_accumulation() -> None:
         for _ in range(3):
             optimizer.zero_grad()
             for _ in range(2):
-                with mirror(plan) if mirrored else nullcontext():
+                with ts.recompute(plan) if mirrored else nullcontext():
                     loss = cast()
                 scaler.scale(loss / 2).backward()
             scaler.unscale_(optimizer)
@@ -149,13 +149,13 @@ def test_the_measured_peak_falls(graded: bool) -> None:
         return model(x).square().sum()
 
     def mirrored() -> Tensor:
-        with mirror(plan):
+        with ts.recompute(plan):
             return make_loss()
 
     program = record_forward(make_loss, 1)
     product = {number for each in program.operations if each.name == "aten.addmm.default" for number, _ in each.makes}
     cheap = [each.number for each in program.storages if each.obstacle is None and each.number not in product]
-    plan = MirrorPlan.of(program, cheap)
+    plan = RecomputePlan.of(program, cheap)
     mirrored()  # to be verified
     peaks = []
     for each in (make_loss, mirrored):

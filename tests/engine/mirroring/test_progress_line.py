@@ -78,5 +78,5 @@ def test_the_verbs_that_a_search_calls_say_nothing_where_another_is_told_or_nobo
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(told_line, "_AFTER_S", 0.0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    ts.plan_mirror(lambda: model(torch.ones(3, 2)).sum(), seconds=0.0, progress=asked)
+    ts.plan_recompute(lambda: model(torch.ones(3, 2)).sum(), seconds=0.0, progress=asked)
     assert stream.getvalue() == ""

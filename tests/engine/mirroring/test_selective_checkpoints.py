@@ -1,4 +1,4 @@
-"""Selective checkpoints under the hooks that `ts.record_forward`, `ts.plan_mirror` and `ts.mirror` open."""
+"""Selective checkpoints under the hooks that `ts.record_forward`, `ts.plan_recompute` and `ts.recompute` open."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_selective_checkpoints_warn_and_save_as_without_our_hooks(users_hooks: b
     expected = warned(make_loss)
     assert bool(expected) == (users_hooks and hasattr(checkpoint_module, "_current_user_saved_tensors_hooks"))
     assert warned(lambda: ts.record_forward(make_loss)) == expected
-    assert warned(lambda: ts.plan_mirror(make_loss, 0.7, seconds=0.1, repetitions=1)) == expected
+    assert warned(lambda: ts.plan_recompute(make_loss, 0.7, seconds=0.1, repetitions=1)) == expected
     plan = plan_all(make_loss)
     assert users_hooks or plan.dropped
     plain = kept(nullcontext())
     assert len(plain) == 3
     for _ in range(3):  # the first forward under a plan is followed otherwise than later ones
-        assert same(kept(ts.mirror(plan)), plain)
-        assert warned(lambda: kept(ts.mirror(plan))) == expected
+        assert same(kept(ts.recompute(plan)), plain)
+        assert warned(lambda: kept(ts.recompute(plan))) == expected

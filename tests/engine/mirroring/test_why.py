@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import tapescope as ts
 from tapescope.engine.mirroring.runs import Extra, Runs
 
-from .test_plan_mirror import Block, MakeLoss, blocks, planned
+from .test_plan_recompute import Block, MakeLoss, blocks, planned
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
@@ -147,7 +147,7 @@ def test_where_time_is_what_decides_it_is_said_with_its_figures() -> None:
 def test_too_small_is_said_where_noting_takes_longer_than_the_operations(
     call_ns: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def extra(runs: Runs, plan: ts.MirrorPlan) -> Extra:
+    def extra(runs: Runs, plan: ts.types.RecomputePlan) -> Extra:
         runs.plain_ns = 1e7
         return Extra(0.0, sum(runs.storages[number].replay_ns for number in plan.dropped))
 
@@ -232,4 +232,4 @@ def test_plans_of_a_frontier_answer_too() -> None:
     frontier = planned(blocks(), budget=0.6).explore(0.3)
     assert all(len(plan.why("gelu")) == 3 for plan in frontier.plans)
     assert {each.because for each in frontier.plans[-1].why("gelu")} <= {"mirrored", "no gain", "after the peak"}
-    assert isinstance(frontier.plans[0], ts.PlannedMirror)
+    assert isinstance(frontier.plans[0], ts.types.PlannedRecompute)

@@ -119,7 +119,7 @@ def test_a_saved_run_says_whose_order_it_took_and_why(tmp_path: Path) -> None:
 def test_after_a_measured_run_it_takes_no_order_that_is_an_estimate(through: Any) -> None:
     run = ts.profile(lambda: branches(through)[1])
     assert run.footprints is not None and run.timeline is not None
-    plan = ts.plan(run.graph, "auto", footprints=run.footprints)
+    plan = ts.plan_order(run.graph, "auto", footprints=run.footprints)
     assert not run.footprints.limits or list(plan.order) == schedule(run.graph, "heap")
     measured = ts.profile(lambda: branches(through)[1], plan.policy).timeline
     assert measured is not None

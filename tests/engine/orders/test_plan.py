@@ -94,7 +94,7 @@ def test_a_policy_that_plans_goes_on_from_what_has_run(policy: str) -> None:
 
 
 def test_the_plan_names_the_least_peak_and_what_no_order_is_below() -> None:
-    planned = ts.plan(wide())
+    planned = ts.plan_order(wide())
     peaks = {row.policy: row.peak_bytes for row in planned.rows}
     assert list(peaks) == list(PORTFOLIO)
     assert planned.best.peak_bytes == min(peaks.values()) < peaks["bfs"]
@@ -106,7 +106,7 @@ def test_the_plan_names_the_least_peak_and_what_no_order_is_below() -> None:
 
 
 def test_a_plan_is_a_policy_for_the_same_forward_run_again_and_for_no_other() -> None:
-    planned = ts.plan(wide(), ("bfs", "dfs"))
+    planned = ts.plan_order(wide(), ("bfs", "dfs"))
     assert ts.backward(wide(), policy=planned.policy).order == planned.order
     with pytest.raises(ValueError, match="planned for another graph"):
         ts.backward(torch.ones(2, requires_grad=True).exp().sum(), policy=planned.policy)
@@ -114,7 +114,7 @@ def test_a_plan_is_a_policy_for_the_same_forward_run_again_and_for_no_other() ->
 
 def test_time_finds_what_no_policy_does() -> None:
     _, make_loss = workload("din").build()
-    short, long = ts.plan(make_loss(), "heap"), ts.plan(make_loss(), "heap", seconds=1.0)
+    short, long = ts.plan_order(make_loss(), "heap"), ts.plan_order(make_loss(), "heap", seconds=1.0)
     assert long.best.policy in ("optimal", "exact", "search")
     assert long.bound_bytes <= long.best.peak_bytes < short.best.peak_bytes
 
@@ -122,11 +122,11 @@ def test_time_finds_what_no_policy_does() -> None:
 def test_what_can_not_be_planned_is_said() -> None:
     decides = ts.Policy("decides", "late", key=lambda task, arrival: (arrival,), dynamic=True)
     with pytest.raises(ValueError, match="decides while the backward runs"):
-        ts.plan(wide(), decides)
+        ts.plan_order(wide(), decides)
     with pytest.raises(ValueError, match="there is no policy 'best'"):
-        ts.plan(wide(), "best")
+        ts.plan_order(wide(), "best")
     with pytest.raises(ValueError, match="not this graph's"):
-        ts.plan(wide(), footprints=ts.profile(lambda: torch.ones(2, requires_grad=True).exp().sum()).footprints)
+        ts.plan_order(wide(), footprints=ts.profile(lambda: torch.ones(2, requires_grad=True).exp().sum()).footprints)
     with pytest.raises(ValueError, match=r"random takes a seed, .* not 'x'"):
         ts.backward(wide(), policy="random(x)")
     with pytest.raises(ValueError, match="heap takes nothing in brackets"):
@@ -169,7 +169,7 @@ def test_a_training_loop_plans_once_and_gets_pytorchs_gradients(name: str) -> No
 def test_where_pytorchs_order_is_the_best_the_graph_is_read_no_more() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     data = torch.randn(8, 4)
-    with mock.patch("tapescope.engine.programs.install.backward", wraps=ts.backward) as ours, ts.policy("auto"):
+    with mock.patch("tapescope.engine.programs.set_policy.backward", wraps=ts.backward) as ours, ts.policy("auto"):
         training(model, lambda: model(data).sum(), 5)
         assert ours.call_count <= 2  # before the first nobody knows how many nodes a forward makes
         training(model, lambda: model(data).exp().sum(), 1)
@@ -219,7 +219,7 @@ def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> No
 def ordered(make_losses: Callable[[], list[Tensor]], model: nn.Module, steps: int) -> list[int]:
     """How many backwards of each step were read and ordered, under auto."""
     counts = []
-    with mock.patch("tapescope.engine.programs.install.backward", wraps=ts.backward) as ours, ts.policy("auto"):
+    with mock.patch("tapescope.engine.programs.set_policy.backward", wraps=ts.backward) as ours, ts.policy("auto"):
         for _ in range(steps):
             model.zero_grad()
             before = ours.call_count
@@ -267,7 +267,7 @@ def test_a_dry_run_leaves_what_another_thread_accumulates() -> None:
     weight = torch.ones(3, requires_grad=True)
     other = (weight * 7).sum()
     with mock.patch("tapescope.engine.prediction.dry_run.call_node", call_node_slowly):
-        ts.plan((weight * 2).exp().sum(), "dfs")
+        ts.plan_order((weight * 2).exp().sum(), "dfs")
     assert weight.grad is not None and weight.grad.tolist() == [7.0, 7.0, 7.0]
 
 
@@ -275,12 +275,12 @@ def test_what_a_prediction_does_not_know_is_said_with_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = torch.ones(2, 4, requires_grad=True)
     checkpointed = checkpoint.checkpoint(model, x, use_reentrant=True)
-    assert "reentrant checkpoints" in str(ts.plan(checkpointed.sum()))
+    assert "reentrant checkpoints" in str(ts.plan_order(checkpointed.sum()))
 
 
 def test_an_optimum_that_is_not_proven_takes_no_row_and_says_so() -> None:
     _, make_loss = workload("lstm_cell").build()
-    planned = ts.plan(make_loss(), ("heap", "optimal(0)"))
+    planned = ts.plan_order(make_loss(), ("heap", "optimal(0)"))
     assert [row.policy for row in planned.rows] == ["heap"]
     assert "policy optimal can't tell" in str(planned)
 
@@ -288,7 +288,7 @@ def test_an_optimum_that_is_not_proven_takes_no_row_and_says_so() -> None:
 @pytest.mark.parametrize("seconds", ["3", -1, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(seconds: object) -> None:
     with pytest.raises(ValueError, match="seconds is how long to search"):
-        ts.plan(wide(), seconds=seconds)  # type: ignore[arg-type]
+        ts.plan_order(wide(), seconds=seconds)  # type: ignore[arg-type]
 
 
 def test_midway_a_plan_by_memory_needs_to_know_of_it() -> None:
@@ -314,6 +314,6 @@ def test_an_interrupt_ends_a_search_with_the_best_so_far(monkeypatch: pytest.Mon
     monkeypatch.setattr(local_search._Search, "try_move", interrupted)
     monkeypatch.setattr(sys.modules["tapescope.engine.orders.plan"], "_EXACT_TASKS", 0)
     _, make_loss = workload("lstm_cell").build(steps=20)
-    planned = ts.plan(make_loss(), "bfs", seconds=1e6)
+    planned = ts.plan_order(make_loss(), "bfs", seconds=1e6)
     assert tried == [1, 2, 3]
     assert planned.best.peak_bytes <= planned["bfs"].peak_bytes

@@ -37,7 +37,7 @@ ALL: list[Any] = ["bfs", "dfs", "heap", "delay_accumulate", "random(7)", "critic
 def states_last_first(loss: Tensor) -> list[set[int]]:
     """The tasks that unpack each state of the cache, as what the pack hook gave says."""
     found: dict[int, set[int]] = {}
-    for row in ts.unpack_order(loss):
+    for row in ts.orders.unpack_order(loss):
         if isinstance(row.packed, State):
             found.setdefault(row.packed.number, set()).add(row.task)
     return [found[number] for number in sorted(found, reverse=True)]
@@ -45,12 +45,12 @@ def states_last_first(loss: Tensor) -> list[set[int]]:
 
 def test_a_language_models_chunks_are_rebuilt_in_pytorchs_order_and_a_policy_gradients_are_not() -> None:
     _, loss, hooks = chunked_loss(policy_gradient=False)
-    assert ts.check_order(loss, [states_last_first(loss)])
+    assert ts.orders.check_order(loss, [states_last_first(loss)])
     loss.backward()
     assert hooks.asked == sorted(hooks.asked, reverse=True)
 
     _, loss, hooks = chunked_loss(policy_gradient=True)
-    check = ts.check_order(loss, [states_last_first(loss)])
+    check = ts.orders.check_order(loss, [states_last_first(loss)])
     assert not check
     with pytest.raises(RuntimeError, match="state 1 is asked for, and state 0 is the last that is left"):
         loss.backward()
@@ -61,13 +61,13 @@ def test_a_language_models_chunks_are_rebuilt_in_pytorchs_order_and_a_policy_gra
 def test_constrained_each_state_is_rebuilt_from_the_next_and_gradients_are_pytorchs(engine: Any, policy: str) -> None:
     model, loss, hooks = chunked_loss()
     chain = states_last_first(loss)
-    remedy = ts.check_order(loss, [chain], policy).remedy
+    remedy = ts.orders.check_order(loss, [chain], policy).remedy
     assert remedy is not None
     assert remedy.name == f"{policy} with 1 constraint"
     run = ts.backward(loss, policy=remedy, engine=engine)
     assert hooks.asked == sorted(hooks.asked, reverse=True)
     assert set(hooks.asked) == set(range(5))
-    assert ts.check_order(run, [chain])
+    assert ts.orders.check_order(run, [chain])
     plain, expected, _ = chunked_loss(rebuild=False)
     expected.backward()
     for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
@@ -101,17 +101,17 @@ def test_a_constrained_order_is_legal_and_keeps_the_constraints_and_where_they_b
     graph = ts.graph(random_program(seed)[1])
     pick = random.Random(seed)
     constraints = random_constraints(schedule(graph, f"random({seed})"), pick)
-    order = schedule(graph, ts.constrained(policy, constraints))
+    order = schedule(graph, ts.orders.constrained(policy, constraints))
     assert sorted(order) == list(range(len(graph)))
     place = {task: number for number, task in enumerate(order)}
     assert all(place[edge.task] < place[edge.next_task] for edge in graph.edges)
     assert keeps(order, constraints)
-    assert ts.check_order(graph, constraints, ts.constrained(policy, constraints))
-    assert bool(ts.check_order(graph, constraints, policy)) == keeps(schedule(graph, policy), constraints)
+    assert ts.orders.check_order(graph, constraints, ts.orders.constrained(policy, constraints))
+    assert bool(ts.orders.check_order(graph, constraints, policy)) == keeps(schedule(graph, policy), constraints)
 
     own = schedule(graph, policy)
-    assert schedule(graph, ts.constrained(policy, random_constraints(own, pick))) == own
-    assert schedule(graph, ts.constrained(policy, [])) == own
+    assert schedule(graph, ts.orders.constrained(policy, random_constraints(own, pick))) == own
+    assert schedule(graph, ts.orders.constrained(policy, [])) == own
 
 
 def by_hand(graph: ts.Graph, constraints: Sequence[Sequence[frozenset[int]]], policy: str) -> list[int]:
@@ -145,7 +145,7 @@ def by_hand(graph: ts.Graph, constraints: Sequence[Sequence[frozenset[int]]], po
 def test_a_constrained_policy_is_its_own_rule_among_the_tasks_that_are_allowed(seed: int, policy: str) -> None:
     graph = ts.graph(random_program(seed)[1])
     constraints = random_constraints(schedule(graph, f"random({seed})"), random.Random(seed))
-    assert schedule(graph, ts.constrained(policy, constraints)) == by_hand(graph, constraints, policy)
+    assert schedule(graph, ts.orders.constrained(policy, constraints)) == by_hand(graph, constraints, policy)
 
 
 @settings(max_examples=40, deadline=None)
@@ -164,13 +164,13 @@ def test_constraints_are_refused_exactly_where_no_order_keeps_them(seed: int) ->
         possible = True
     except graphlib.CycleError:
         possible = False
-    policy = ts.constrained("heap", pairs)
+    policy = ts.orders.constrained("heap", pairs)
     if possible:
         assert keeps(schedule(graph, policy), [[frozenset({task}) for task in pair] for pair in pairs])
     else:
         with pytest.raises(ValueError, match="can't be met"):
             schedule(graph, policy)
-        check = ts.check_order(graph, pairs)
+        check = ts.orders.check_order(graph, pairs)
         assert not check
         assert check.remedy is None
         assert str(check).splitlines()[-1].startswith("No order keeps them: constraint")
@@ -197,8 +197,8 @@ def two_heads() -> tuple[TwoHeads, Tensor]:
 
 def test_modules_parameters_and_kinds_of_node_are_named_as_for_breakpoints() -> None:
     model, loss = two_heads()
-    assert ts.check_order(loss, [("right", "left")])
-    check = ts.check_order(loss, [("left", "right"), ("left.weight", "right.weight"), ("Sum", "Tanh")])
+    assert ts.orders.check_order(loss, [("right", "left")])
+    check = ts.orders.check_order(loss, [("left", "right"), ("left.weight", "right.weight"), ("Sum", "Tanh")])
     assert [each.constraint.number for each in check.broken] == [1, 2]
     first = check.broken[0]
     assert first.constraint.text == '"left" before "right"'
@@ -213,16 +213,16 @@ def test_modules_parameters_and_kinds_of_node_are_named_as_for_breakpoints() -> 
         str(check),
         re.MULTILINE,
     )
-    assert 'ts.constrained("heap", constraints) keeps them' in str(check)
+    assert 'ts.orders.constrained("heap", constraints) keeps them' in str(check)
     run = ts.backward(loss, policy=check.remedy or "heap")
-    assert ts.check_order(run, [("left", "right"), ("left.weight", "right.weight")])
+    assert ts.orders.check_order(run, [("left", "right"), ("left.weight", "right.weight")])
     assert model.left.weight.grad is not None
 
 
 def test_a_constraint_against_the_graph_is_refused_with_the_path_that_it_contradicts() -> None:
     _, loss = two_heads()
     with pytest.raises(ValueError, match="can't be met") as raised:
-        ts.backward(loss, policy=ts.constrained("heap", [("right", "left"), ("Tanh", "left")]))
+        ts.backward(loss, policy=ts.orders.constrained("heap", [("right", "left"), ("Tanh", "left")]))
     said = str(raised.value)
     assert said.startswith(
         'constraint 2 ("Tanh" before "left") can\'t be met: AddmmBackward0 (left, test_precedence.py:'
@@ -236,7 +236,9 @@ def test_a_constraint_against_the_graph_is_refused_with_the_path_that_it_contrad
 def test_constraints_that_contradict_each_other_are_named_with_the_way_around() -> None:
     _, loss = two_heads()
     with pytest.raises(ValueError, match="can't be met together") as raised:
-        ts.backward(loss, policy=ts.constrained("heap", [("left", "right"), ("Tanh", "trunk"), ("right", "left")]))
+        ts.backward(
+            loss, policy=ts.orders.constrained("heap", [("left", "right"), ("Tanh", "trunk"), ("right", "left")])
+        )
     assert 'constraint 1 ("left" before "right") and constraint 3 ("right" before "left")' in str(raised.value)
 
 
@@ -252,21 +254,21 @@ def test_what_is_no_constraint_is_told_in_a_sentence() -> None:
         ([("left", 1.5)], TypeError, "constraint 1: a place in the backward is a task"),
     ):
         with pytest.raises(kind, match=said):
-            ts.check_order(loss, constraints)  # type: ignore[arg-type]
+            ts.orders.check_order(loss, constraints)  # type: ignore[arg-type]
     dynamic = ts.Policy("by memory", "by memory", lambda task, arrival: (arrival,), dynamic=True)
     with pytest.raises(ValueError, match="policy by memory decides while the backward runs"):
-        ts.constrained(dynamic, [("left", "right")])
+        ts.orders.constrained(dynamic, [("left", "right")])
 
 
 def test_without_constraints_every_order_keeps_them_all() -> None:
     _, loss = two_heads()
-    check = ts.check_order(loss, [])
+    check = ts.orders.check_order(loss, [])
     assert check and check.sentences == ("There is no constraint, so the order of heap keeps them all.",)
 
 
 def named(graph: ts.Graph, constraint: Sequence[Any]) -> list[list[str]]:
     """By side the kinds of node which a constraint means."""
-    (step,) = ts.check_order(graph, [constraint]).precedences
+    (step,) = ts.orders.check_order(graph, [constraint]).precedences
     return [sorted(graph.tasks[task].short_name for task in tasks) for tasks in (step.first, step.then)]
 
 
@@ -280,10 +282,10 @@ def test_a_tensor_stands_for_the_tasks_that_unpack_it_or_a_view_of_all_of_it() -
     assert named(graph, (below, hidden)) == [["Sin"], ["Mm", "Tanh"]]
     assert named(graph, (below, weight)) == [["Sin"], ["Mm"]]  # its transpose
     with pytest.raises(ValueError, match="constraint 1: no task of this graph is known to unpack this tensor of 4×4"):
-        ts.check_order(graph, [(below, hidden.detach().clone())])
-    run = ts.backward(loss, policy=ts.constrained("heap", [(below, weight)]))
+        ts.orders.check_order(graph, [(below, hidden.detach().clone())])
+    run = ts.backward(loss, policy=ts.orders.constrained("heap", [(below, weight)]))
     with pytest.raises(ValueError, match="or a backward has freed what was saved"):
-        ts.check_order(run, [(below, weight)])
+        ts.orders.check_order(run, [(below, weight)])
 
 
 @pytest.mark.parametrize("pack", [lambda x: x, lambda x: (x.device, x), lambda x: {"kept": x}, lambda x: [0, x]])
@@ -297,7 +299,7 @@ def test_a_tensor_is_found_in_what_the_users_hooks_packed(pack: Any) -> None:
         first, second = x * 2, x * 3
         loss = first.sin().sum() + second.cos().sum()
     assert named(ts.graph(loss), (first, second)) == [["Sin"], ["Cos"]]
-    run = ts.backward(loss, policy=ts.constrained("heap", [(first, second)]))
+    run = ts.backward(loss, policy=ts.orders.constrained("heap", [(first, second)]))
     ran = [run.graph.tasks[task].short_name for task in run.order]
     assert ran.index("Sin") < ran.index("Cos")
 
@@ -308,7 +310,7 @@ def test_a_tensor_that_hooks_packed_beyond_recognition_is_told() -> None:
     with saved_tensors_hooks(lambda tensor: kept.append(tensor) or len(kept), lambda number: kept[number - 1]):
         loss = x.sin().sum()
     with pytest.raises(ValueError, match=r": SinBackward0 keeps what saved_tensors_hooks packed, in which it can't"):
-        ts.check_order(loss, [(x, "AccumulateGrad")])
+        ts.orders.check_order(loss, [(x, "AccumulateGrad")])
 
 
 def test_a_chain_passes_over_what_inputs_leave_out() -> None:
@@ -316,29 +318,29 @@ def test_a_chain_passes_over_what_inputs_leave_out() -> None:
     with ts.capture(model):
         loss = torch.stack([part(torch.ones(2, 4)).exp() for part in model]).sum()
     wanted = [model[0].weight, model[2].weight]
-    policy = ts.constrained("heap", [["grad:0.*", "grad:1.*", "grad:2.*"]])
+    policy = ts.orders.constrained("heap", [["grad:0.*", "grad:1.*", "grad:2.*"]])
     for engine in ("native", "direct"):
         run = ts.backward(loss, retain_graph=True, inputs=wanted, policy=policy, engine=engine)  # type: ignore[arg-type]
         ran = [run.graph.tasks[task].parameter for task in run.order if run.graph.tasks[task].is_leaf]
         assert ran == ["0.weight", "2.weight"]
-        (step,) = ts.check_order(run, [["grad:0.*", "grad:1.*", "grad:2.*"]]).precedences
+        (step,) = ts.orders.check_order(run, [["grad:0.*", "grad:1.*", "grad:2.*"]]).precedences
         assert step.text == '"grad:0.*" before "grad:2.*"'
 
 
 def test_a_constrained_policy_can_be_constrained_again() -> None:
     _, loss = two_heads()
-    once = ts.constrained("heap", [("left", "right")])
-    twice = ts.constrained(once, [("left.weight", "left.bias")])
+    once = ts.orders.constrained("heap", [("left", "right")])
+    twice = ts.orders.constrained(once, [("left.weight", "left.bias")])
     assert twice.name == "heap with 2 constraints"
-    assert ts.check_order(loss, [("left", "right"), ("left.weight", "left.bias")], twice)
-    assert not ts.check_order(loss, [("left", "right"), ("left.weight", "left.bias")], once)
+    assert ts.orders.check_order(loss, [("left", "right"), ("left.weight", "left.bias")], twice)
+    assert not ts.orders.check_order(loss, [("left", "right"), ("left.weight", "left.bias")], once)
 
 
 def test_what_was_run_by_hand_against_a_constraint_stays_and_the_rest_keeps_it() -> None:
     graph = ts.graph(two_heads()[1])
-    policy = ts.constrained("bfs", [("left", "right")])
+    policy = ts.orders.constrained("bfs", [("left", "right")])
     assert policy.plan is not None
-    (step,) = ts.check_order(graph, [("left", "right")]).precedences
+    (step,) = ts.orders.check_order(graph, [("left", "right")]).precedences
     start = schedule(graph, "dfs")  # begins with the right head
     start = start[: 1 + min(start.index(task) for task in step.then)]
     assert not step.first.intersection(start)
@@ -353,14 +355,14 @@ def test_what_was_run_by_hand_against_a_constraint_stays_and_the_rest_keeps_it()
 def test_with_policy_and_compare_take_it() -> None:
     model, loss = two_heads()
     constraints = [("left", "right")]
-    policy = ts.constrained("dfs", constraints)
+    policy = ts.orders.constrained("dfs", constraints)
     runs: list[ts.Run] = []
     with ts.policy(policy, on_run=runs.append):
         loss.backward()
     assert runs[0].policy == "dfs with 1 constraint"
-    assert ts.check_order(runs[0], constraints)
+    assert ts.orders.check_order(runs[0], constraints)
     x = torch.randn(2, 4)
-    comparison = ts.compare(lambda: model(x), [ts.constrained("dfs", [("Tanh", "grad:*trunk*")])], repetitions=1)
+    comparison = ts.compare(lambda: model(x), [ts.orders.constrained("dfs", [("Tanh", "grad:*trunk*")])], repetitions=1)
     assert [row.policy for row in comparison.rows] == ["dfs with 1 constraint"]
 
 
@@ -371,14 +373,14 @@ def test_a_check_in_a_notebook_is_a_table_in_which_names_are_data() -> None:
         loss = torch.stack(
             [module.get_submodule("<b>")(torch.ones(2)).sin(), torch.ones(2).requires_grad_().cos()]
         ).sum()
-    check = ts.check_order(loss, [("<b>", "Cos")])
+    check = ts.orders.check_order(loss, [("<b>", "Cos")])
     assert not check
     page = check._repr_html_()
     assert "&lt;b&gt;" in page
     assert "<b>&quot;" not in page
     assert "(<b>" not in page
     assert check.records()[0]["text"] == '"<b>" before "Cos"'
-    assert ts.check_order(loss, [("Cos", "<b>")])._repr_html_().count("<p>") == 1
+    assert ts.orders.check_order(loss, [("Cos", "<b>")])._repr_html_().count("<p>") == 1
 
 
 def test_the_example_in_the_documentation_runs() -> None:

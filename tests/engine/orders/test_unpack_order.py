@@ -58,7 +58,7 @@ def test_hooks_are_asked_for_what_was_said_before_the_backward(engine: Any, seed
     hooks = Numbered()
     with hooks:
         _, loss = random_program(seed)
-    order = ts.unpack_order(loss, policy)
+    order = ts.orders.unpack_order(loss, policy)
     task_of = {row.packed: row.task for row in order if row.packed_as is not None}
     ts.backward(loss, policy=policy, engine=engine)
     seen = each_once([task_of[number] for number in hooks.unpacked if number in task_of])
@@ -73,7 +73,7 @@ def test_in_one_thread_pytorch_unpacks_in_the_reverse_of_packing(seed: int) -> N
     hooks = Numbered()
     with hooks:
         _, loss = random_program(seed)
-    order = ts.unpack_order(loss)
+    order = ts.orders.unpack_order(loss)
     assert order.out_of_order is None
     task_of = {row.packed: row.task for row in order if row.packed_as is not None}
     loss.backward()
@@ -94,7 +94,7 @@ def test_a_python_number_is_left_out_and_a_tensor_of_its_type_is_not(number: com
             hooks = Numbered()
             with hooks:
                 x * factor
-            assert len(ts.unpack_order((x * factor).abs().sum())) == len(hooks.tensors) + 1  # and what abs saves
+            assert len(ts.orders.unpack_order((x * factor).abs().sum())) == len(hooks.tensors) + 1  # and what abs saves
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -107,8 +107,8 @@ def branches() -> Tensor:
 
 def test_the_first_that_comes_out_of_order_is_named_with_what_was_packed_later() -> None:
     loss = branches()
-    assert ts.unpack_order(loss, "heap").out_of_order is None
-    order = ts.unpack_order(loss, "bfs")
+    assert ts.orders.unpack_order(loss, "heap").out_of_order is None
+    order = ts.orders.unpack_order(loss, "bfs")
     names = [order.graph.tasks[task].short_name for task in order.tasks]
     assert names == ["Sin", "Cos", "Exp", "Exp"]
     assert order.out_of_order is not None
@@ -137,7 +137,7 @@ def test_checkpointed_regions_are_unpacked_in_the_order_foretold(
         patch.setattr(saved_tensors_hooks, "__init__", noting)
         made = [checkpoint(model, torch.randn(2, 3), use_reentrant=False) for _ in range(3)]
         loss = torch.stack(made).sum()
-    order = ts.unpack_order(loss, policy)
+    order = ts.orders.unpack_order(loss, policy)
     packed = [row for row in order if row.packed_as is not None]
     assert len(packed) == 3 * (1 + 1 + 2)
     task_of = {row.packed: row.task for row in packed}
@@ -169,13 +169,13 @@ def test_a_forward_of_two_threads_is_in_order_of_time_where_captures_saw_it_and_
             return torch.stack([later, x.cos()]).sum()
 
     hooks = Numbered()
-    unknown = ts.unpack_order(forward(torch.enable_grad))
+    unknown = ts.orders.unpack_order(forward(torch.enable_grad))
     assert unknown.packed_order is None
     assert unknown.out_of_order is None
     assert "is not known" in str(unknown)
     hooks = Numbered()
     loss = forward(ts.capture)
-    order = ts.unpack_order(loss)
+    order = ts.orders.unpack_order(loss)
     task_of = {row.packed: row.task for row in order}
     assert order.packed_order == tuple(each_once([task_of[number] for number in range(len(hooks.tensors))]))
     loss.backward()
@@ -186,7 +186,7 @@ def test_each_saved_tensor_has_its_task_slot_layout_module_and_line() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
     with ts.capture():
         loss = model(torch.ones(3, 4)).sum()
-    order = ts.unpack_order(loss)
+    order = ts.orders.unpack_order(loss)
     found = [
         (order.graph.tasks[row.task].short_name, row.slot, row.shape, row.dtype, row.nbytes, row.module)
         for row in order
@@ -210,7 +210,7 @@ def test_a_report_keeps_nothing_alive_that_a_backward_frees() -> None:
 
     with saved_tensors_hooks(Packed, lambda packed: packed.tensor):
         loss = torch.ones(3, requires_grad=True).exp().sum()
-    order = ts.unpack_order(loss)
+    order = ts.orders.unpack_order(loss)
     (row,) = order
     assert isinstance(row.packed, Packed)
     saved = weakref.ref(row.packed.tensor)
@@ -226,7 +226,7 @@ def test_what_can_not_be_seen_is_said() -> None:
     y = x.exp()
     y[:2].mul_(x[2:])
     inside = checkpoint(torch.sin, y, use_reentrant=True)
-    order = ts.unpack_order(inside.sum())
+    order = ts.orders.unpack_order(inside.sum())
     assert [order.graph.tasks[task].short_name for task in order.hidden] == ["CopySlices"]
     assert [order.graph.tasks[task].short_name for task in order.inside] == ["CheckpointFunction"]
     assert "can't be seen from Python" in str(order)
@@ -238,11 +238,11 @@ def test_what_a_backward_has_freed_is_told_also_where_only_a_part_is_shared() ->
     shared = x.exp()
     loss, other = shared.sin().sum(), shared.cos().sum()
     loss.backward(retain_graph=True)
-    assert [row.slot for row in ts.unpack_order(loss)] == ["self", "result"]
+    assert [row.slot for row in ts.orders.unpack_order(loss)] == ["self", "result"]
     loss.backward()
     for of, name in ((loss, "SinBackward0"), (other, "ExpBackward0")):
         with pytest.raises(RuntimeError, match=f"a backward has freed what {name} saved, .* make the graph again"):
-            ts.unpack_order(of)
+            ts.orders.unpack_order(of)
         with pytest.raises(RuntimeError, match="second time"):
             of.backward()
 
@@ -251,7 +251,7 @@ def test_a_graph_that_saved_nothing_has_nothing_freed_either() -> None:
     x = torch.ones(2, requires_grad=True)
     loss = (x + 1).transpose(0, 0).sum()
     loss.backward()
-    assert not len(ts.unpack_order(loss))
+    assert not len(ts.orders.unpack_order(loss))
     loss.backward()
 
 
@@ -259,10 +259,10 @@ def test_a_graph_from_a_file_is_refused(tmp_path: Path) -> None:
     loss = branches()
     run = ts.backward(loss, trace="off")
     with pytest.raises(ValueError, match="this graph has no nodes"):
-        ts.unpack_order(ts.load(run.save(tmp_path / "run.tape.json")).graph)
+        ts.orders.unpack_order(ts.load(run.save(tmp_path / "run.tape.json")).graph)
     dynamic = ts.Policy("by memory", "by memory", lambda task, arrival: (arrival,), dynamic=True)
     with pytest.raises(ValueError, match="policy by memory decides while the backward runs"):
-        ts.unpack_order(branches(), dynamic)
+        ts.orders.unpack_order(branches(), dynamic)
 
 
 def test_the_example_in_the_documentation_runs() -> None:

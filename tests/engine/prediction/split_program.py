@@ -84,7 +84,7 @@ def sharded(mesh: DeviceMesh) -> MakeLoss:
 PROGRAMS = (tensor_parallel, sums_of_dtensors, sharded)
 
 
-def levels(timeline: ts.Timeline) -> tuple[int, int, int]:
+def levels(timeline: ts.types.Timeline) -> tuple[int, int, int]:
     return timeline.start_bytes, timeline.peak_bytes, timeline.end_bytes
 
 
@@ -101,7 +101,7 @@ def seen(make_loss: MakeLoss, policy: str) -> dict[str, Any]:
     loss.backward()
     drawn = ts.graph(loss := fresh())
     dry = ts.simulate(drawn, policy)
-    plan = ts.plan(drawn, "heap")
+    plan = ts.plan_order(drawn, "heap")
     loss.backward()
     # gloo's threads may hold for a moment what was sent.
     run = min((ts.profile(fresh, policy) for _ in range(4)), key=lambda run: run.peak_bytes)

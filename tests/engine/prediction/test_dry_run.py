@@ -339,7 +339,7 @@ def test_leaves_of_every_layout_are_predicted(layout: str) -> None:
     loss = (leaf.to_dense() * w).sin().sum()
     timeline = ts.simulate(ts.graph(loss), "heap")
     assert timeline.peak_bytes >= w.nbytes
-    assert len(ts.plan(loss).rows) > 1
+    assert len(ts.plan_order(loss).rows) > 1
     (wanted,) = torch.autograd.grad((leaf.to_dense() * w).sin().sum(), w)
     if layout in ("coo", "csr", "mkldnn"):  # torch accumulates no gradient of the others
         ts.backward(loss, policy="lpmf")
@@ -350,7 +350,7 @@ def test_leaves_of_every_layout_are_predicted(layout: str) -> None:
 def test_a_nested_leaf_is_predicted() -> None:
     leaf = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], requires_grad=True)
     loss = torch.nested.to_padded_tensor(nn.Linear(4, 3)(leaf), 0.0).square().sum()
-    assert ts.simulate(ts.graph(loss), "heap").estimates and str(ts.plan(loss))
+    assert ts.simulate(ts.graph(loss), "heap").estimates and str(ts.plan_order(loss))
 
 
 def test_nested_tensors_are_an_estimate() -> None:

@@ -40,7 +40,7 @@ def checkpointed() -> Tensor:
 
 
 def of_plan(make_loss: Callable[[], Tensor]) -> str:
-    return "\n".join(ts.plan(make_loss()).sentences)
+    return "\n".join(ts.plan_order(make_loss()).sentences)
 
 
 def of_report(make_loss: Callable[[], Tensor]) -> str:
@@ -87,7 +87,7 @@ def test_what_no_run_has_shown_is_an_estimate_and_says_why(
 
 def test_what_a_run_has_shown_is_none() -> None:
     run = ts.profile(plain)
-    plan = ts.plan(run.graph, footprints=run.footprints)
+    plan = ts.plan_order(run.graph, footprints=run.footprints)
     assert not any("An estimate" in sentence for sentence in plan.sentences)
     assert "An estimate" not in str(ts.peak_report(ts.simulate(run.graph, "bfs", run.footprints)))
 

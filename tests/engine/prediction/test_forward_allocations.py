@@ -104,7 +104,7 @@ def test_what_a_forward_makes_counts_where_a_capture_sees_it(
         loss = make_loss()
     found = ts.simulate(ts.graph(loss))
     assert (found.peak_bytes, found.direction) == (expected, None)
-    assert ts.plan(loss)["heap"].peak_bytes == expected
+    assert ts.plan_order(loss)["heap"].peak_bytes == expected
     row = ts.compare(make_loss, ["heap"], repetitions=1)["heap"]
     assert (row.peak_bytes, row.dry_run_bytes) == (expected, expected)
 
@@ -309,7 +309,7 @@ def test_what_a_forward_keeps_outside_the_graph_counts_where_a_capture_sees_it(k
         with ts.capture(model, every_call=True):
             loss = make_loss()
         found = ts.simulate(ts.graph(loss))
-        planned = ts.plan(loss)["heap"].peak_bytes
+        planned = ts.plan_order(loss)["heap"].peak_bytes
         measured = ts.backward(loss, memory=True).peak_bytes
         expected = expected_peaks.pop(0)
         assert (found.peak_bytes, found.direction) == (expected, None)

@@ -73,7 +73,7 @@ def test_convolutions_pooling_and_norms_are_predicted_to_the_byte_without_a_back
         assert run.timeline is not None and run.timeline.workspace_share > 0.01
         assert not predicted.estimates and predicted.peak_bytes == run.peak_bytes
         assert predicted.end_bytes == run.timeline.end_bytes
-    assert not any("An estimate" in note for note in ts.plan(graph).notes)
+    assert not any("An estimate" in note for note in ts.plan_order(graph).notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -97,7 +97,7 @@ def test_an_lstm_is_an_estimate_which_names_the_operator_that_is_not_run() -> No
     assert predicted.estimates[0] == WORKSPACE
     assert "workspace of mkldnn_rnn_layer_backward (not among those that are run alone): 1" in predicted.estimates[1]
     assert predicted.peak_bytes < ts.profile(make_loss).peak_bytes
-    assert any("mkldnn_rnn_layer_backward" in note for note in ts.plan(loss).notes)
+    assert any("mkldnn_rnn_layer_backward" in note for note in ts.plan_order(loss).notes)
 
 
 def test_a_model_of_fake_tensors_is_predicted_as_the_real_one_is_measured() -> None:

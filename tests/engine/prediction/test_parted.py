@@ -42,9 +42,9 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_footprints_are_those_of_the_nodes_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = ts.graph(PROGRAMS[name]().sum())
-    told = ts.dry_run(graph)
+    told = ts.orders.dry_run(graph)
     monkeypatch.setattr("tapescope.engine.prediction.dry_run.PARTING", ())
-    asked = ts.dry_run(graph)
+    asked = ts.orders.dry_run(graph)
     assert told.tasks == asked.tasks
     assert (told.start, told.limits) == (asked.start, asked.limits)
 
@@ -55,7 +55,7 @@ def test_most_are_told_without_a_call(name: str) -> None:
     (task,) = (task for task in graph.tasks if task.name in parted.PARTING)
     edges = graph.out_edges[task.id]
     takes = {edge.output: graph.tasks[edge.next_task].inputs[edge.input] for edge in edges}
-    gradient = ts.dry_run(graph).tasks[task.id].inputs[0]
+    gradient = ts.orders.dry_run(graph).tasks[task.id].inputs[0]
     parts = parted.parts_of(graph.nodes[task.id], gradient, task.inputs[0].dtype, takes)
     asked = name in ("cat of unlike types", "cat with a constant", "cat with an empty vector")
     assert (parts is None) == asked
@@ -90,15 +90,15 @@ def calls(what: Callable[[], object]) -> int:
     ids=lambda program: program.__name__,
 )
 def test_what_is_asked_of_a_graph_grows_with_its_edges_and_no_faster(program: Callable[[int], Tensor]) -> None:
-    ts.dry_run(ts.graph(program(2)))  # what torch loads the first time
+    ts.orders.dry_run(ts.graph(program(2)))  # what torch loads the first time
 
     def work(edges: int) -> list[int]:
         graph = ts.graph(program(edges))
-        footprints = ts.dry_run(graph)
+        footprints = ts.orders.dry_run(graph)
         return [
-            calls(lambda: ts.dry_run(graph)),
+            calls(lambda: ts.orders.dry_run(graph)),
             *(calls(partial(ts.simulate, graph, policy, footprints)) for policy in ("heap", "bfs", "lpmf")),
-            calls(lambda: ts.plan(graph, ["postorder", "liu"], footprints=footprints)),
+            calls(lambda: ts.plan_order(graph, ["postorder", "liu"], footprints=footprints)),
         ]
 
     work_of_few, work_of_many = work(400), work(1600)

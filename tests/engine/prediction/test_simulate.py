@@ -470,7 +470,7 @@ def test_a_large_graph() -> None:
     assert kilobytes(timeline)[1:-1] == [[1, -1, -1]] * (len(graph) - 2)
 
 
-@pytest.mark.parametrize("policy", sorted({*ts.POLICIES} - {"comm_first"}))
+@pytest.mark.parametrize("policy", sorted({*ts.orders.POLICIES} - {"comm_first"}))
 def test_any_policy_is_simulated_from_a_run_whose_nodes_are_freed(policy: str) -> None:
     def make_loss() -> Tensor:
         torch.manual_seed(0)

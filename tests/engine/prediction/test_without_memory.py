@@ -75,7 +75,7 @@ def test_their_backward_is_predicted_as_if_they_existed(make: Callable[[], MakeL
     assert (found.start_bytes, found.peak_bytes) == (measured.start_bytes, measured.peak_bytes)
     assert found.device == ("meta" if make is on_meta else "cpu")
     assert bool(found.estimates) is (make is on_meta)  # what kernels take for themselves is asked of the CPU alone
-    assert ts.plan(loss)[policy].peak_bytes == measured.peak_bytes
+    assert ts.plan_order(loss)[policy].peak_bytes == measured.peak_bytes
     assert "Predicted from a dry run" in str(ts.peak_report(found))
     assert not any(leaf.grad is not None for leaf in drawn.leaves.values())
 

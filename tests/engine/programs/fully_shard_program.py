@@ -30,7 +30,7 @@ import tapescope as ts
 
 STEPS = 3
 LIMIT = timedelta(seconds=60)  # for what waits for the other rank
-POLICIES = [name for name in ts.POLICIES if name not in ("search", "optimal", "comm_first", "random")]
+POLICIES = [name for name in ts.orders.POLICIES if name not in ("search", "optimal", "comm_first", "random")]
 POLICIES += ["random(1)", "random(2)", "search(0.1)", "optimal(20)", "comm_first(kind:Tanh*)"]
 
 
@@ -261,18 +261,18 @@ OWN: dict[str, Callable[[Callable[[], Tensor]], object]] = {
     "find_nan": ts.find_nan,
     "find_unused": lambda make: ts.find_unused(make, make.__self__.model),  # type: ignore[attr-defined]
     "compare": partial(ts.compare, policies=["heap", "bfs", "delay_accumulate"]),
-    "plan_mirror": ts.plan_mirror,
+    "plan_recompute": ts.plan_recompute,
     "advise": ts.advise,
     "forward": lambda make: make(),
 }
 ON_GRAPH: dict[str, Callable[[Tensor], object]] = {
     "simulate": partial(simulated, ["heap", "bfs", "lpmf"]),
     "simulate all": partial(simulated, POLICIES),
-    "plan": ts.plan,
+    "plan": ts.plan_order,
     "makespan": lambda loss: ts.makespan(loss, policies=["heap", "bfs"]),
-    "unpack_order": ts.unpack_order,
-    "check_order": lambda loss: ts.check_order(loss, [("kind:Tanh*", "kind:Sin*")], "bfs"),
-    "groups": ts.groups,
+    "unpack_order": ts.orders.unpack_order,
+    "check_order": lambda loss: ts.orders.check_order(loss, [("kind:Tanh*", "kind:Sin*")], "bfs"),
+    "groups": ts.find_batches,
     "saved": lambda loss: ts.graph(loss).saved,
     "svg": lambda loss: ts.graph(loss).to_svg(),
     "direct": lambda loss: ts.backward(loss, engine="direct"),
@@ -282,8 +282,8 @@ ON_GRAPH: dict[str, Callable[[Tensor], object]] = {
 VERBS: dict[str, Callable[[Training], object]] = {
     **{f"backward {policy}": partial(under, policy) for policy in POLICIES},
     "backward choice": partial(under, lambda ready, state: ready[-1]),
-    "constrained": lambda training: under(ts.constrained("bfs", [("kind:Mean*", "kind:Tanh*")]), training),
-    "against a stage": lambda training: under(ts.constrained("bfs", [("kind:Tanh*", "kind:Sin*")]), training),
+    "constrained": lambda training: under(ts.orders.constrained("bfs", [("kind:Mean*", "kind:Tanh*")]), training),
+    "against a stage": lambda training: under(ts.orders.constrained("bfs", [("kind:Tanh*", "kind:Sin*")]), training),
     "measured": partial(under, "bfs", memory=True),
     "profile": lambda training: ts.profile(training.loss, "bfs", trace="full"),
     "traced": partial(under, "dfs", trace="full"),

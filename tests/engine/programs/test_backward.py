@@ -484,7 +484,7 @@ def test_an_unknown_level_of_a_trace_is_told_with_those_there_are(start: Callabl
         with pytest.raises(ValueError, match="'off', 'cheap', 'full', and None"):
             start(torch.ones(1, requires_grad=True).sum(), trace=wrong)
     with pytest.raises(ValueError, match="there is no trace 'high'"):
-        ts.install("bfs", trace="high")
+        ts.set_policy("bfs", trace="high")
 
 
 def test_an_unknown_engine_is_told_with_those_there_are() -> None:

@@ -25,11 +25,11 @@ import tapescope as ts
 VERBS: dict[str, Callable[[Callable[[], Tensor], nn.Module], object]] = {
     "find_nan": lambda make_loss, model: ts.find_nan(make_loss),
     "find_unused": ts.find_unused,
-    "order_dependent": lambda make_loss, model: ts.order_dependent(make_loss, "bfs"),
+    "find_order_dependence": lambda make_loss, model: ts.find_order_dependence(make_loss, "bfs"),
     "compare": lambda make_loss, model: ts.compare(make_loss, "bfs", repetitions=1),
     "advise": lambda make_loss, model: ts.advise(make_loss, rounds=1),
     "record_forward": lambda make_loss, model: ts.record_forward(make_loss, 1),
-    "plan_mirror": lambda make_loss, model: ts.plan_mirror(make_loss, seconds=0.01, repetitions=1),
+    "plan_recompute": lambda make_loss, model: ts.plan_recompute(make_loss, seconds=0.01, repetitions=1),
 }
 BACKWARDS = [name for name in VERBS if name != "record_forward"]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -227,7 +227,7 @@ def test_truncated_backpropagation_goes_on_from_where_it_was(verb: str) -> None:
 
 def test_a_loop_that_mirrors_itself_trains_as_without() -> None:
     losses = []
-    for call in (lambda function, *args: function(*args), ts.mirrored(budget=0.9, seconds=0.01)):
+    for call in (lambda function, *args: function(*args), ts.recompute(budget=0.9, seconds=0.01)):
         torch.manual_seed(0)
         cell, state = nn.RNNCell(4, 3), {"h": torch.zeros(3, 3)}
 
@@ -268,7 +268,7 @@ def test_an_iterator_that_goes_on_is_told(batches: Callable[[], Any], kind: str 
         return model(batch if isinstance(batch, Tensor) else batch[0]).square().mean()
 
     said = rf"make_loss.* advanced `given`, an iterator \({kind or ''}"
-    with pytest.raises(RuntimeError, match=said) if verb == "plan_mirror" else pytest.warns(UserWarning, match=said):
+    with pytest.raises(RuntimeError, match=said) if verb == "plan_recompute" else pytest.warns(UserWarning, match=said):
         VERBS[verb](make_loss, model)
 
 
@@ -283,7 +283,7 @@ def test_a_loss_that_goes_on_for_reasons_unseen_is_told(verb: str, tmp_path: Any
         return model(X).square().mean() * number
 
     said = rf"make_loss\(\) returned .*and when it was run again .*ts.{verb} runs the program by itself"
-    with pytest.raises(RuntimeError, match=said) if verb == "plan_mirror" else pytest.warns(UserWarning, match=said):
+    with pytest.raises(RuntimeError, match=said) if verb == "plan_recompute" else pytest.warns(UserWarning, match=said):
         VERBS[verb](make_loss, model)
 
 

@@ -216,7 +216,7 @@ def under_policy(make_loss: Callable[[], Tensor]) -> None:
 
 def refused(make_loss: Callable[[], Tensor]) -> None:
     with pytest.raises(NotImplementedError, match="compiled by torch.compile"):
-        ts.plan_mirror(make_loss, 0.5, seconds=0.1)
+        ts.plan_recompute(make_loss, 0.5, seconds=0.1)
 
 
 Verb = Callable[[nn.Module, Callable[[], Tensor]], object]
@@ -232,13 +232,13 @@ VERBS: dict[str, Verb] = {
     "debug": lambda model, make_loss: stepped(make_loss, "direct"),
     "debug(native)": lambda model, make_loss: stepped(make_loss, "native"),
     "simulate": lambda model, make_loss: ts.simulate(ts.graph(make_loss()), "bfs"),
-    "plan": lambda model, make_loss: ts.plan(make_loss()),
+    "plan": lambda model, make_loss: ts.plan_order(make_loss()),
     "find_nan": lambda model, make_loss: ts.find_nan(make_loss),
     "find_unused": lambda model, make_loss: ts.find_unused(make_loss, model),
-    "groups": lambda model, make_loss: ts.groups(make_loss()),
+    "groups": lambda model, make_loss: ts.find_batches(make_loss()),
     "compare": lambda model, make_loss: ts.compare(make_loss, repetitions=1),
     "advise": lambda model, make_loss: ts.advise(make_loss),
-    "plan_mirror": lambda model, make_loss: refused(make_loss),
+    "plan_recompute": lambda model, make_loss: refused(make_loss),
 }
 
 
@@ -415,7 +415,7 @@ def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run() -> None:
     before = [each.clone() for each in (*model.parameters(), *model.buffers())]
     random = torch.get_rng_state()
     with pytest.raises(NotImplementedError, match=r"Net \(test_compiled.py:\d+\) is compiled .* no plan"):
-        ts.plan_mirror(make_loss, 0.5)
+        ts.plan_recompute(make_loss, 0.5)
     assert all(map(torch.equal, before, [*model.parameters(), *model.buffers()]))
     assert torch.equal(random, torch.get_rng_state())
 
@@ -423,11 +423,11 @@ def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run() -> None:
 def test_a_mirror_refuses_what_was_compiled_since() -> None:
     model = Around(Net())
     x = data(64)
-    plan = ts.plan_mirror(lambda: model(x).square().mean(), 0.5, seconds=0.1)
+    plan = ts.plan_recompute(lambda: model(x).square().mean(), 0.5, seconds=0.1)
     assert plan.dropped
     run = compiled(model)
     for _ in range(2):
-        with pytest.raises(NotImplementedError, match="can't be mirrored"), ts.mirror(plan):
+        with pytest.raises(NotImplementedError, match="can't be mirrored"), ts.recompute(plan):
             run(x)
     assert Kind.COMPILED in {task.kind for task in ts.graph(run(x).sum()).tasks}
 
@@ -443,11 +443,11 @@ def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
     torch.manual_seed(1)
     with torch.compiler.set_stance("force_eager"):
         expected = step(model, make_loss)
-        plan = ts.plan_mirror(make_loss, 0.5, seconds=0.1)
+        plan = ts.plan_recompute(make_loss, 0.5, seconds=0.1)
         assert plan.dropped
 
         def mirrored() -> Tensor:
-            with ts.mirror(plan):
+            with ts.recompute(plan):
                 return make_loss()
 
         for _ in range(2):
@@ -469,7 +469,7 @@ def mapped(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operator", [cond, scan, mapped])
-@pytest.mark.parametrize("verb", ["find_nan", "compare", "order_dependent", "advise", "find_unused"])
+@pytest.mark.parametrize("verb", ["find_nan", "compare", "find_order_dependence", "advise", "find_unused"])
 def test_operators_that_take_functions_run_as_in_the_program(operator: Callable[..., Tensor], verb: str) -> None:
     x, weight = torch.ones(WIDTH), nn.Parameter(torch.rand(WIDTH))
 
@@ -502,5 +502,5 @@ def test_a_plan_of_such_an_operator_is_refused_with_its_name_and_line(operator: 
     name = "map" if operator is mapped else operator.__name__
     line = operator.__code__.co_firstlineno + 1
     with pytest.raises(NotImplementedError, match=rf"^{name} \(test_compiled.py:{line}\)"):
-        ts.plan_mirror(lambda: operator(x, weight).sum(), budget=0.5)
+        ts.plan_recompute(lambda: operator(x, weight).sum(), budget=0.5)
     assert weight.grad is None

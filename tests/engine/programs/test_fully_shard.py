@@ -22,10 +22,10 @@ pytestmark = pytest.mark.heavy
 FEW = {
     "as it is": (
         *("backward bfs", "against a stage", "dynamic", "direct", "stepped", "closed after 20"),
-        *("nan", "unused", "compare before", "plan_mirror before"),
+        *("nan", "unused", "compare before", "plan_recompute before"),
     ),
     "flat": ("backward bfs", "compare before"),
-    "checkpointed reentrantly": ("compare between", "plan_mirror before"),
+    "checkpointed reentrantly": ("compare between", "plan_recompute before"),
     "accumulated": ("find_nan between", "simulate", "plan", "backward auto"),
     "optimized inside": ("compare before",),
 }
@@ -49,8 +49,8 @@ REFUSED = {
     "dynamic": "PolicyError: policy live decides while the backward runs",
     "find_unused before": "NotImplementedError: fully_shard makes the parameters",
     "switched": "PolicyError: policy dfs can't take over here",
-    "plan_mirror before": "NotImplementedError: ts.plan_mirror",
-    "plan_mirror between": "NotImplementedError: ts.plan_mirror",
+    "plan_recompute before": "NotImplementedError: ts.plan_recompute",
+    "plan_recompute between": "NotImplementedError: ts.plan_recompute",
 }
 """How a refusal begins, for each verb that is refused; no other is."""
 ORDINARY = ("backward heap", "backward bfs", "backward dfs")

@@ -63,7 +63,7 @@ def fitted(program: Program) -> None:
 
 
 def mirrored(program: Program) -> None:
-    recomputing = ts.mirrored(0.9, seconds=0.1)
+    recomputing = ts.recompute(budget=0.9, seconds=0.1)
     for _ in range(2):
         recomputing(program.loss).backward()
     program.optimizer.zero_grad()
@@ -76,7 +76,7 @@ def planned_backwards(program: Program) -> None:
 
 VERBS: dict[str, Callable[[Program], object]] = {
     "simulate": lambda program: ts.simulate(graph(program)),
-    "plan": lambda program: ts.plan(program.loss()),
+    "plan": lambda program: ts.plan_order(program.loss()),
     "search": lambda program: ts.backward(program.loss(), policy="search(0.05)"),
     "profile": lambda program: ts.profile(program.loss),
     "measured": lambda program: ts.backward(program.loss(), memory=True),
@@ -84,7 +84,7 @@ VERBS: dict[str, Callable[[Program], object]] = {
     "fits": fitted,
     "find_nan": lambda program: ts.find_nan(program.loss),
     "find_unused": lambda program: ts.find_unused(program.loss, program.model),
-    "plan_mirror": lambda program: ts.plan_mirror(program.loss, "1GB", seconds=0.1),
+    "plan_recompute": lambda program: ts.plan_recompute(program.loss, "1GB", seconds=0.1),
     "mirrored": mirrored,
     "record_steps": recorded,
     "training": trained,

@@ -18,10 +18,10 @@ BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
     "record_forward": ts.record_forward,
-    "plan_mirror": lambda make_loss: ts.plan_mirror(make_loss, budget=0.5),
+    "plan_recompute": lambda make_loss: ts.plan_recompute(make_loss, budget=0.5),
     "compare": ts.compare,
     "find_nan": ts.find_nan,
-    "order_dependent": ts.order_dependent,
+    "find_order_dependence": ts.find_order_dependence,
 }
 
 
@@ -82,7 +82,7 @@ WAYS: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", MADE)
-@pytest.mark.parametrize("verb", ["record_forward", "plan_mirror", "find_nan"])
+@pytest.mark.parametrize("verb", ["record_forward", "plan_recompute", "find_nan"])
 def test_what_is_written_through_an_alias_is_as_before(verb: str, layout: str, way: str) -> None:
     if (layout, way) == ("mkldnn", "values"):
         pytest.skip("it has no values of its own")

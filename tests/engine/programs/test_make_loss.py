@@ -17,8 +17,8 @@ VERBS: dict[str, Callable[[Callable[[], Tensor]], object]] = {
     "compare": lambda make_loss: ts.compare(make_loss, "heap", repetitions=1),
     "find_nan": ts.find_nan,
     "find_unused": lambda make_loss: ts.find_unused(make_loss, MODEL),
-    "plan_mirror": lambda make_loss: ts.plan_mirror(make_loss, seconds=0.1),
-    "order_dependent": lambda make_loss: ts.order_dependent(make_loss, "bfs"),
+    "plan_recompute": lambda make_loss: ts.plan_recompute(make_loss, seconds=0.1),
+    "find_order_dependence": lambda make_loss: ts.find_order_dependence(make_loss, "bfs"),
     "advise": lambda make_loss: ts.advise(make_loss, rounds=1),
     "record_forward": lambda make_loss: ts.record_forward(make_loss, 1),
 }
@@ -84,6 +84,6 @@ def test_why_a_loss_has_no_graph_is_said_in_errors_and_findings(how: str) -> Non
 
 def test_a_size_without_its_unit_is_asked_about() -> None:
     with pytest.raises(ValueError, match='budget is 50, which would be 50 bytes; write .*"50 MiB".* 0.5 for half'):
-        ts.plan_mirror(loss, budget=50)
+        ts.plan_recompute(loss, budget=50)
     with pytest.raises(ValueError, match='memory is 24, which would be 24 bytes; write .*"24GB"'):
         ts.fits(MODEL, lambda: torch.ones(2, 3), torch.optim.SGD, 24)

@@ -66,7 +66,7 @@ def test_find_unused_names_parameters_and_modules_after_it() -> None:
 @pytest.mark.heavy
 def test_a_plan_for_mirroring_names_its_rows_and_answers_by_the_model() -> None:
     model, make_loss = parts()
-    plan = ts.plan_mirror(make_loss, 0.99, seconds=0.1, repetitions=1, model=model)
+    plan = ts.plan_recompute(make_loss, 0.99, seconds=0.1, repetitions=1, model=model)
     assert plan.why("encoder.tanh")[0].module == "encoder.1"
     program = ts.record_forward(make_loss, 1, model=model)
     assert "decoder.0" in {each.module for each in program.operations}
@@ -77,19 +77,19 @@ def test_of_a_loss_that_is_there_parts_are_named_after_the_model_too() -> None:
     with ts.capture():
         loss = make_loss()
     assert any("Sequential#1" in each for each in paths(ts.graph(loss)))
-    graph = ts.graph(loss, names=model)
+    graph = ts.graph(loss, model=model)
     assert {"encoder", "encoder.0", "decoder", "decoder.2"} <= paths(graph)
     assert {task.parameter for task in graph.tasks if task.is_leaf} == {name for name, _ in model.named_parameters()}
-    assert "encoder.0" in paths(ts.plan(loss, model=model).graph)
-    assert "encoder.0" in paths(ts.groups(loss, model=model).graph)
+    assert "encoder.0" in paths(ts.plan_order(loss, model=model).graph)
+    assert "encoder.0" in paths(ts.find_batches(loss, model=model).graph)
     gantt = ts.makespan(loss, device_of={"encoder": "cuda:0"}, model=model)
     assert set(gantt.rows) == {"cpu", "cuda:0"}
     with pytest.raises(ValueError, match="nothing in this graph is called"):
         ts.makespan(loss, device_of={"encoder": "cuda:0"})
     with pytest.raises(ValueError, match="model= is for a loss, and this is a graph"):
-        ts.plan(graph, model=model)
+        ts.plan_order(graph, model=model)
     other = nn.Sequential(nn.Linear(1, 1))
-    assert paths(ts.graph(loss, names=other)) == paths(ts.graph(loss))
+    assert paths(ts.graph(loss, model=other)) == paths(ts.graph(loss))
 
 
 def test_a_part_is_not_named_after_another_whose_weight_it_shares() -> None:
@@ -97,7 +97,7 @@ def test_a_part_is_not_named_after_another_whose_weight_it_shares() -> None:
     model["decoder"].weight = model["encoder"].weight
     with ts.capture():
         loss = model["decoder"](torch.ones(2, 4)).sum()
-    assert [call.path for call in ts.graph(loss, names=model).calls] == ["decoder"]
+    assert [call.path for call in ts.graph(loss, model=model).calls] == ["decoder"]
 
 
 def test_a_recorded_step_names_modules_after_the_model() -> None:
@@ -108,7 +108,7 @@ def test_a_recorded_step_names_modules_after_the_model() -> None:
         make_loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def followed(found: ts.TrainingStep) -> set[str]:
+    def followed(found: ts.types.TrainingStep) -> set[str]:
         return paths(found.run.graph)
 
     assert "encoder.0" not in followed(ts.profile_step(step))
@@ -127,7 +127,7 @@ def test_several_models_are_one_of_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [ts.profile, ts.find_nan, ts.plan_mirror, ts.compare, ts.record_forward, ts.profile_step]
+    "verb", [ts.profile, ts.find_nan, ts.plan_recompute, ts.compare, ts.record_forward, ts.profile_step]
 )
 def test_what_is_no_module_is_refused_before_anything_runs(verb: Callable[..., Any]) -> None:
     def make_loss() -> Tensor:

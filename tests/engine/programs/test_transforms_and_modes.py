@@ -33,7 +33,7 @@ def chain(length: int) -> Tensor:
 SMALL = nn.Linear(2, 1)
 
 
-def fitted() -> ts.Fit:
+def fitted() -> ts.types.Fit:
     return ts.fits(
         SMALL, lambda: torch.ones(2), lambda given: torch.optim.SGD(given, 0.1), "1GB", lambda net, x: net(x).sum()
     )
@@ -44,9 +44,9 @@ VERBS: dict[str, Callable[[], object]] = {
     "compare": lambda: ts.compare(make_loss, repetitions=1),
     "find_nan": lambda: ts.find_nan(make_loss),
     "find_unused": lambda: ts.find_unused(make_loss, SMALL),
-    "plan_mirror": lambda: ts.plan_mirror(make_loss, budget=0.5),
-    "mirrored": lambda: ts.mirrored(budget=0.5)(make_loss),
-    "order_dependent": lambda: ts.order_dependent(make_loss),
+    "plan_recompute": lambda: ts.plan_recompute(make_loss, budget=0.5),
+    "recompute": lambda: ts.recompute(budget=0.5)(make_loss),
+    "find_order_dependence": lambda: ts.find_order_dependence(make_loss),
     "advise": lambda: ts.advise(make_loss),
     "record_forward": lambda: ts.record_forward(make_loss),
     "profile_step": lambda: ts.profile_step(make_loss),

@@ -22,7 +22,7 @@ from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.queue.policy import policy_name
 
-NAMES = [name for name in ts.POLICIES if name not in ("search", "optimal", "comm_first")]
+NAMES = [name for name in ts.orders.POLICIES if name not in ("search", "optimal", "comm_first")]
 
 
 def newest_leaf_last(ready: Sequence[ts.Task], state: object) -> ts.Task:
@@ -129,7 +129,7 @@ def test_no_search_proves_or_promises_what_no_order_can_do() -> None:
     assert not late(graph, least_found.order) and not late(graph, searched.order)
     least = min(problem.peak_bytes(order) for order in legal_orders(graph, 300))
     assert lower_bound(problem).nbytes <= least_found.peak_bytes <= least
-    plan = ts.plan(loss, seconds=0.2)
+    plan = ts.plan_order(loss, seconds=0.2)
     assert not [row.policy for row in plan.rows if late(graph, row.order)]
     gantt = ts.makespan(loss, policies=["bfs", "heap"])
     assert gantt is not None
@@ -161,17 +161,17 @@ def test_constraints_against_a_stage_are_told() -> None:
     late_leaf = min(
         leaf for leaf in leaves if schedule(graph, "heap").index(leaf) < schedule(graph, "heap").index(second)
     )
-    check = ts.check_order(loss, [(second, late_leaf)])
+    check = ts.orders.check_order(loss, [(second, late_leaf)])
     assert not check and check.remedy is None
     reduces = f"#{second} RegisterPostBackwardFunctionBackward"
     assert check.obstacle is not None and f"#{late_leaf} AccumulateGrad has to run before {reduces}" in check.obstacle
     assert f"fully_shard reduces gradients in {reduces}, which" in check.obstacle
     with pytest.raises(ValueError, match=f"fully_shard reduces gradients in {reduces}, which"):
-        ts.backward(loss, policy=ts.constrained("bfs", [(second, late_leaf)]))
+        ts.backward(loss, policy=ts.orders.constrained("bfs", [(second, late_leaf)]))
     tanh = next(task.id for task in graph.tasks if task.name.startswith("Tanh"))
     sin = next(task.id for task in graph.tasks if task.name.startswith("Cos") or task.name.startswith("Sin"))
     for pair in ((tanh, sin), (sin, tanh)):
-        run = ts.backward(loss, retain_graph=True, policy=ts.constrained("dfs", [pair]))
+        run = ts.backward(loss, retain_graph=True, policy=ts.orders.constrained("dfs", [pair]))
         assert run.order.index(pair[0]) < run.order.index(pair[1]) and not late(graph, run.order)
 
 

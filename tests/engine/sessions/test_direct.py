@@ -21,7 +21,7 @@ def fan(x: Tensor) -> Tensor:
     return torch.stack([x.exp(), x.sin(), x.cos()]).sum()
 
 
-def names(session: ts.Stepper) -> list[str]:
+def names(session: ts.types.Stepper) -> list[str]:
     return [entry.task.name.removesuffix("Backward0") for entry in session.ready]
 
 

@@ -184,8 +184,10 @@ def test_doing_something_else_begins_a_branch_and_keeps_the_old_one() -> None:
     assert len(session.branches) == 2, "what runs again is no other branch"
 
 
-@pytest.mark.parametrize("rule", [ts.Accumulation(), ts.Accumulation("list", "never")], ids=lambda rule: rule.name)
-def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: ts.Accumulation) -> None:
+@pytest.mark.parametrize(
+    "rule", [ts.types.Accumulation(), ts.types.Accumulation("list", "never")], ids=lambda rule: rule.name
+)
+def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: ts.types.Accumulation) -> None:
     weight = torch.randn(64, 64, requires_grad=True)
     x = torch.randn(8, 64)
 
@@ -205,7 +207,9 @@ def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: ts.Accumul
         ts.simulate(ts.graph(make_loss()), policy, accumulate=rule.accumulate, release=rule.release).peak_bytes
         for policy in ("heap", "bfs")
     ]
-    assert (two.peak_bytes > one.peak_bytes) == (rule == ts.Accumulation()), "lists have to wait for all that comes"
+    assert (two.peak_bytes > one.peak_bytes) == (rule == ts.types.Accumulation()), (
+        "lists have to wait for all that comes"
+    )
     assert "(current)" in str(session.compare_branches()) and "<table" in session.compare_branches()._repr_html_()
 
 

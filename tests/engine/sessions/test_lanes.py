@@ -26,7 +26,7 @@ from ..comparing import assert_equal
 from .test_queues_per_device import branches, pytorchs_gradients
 
 Devices = tuple[torch.device, torch.device]
-Session = ts.NativeSession
+Session = ts.types.NativeSession
 
 POLICIES = ("heap", "bfs", "dfs")
 ENDS_WITHIN_S = 60.0

@@ -23,7 +23,17 @@ from tapescope.engine.trace.recorder import Recorder
 from tapescope.inspector.graph.collector import collector_paused
 from tapescope.inspector.graph.graph import Graph
 
-OURS = (Recorder, BareRecord, DirectBackward, NativeBackward, ts.Stepper, ts.NativeSession, ts.Run, Graph, Groups)
+OURS = (
+    Recorder,
+    BareRecord,
+    DirectBackward,
+    NativeBackward,
+    ts.types.Stepper,
+    ts.types.NativeSession,
+    ts.Run,
+    Graph,
+    Groups,
+)
 
 
 @pytest.fixture(autouse=True)

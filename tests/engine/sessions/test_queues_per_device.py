@@ -69,7 +69,7 @@ def by_device(graph: ts.Graph, order: Sequence[int]) -> dict[str, list[int]]:
     return found
 
 
-def step_until_it_waits(session: ts.Stepper, device: str | torch.device) -> str:
+def step_until_it_waits(session: ts.types.Stepper, device: str | torch.device) -> str:
     """What is said where no task of the device is ready any more."""
     while True:
         try:

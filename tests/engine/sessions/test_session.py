@@ -54,7 +54,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def native(loss: Tensor, **options: object) -> ts.NativeSession:
+def native(loss: Tensor, **options: object) -> ts.types.NativeSession:
     return ts.debug(loss, engine="native", **options)
 
 
@@ -373,7 +373,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nothing(monkeypatch: pytest
         loss.backward()
 
 
-VERBS: dict[str, Callable[[ts.NativeSession], object]] = {
+VERBS: dict[str, Callable[[ts.types.NativeSession], object]] = {
     "step": lambda session: session.step(),
     "run": lambda session: session.run(),
     "run_to": lambda session: session.run_to(0),
@@ -808,8 +808,8 @@ def test_a_session_in_a_thread_other_than_the_main_one() -> None:
 
 def test_debug_picks_the_engine() -> None:
     _, loss = fan()
-    assert type(ts.debug(loss)) is ts.Stepper
-    assert type(ts.debug(loss, engine="native")) is ts.NativeSession
+    assert type(ts.debug(loss)) is ts.types.Stepper
+    assert type(ts.debug(loss, engine="native")) is ts.types.NativeSession
     with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
         ts.debug(loss, engine="turbo")
 
@@ -869,7 +869,7 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
         return torch.autograd.grad(squares + sum((each * each).sum() for each in values), leaves)
 
     def stepped(loss: Tensor) -> None:
-        session = ts.NativeSession(ts.BackwardCall(loss, create_graph=True))
+        session = ts.types.NativeSession(ts.types.BackwardCall(loss, create_graph=True))
         session.step()
         assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None, "made while it stands still"
         session.run()
@@ -878,7 +878,7 @@ def test_second_derivatives_are_added_in_pytorchs_order(seed: int) -> None:
     assert all(map(torch.equal, second(stepped), expected))
 
 
-GOING_BACK: list[Callable[[ts.NativeSession], object]] = [
+GOING_BACK: list[Callable[[ts.types.NativeSession], object]] = [
     lambda session: session.back(),
     lambda session: session.back(3),
     lambda session: session.goto(session.order[0]),
@@ -891,7 +891,7 @@ GOING_BACK: list[Callable[[ts.NativeSession], object]] = [
 
 
 @pytest.mark.parametrize("verb", GOING_BACK)
-def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[ts.NativeSession], object]) -> None:
+def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[ts.types.NativeSession], object]) -> None:
     x, loss = fan()
     with pytest.raises(NotImplementedError) as of_a_history:
         native(loss, history=True)

@@ -196,13 +196,13 @@ def test_debug_says_at_once_where_the_graph_is_freed() -> None:
 @pytest.mark.parametrize(
     ("verb", "options"),
     [
-        (ts.plan, {}),
-        (ts.unpack_order, {}),
+        (ts.plan_order, {}),
+        (ts.orders.unpack_order, {}),
         (ts.debug, {}),
         (ts.backward, {}),
         (ts.debug, {"history": True}),
         (ts.backward, {"history": True}),
-        (ts.plan, {"engine": "native"}),
+        (ts.plan_order, {"engine": "native"}),
     ],
 )
 def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
@@ -217,7 +217,7 @@ def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
     assert told in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     session.close()
     with pytest.raises(RuntimeError) as caught:
-        ts.plan(loss)
+        ts.plan_order(loss)
     assert "open session" not in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 

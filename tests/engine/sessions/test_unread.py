@@ -30,7 +30,7 @@ from tapescope.inspector.torch_internals.nodes import notes_on
 
 from ..backward_programs import random_program
 
-STATIC = [name for name in ts.POLICIES if name not in ("comm_first", "search", "optimal")]
+STATIC = [name for name in ts.orders.POLICIES if name not in ("comm_first", "search", "optimal")]
 
 
 @pytest.fixture(autouse=True)
@@ -469,8 +469,8 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
     _, make_loss = branches()
-    mine = replace(ts.POLICIES["bfs"], name="mine")
+    mine = replace(ts.orders.POLICIES["bfs"], name="mine")
     for _ in range(3):
         ts.backward(make_loss(), policy=mine)
     assert len(reads) == 3
-    assert unread.run_unread(ts.BackwardCall(make_loss()), mine, "one") is None
+    assert unread.run_unread(ts.types.BackwardCall(make_loss()), mine, "one") is None

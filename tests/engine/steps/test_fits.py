@@ -133,7 +133,7 @@ def test_in_a_notebook_it_is_a_table() -> None:
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    def fits_in(memory: str, batch: Callable[..., Any] = pairs, **options: Any) -> ts.Fit:
+    def fits_in(memory: str, batch: Callable[..., Any] = pairs, **options: Any) -> ts.types.Fit:
         return ts.fits(perceptron, batch, OPTIMIZERS["adam"], memory, cross_entropy, **options)
 
     largest = fits_in("3MiB").largest_batch
@@ -156,7 +156,7 @@ class Carrying(nn.Module):
 
 
 def test_a_program_that_takes_one_size_alone_is_answered_for_that_size() -> None:
-    def fit(memory: str) -> ts.Fit:
+    def fit(memory: str) -> ts.types.Fit:
         return ts.fits(Carrying, lambda size=4: torch.randn(5, size, 8), partial(Adam, lr=1e-3), memory, total)
 
     assert "fits with a batch of 4" in str(fit("1GB")) and "not known" in str(fit("1GB"))
@@ -199,7 +199,7 @@ def padded(size: int) -> Tensor:
     return torch.zeros(-(-size // 8) * 8, 8)
 
 
-def fit_of(make_batch: Callable[..., Any], size: int) -> ts.Fit:
+def fit_of(make_batch: Callable[..., Any], size: int) -> ts.types.Fit:
     first = lambda model, batch: total(model, batch[0] if isinstance(batch, tuple) else batch)  # noqa: E731
     return ts.fits(nn.Linear(8, 1), make_batch, partial(Adam, lr=1e-3), "1GB", first, batch_size=size)
 
@@ -559,7 +559,7 @@ def test_a_model_on_the_meta_device_is_on_no_gpu() -> None:
     def make_model(device: str) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16, device=device), nn.Linear(16, 4, device=device))
 
-    def fit_on(device: str) -> ts.Fit:
+    def fit_on(device: str) -> ts.types.Fit:
         model = make_model(device)
         return ts.fits(model, lambda: torch.ones(2, 8, device=device), lambda p: torch.optim.SGD(p, 0.1), "1GB", total)
 
@@ -638,12 +638,12 @@ def test_each_remedy_followed_literally_takes_what_it_says() -> None:
     found = {each.name: each for each in fit.remedies}
     assert {"mirror", "accumulation", "checkpoints"} <= set(found)
     mirror = found["mirror"]
-    (budget,) = re.findall(r"plan_mirror\(make_loss, (\d+)\)", mirror.how)
+    (budget,) = re.findall(r"plan_recompute\(make_loss, (\d+)\)", mirror.how)
     batch = tokens(64)
-    plan = ts.plan_mirror(partial(Gpt(), *batch), int(budget))
+    plan = ts.plan_recompute(partial(Gpt(), *batch), int(budget))
 
     def mirrored(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             return model(*batch)  # type: ignore[no-any-return]
 
     taken = max(measured(Gpt, lambda: batch, OPTIMIZERS["sgd"], mirrored).values())

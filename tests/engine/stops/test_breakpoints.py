@@ -54,11 +54,13 @@ def model_and_loss() -> tuple[Model, Tensor]:
     return model, loss
 
 
-def session_of(engine: Engine, loss: Tensor | None = None, **options: object) -> ts.Stepper | ts.NativeSession:
+def session_of(
+    engine: Engine, loss: Tensor | None = None, **options: object
+) -> ts.types.Stepper | ts.types.NativeSession:
     return ts.debug(model_and_loss()[1] if loss is None else loss, engine=engine, **options)
 
 
-def stops_of(session: ts.Stepper | ts.NativeSession) -> Iterator[ts.Task]:
+def stops_of(session: ts.types.Stepper | ts.types.NativeSession) -> Iterator[ts.Task]:
     """Runs to the end, from stop to stop."""
     while session.left:
         session.run()

@@ -44,14 +44,14 @@ def stopped(
     *conditions: object,
     at: str | int | None = None,
     synchronize: bool | None = None,
-) -> ts.Stop | None:
+) -> ts.types.Stop | None:
     with ts.debug(captured(make_loss), engine=engine) as session:
         session.watch(*conditions, at=at, synchronize=synchronize)  # type: ignore[arg-type]
         session.run()
         return session.stopped
 
 
-def found(engine: Engine, make_loss: Callable[[], Tensor], *conditions: object, **options: object) -> ts.Stop:
+def found(engine: Engine, make_loss: Callable[[], Tensor], *conditions: object, **options: object) -> ts.types.Stop:
     stop = stopped(engine, make_loss, *conditions, **options)  # type: ignore[arg-type]
     assert stop is not None and stop.why == "watchpoint" and stop.number == 1
     return stop

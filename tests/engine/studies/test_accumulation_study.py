@@ -207,6 +207,6 @@ def test_a_program_with_nested_gradients_is_refused_with_what_runs_it() -> None:
         nested = torch.nested.nested_tensor(parts, layout=torch.strided)
         return torch.nested.to_padded_tensor(linear(nested), 0.0).square().sum()
 
-    with pytest.raises(NotImplementedError, match=r"ts\.accumulation_study .*nested.*ts\.compare\(make_loss\)"):
+    with pytest.raises(NotImplementedError, match=r"ts\.studies\.accumulation .*nested.*ts\.compare\(make_loss\)"):
         accumulation_study(own_program(make_loss, "own"))
     assert linear.weight.grad is None

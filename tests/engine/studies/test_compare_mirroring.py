@@ -22,24 +22,24 @@ def make_loss() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def plan() -> ts.PlannedMirror:
-    return ts.plan_mirror(make_loss, 0.8, seconds=0.2, repetitions=1)
+def plan() -> ts.types.PlannedRecompute:
+    return ts.plan_recompute(make_loss, 0.8, seconds=0.2, repetitions=1)
 
 
-def test_each_policy_has_a_row_without_and_one_with_the_plan(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, ["bfs", "heap"], mirroring=plan, repetitions=1)
+def test_each_policy_has_a_row_without_and_one_with_the_plan(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, ["bfs", "heap"], recompute=plan, repetitions=1)
     assert [row.policy for row in comparison.rows] == ["bfs", "bfs, mirrored", "heap", "heap, mirrored"]
     plain, mirrored = comparison["heap"], comparison["heap, mirrored"]
     assert plain.plan is None and plain.predicted_bytes == plain.peak_bytes == plan.plain_peak_bytes
     assert mirrored.plan is plan and mirrored.peak_bytes < plain.peak_bytes
-    assert mirrored.predicted is plan.timeline and mirrored.calibrated_by == "ts.plan_mirror"
+    assert mirrored.predicted is plan.timeline and mirrored.calibrated_by == "ts.plan_recompute"
     assert mirrored.predicted_bytes == pytest.approx(mirrored.peak_bytes, rel=0.01)
     assert "not what recording takes" in comparison.sentences[-1]
     assert "heap, mirrored" in comparison._repr_html_() and len(comparison.figure().data) == 8
 
 
-def test_the_forward_of_each_row_has_its_own_peak(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, "heap", mirroring=plan, repetitions=1)
+def test_the_forward_of_each_row_has_its_own_peak(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, "heap", recompute=plan, repetitions=1)
     plain, mirrored = (row.timeline.forward_peak_bytes for row in comparison.rows)
     assert plain is not None and mirrored is not None and plain > mirrored
     higher = [row.policy for row in comparison.rows if (row.timeline.forward_peak_bytes or 0) > row.peak_bytes]
@@ -47,17 +47,17 @@ def test_the_forward_of_each_row_has_its_own_peak(plan: ts.PlannedMirror) -> Non
     assert len(told) == len(higher) and all(size_text(plain) not in each for each in told if "mirrored" in each)
 
 
-def test_what_is_let_go_of_and_runs_again_is_said(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, "heap", mirroring=[plan], repetitions=1)
+def test_what_is_let_go_of_and_runs_again_is_said(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, "heap", recompute=[plan], repetitions=1)
     (said,) = (each for each in comparison.sentences if each.startswith("heap, mirrored: "))
     assert f"{size_text(plan.dropped_bytes)} of saved tensors are let go of" in said
     assert re.search(r"the backward runs \d+ operations? again", said)
 
 
-def test_alone_the_plain_row_is_predicted_by_the_plan_too(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, "heap", mirroring=plan, repetitions=1)
+def test_alone_the_plain_row_is_predicted_by_the_plan_too(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, "heap", recompute=plan, repetitions=1)
     plain, mirrored = comparison.rows
-    assert plain.predicted is plan.plain and plain.calibrated_by == "ts.plan_mirror"
+    assert plain.predicted is plan.plain and plain.calibrated_by == "ts.plan_recompute"
     assert comparison.without(mirrored) is plain and comparison.without(plain) is None
     measured = [row.timeline.task_peaks for row in comparison.rows]
     drawn = comparison.mirrored_figure("heap, mirrored").data
@@ -68,46 +68,46 @@ def test_alone_the_plain_row_is_predicted_by_the_plan_too(plan: ts.PlannedMirror
         comparison.mirrored_figure("heap")
 
 
-def test_a_plan_that_was_loaded_predicts_the_same(plan: ts.PlannedMirror, tmp_path: Path) -> None:
-    loaded = ts.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
-    comparison = ts.compare(make_loss, ["heap", "bfs"], mirroring=[loaded], repetitions=1)
+def test_a_plan_that_was_loaded_predicts_the_same(plan: ts.types.PlannedRecompute, tmp_path: Path) -> None:
+    loaded = ts.types.RecomputePlan.load(plan.save(tmp_path / "plan.json"))
+    comparison = ts.compare(make_loss, ["heap", "bfs"], recompute=[loaded], repetitions=1)
     heap, bfs = comparison.rows
     assert heap.predicted is None and heap.predicted_levels == loaded.predicted.levels  # type: ignore[union-attr]
-    assert heap.predicted_bytes == plan.peak_bytes and heap.calibrated_by == "ts.plan_mirror"
+    assert heap.predicted_bytes == plan.peak_bytes and heap.calibrated_by == "ts.plan_recompute"
     assert bfs.predicted_bytes is None and not bfs.predicted_levels
     assert len(comparison.mirrored_figure("heap, mirrored").data) == 2
     assert len(comparison.mirrored_figure("bfs, mirrored").data) == 1
 
 
-def test_the_page_has_the_curves_and_the_modules_of_each_plan(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, ["heap", "bfs"], mirroring=plan, repetitions=1)
+def test_the_page_has_the_curves_and_the_modules_of_each_plan(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, ["heap", "bfs"], recompute=plan, repetitions=1)
     page = page_html(comparison, "title")
     assert page.count('data-drawing="mirrored-') == 2
     assert page.count("<h2>By module") == 1, "one table for one plan"
     assert all(row[0] in page for row in plan.cells[1:])
 
 
-def test_a_plan_predicts_only_the_order_and_the_rule_that_it_is_for(plan: ts.PlannedMirror) -> None:
-    comparison = ts.compare(make_loss, "heap", mirroring=[plan], accumulate=("inplace", "list"), repetitions=1)
+def test_a_plan_predicts_only_the_order_and_the_rule_that_it_is_for(plan: ts.types.PlannedRecompute) -> None:
+    comparison = ts.compare(make_loss, "heap", recompute=[plan], accumulate=("inplace", "list"), repetitions=1)
     assert [row.policy for row in comparison.rows] == ["heap, mirrored", "heap, list, mirrored"]
     assert comparison.rows[0].predicted is plan.timeline and comparison.rows[1].predicted is None
 
 
-def test_several_plans_have_a_number_each(plan: ts.PlannedMirror) -> None:
+def test_several_plans_have_a_number_each(plan: ts.types.PlannedRecompute) -> None:
     plans = plan.explore(0.1).plans
-    comparison = ts.compare(make_loss, "heap", mirroring=[None, plans[0], plans[-1]], repetitions=1)
+    comparison = ts.compare(make_loss, "heap", recompute=[None, plans[0], plans[-1]], repetitions=1)
     assert [row.policy for row in comparison.rows] == ["heap", "heap, mirrored 1", "heap, mirrored 2"]
     assert "heap, mirrored 1: its plan lets go of nothing." in comparison.sentences
     assert comparison.rows[0].peak_bytes == comparison.rows[1].peak_bytes > comparison.rows[2].peak_bytes
 
 
-def test_what_is_no_plan_or_for_another_forward_is_refused(plan: ts.PlannedMirror) -> None:
-    with pytest.raises(TypeError, match="mirroring is a plan, such as ts.plan_mirror makes, or several, not 'plan'"):
-        ts.compare(make_loss, "heap", mirroring="plan")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="mirroring= is empty"):
-        ts.compare(make_loss, "heap", mirroring=[])
+def test_what_is_no_plan_or_for_another_forward_is_refused(plan: ts.types.PlannedRecompute) -> None:
+    with pytest.raises(TypeError, match="recompute is a plan, such as ts.plan_recompute makes, or several, not 'plan'"):
+        ts.compare(make_loss, "heap", recompute="plan")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="recompute= is empty"):
+        ts.compare(make_loss, "heap", recompute=[])
     with pytest.raises(ValueError, match="a plan is there twice"):
-        ts.compare(make_loss, "heap", mirroring=[plan, plan])
+        ts.compare(make_loss, "heap", recompute=[plan, plan])
     other = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match="the plan is for another forward"):
-        ts.compare(lambda: other.exp().sum(), "heap", mirroring=plan)
+        ts.compare(lambda: other.exp().sum(), "heap", recompute=plan)

@@ -330,13 +330,13 @@ class Net(torch.nn.Module):
 def test_a_mirrored_forward_has_pytorchs_gradients() -> None:
     net, x = Net(), torch.linspace(-1, 1, 4096).reshape(512, 8)
     expected = gradients_of([*net.parameters()], lambda: net(x).sum().backward())
-    planned = ts.plan_mirror(lambda: net(x).sum(), 0.7, seconds=0.1, repetitions=1)
+    planned = ts.plan_recompute(lambda: net(x).sum(), 0.7, seconds=0.1, repetitions=1)
     assert planned.dropped
     for policy in POLICIES:
         for engine in ENGINES:
 
             def backward(engine: Engine = engine, policy: str = policy) -> None:
-                with ts.mirror(planned):
+                with ts.recompute(planned):
                     loss = net(x).sum()
                 ts.backward(loss, engine=engine, policy=policy)
 

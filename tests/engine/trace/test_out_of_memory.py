@@ -177,7 +177,7 @@ def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device)
     assert kept.sum() == 0
 
 
-@pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "order_dependent"])
+@pytest.mark.parametrize("verb", ["profile", "compare", "find_nan", "find_order_dependence"])
 def test_the_function_that_ran_out_is_named_and_none_of_tapescope(verb: str) -> None:
     def make_loss() -> Tensor:
         most_of_it = torch.ones(2**21)

@@ -34,7 +34,7 @@ TENSORS = st.lists(FLOATS, max_size=20).map(torch.tensor)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def found(gradient: Tensor | None, level: str = "cheap") -> ts.Statistics:
+def found(gradient: Tensor | None, level: str = "cheap") -> ts.types.Statistics:
     result = statistics(gradient, level)
     assert result is not None
     return result

@@ -43,7 +43,7 @@ def gradient_like(meta: TensorMeta) -> Tensor:
 
 def play(
     graph: ts.Graph, policy: object, level: str = "off", by_hand: Callable[[list[int]], int | None] = lambda ready: None
-) -> tuple[ts.Trace, list[list[tuple[int, str]]]]:
+) -> tuple[ts.types.Trace, list[list[tuple[int, str]]]]:
     """Records a backward that does nothing. The trace, and the queue at each start and at the end as it really was."""
     chosen = find_policy(policy)  # type: ignore[arg-type]
     order: list[int] = []

@@ -77,7 +77,7 @@ def a_model(kind: Callable[[], nn.Module] = Net) -> tuple[nn.Module, torch.optim
 
 def train(
     box: Path, batches: Any, *, loss: Callable[[nn.Module, Any], Tensor] = loss_of, every: int = 1, **options: Any
-) -> ts.Training:
+) -> ts.types.Training:
     model, optimizer = a_model()
     with ts.training(model, optimizer, black_box=box, **options) as training:
         for number, batch in enumerate(batches):
@@ -92,7 +92,7 @@ def steps_in(box: Path) -> list[str]:
     return sorted(each.name for each in box.iterdir()) if box.exists() else []
 
 
-def is_same(again: ts.StepReplay) -> bool:
+def is_same(again: ts.types.StepReplay) -> bool:
     assert again.same_loss is not None
     assert again.same_gradients is not None
     return again.same
@@ -418,7 +418,7 @@ def test_a_finding_that_was_asked_for_is_kept(tmp_path: Path) -> None:
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             if number == 1:
-                training.add(ts.Finding("norm", 1, "The gradient of last is 9 times what it was."))
+                training.add(ts.types.Finding("norm", 1, "The gradient of last is 9 times what it was."))
             optimizer.step()
     assert steps_in(tmp_path) == ["step_1"]
     assert is_same(ts.replay(tmp_path / "step_1", Net, loss_of))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 WEIGHTS = 4 * (4 * 8 + 8 + 8 + 1)
 
 
-def trained(keep: bool, steps: int = 9) -> ts.Training:
+def trained(keep: bool, steps: int = 9) -> ts.types.Training:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters())
     kept = []
@@ -81,7 +81,7 @@ def test_each_hundredth_step_is_looked_at_and_what_is_seldom_asked_for_costs_no_
     assert training.memory.firsts.tolist() == [1, 2, 4, 8, 16, 32, 64, 100, 128, 200]
 
 
-def kept_in_a_loop(keep: Callable[[list[object], Tensor], object], steps: int = 20) -> tuple[ts.Training, int]:
+def kept_in_a_loop(keep: Callable[[list[object], Tensor], object], steps: int = 20) -> tuple[ts.types.Training, int]:
     """The training, and how many bytes a step's features take."""
     encoder, head = nn.Linear(8, 1024), nn.Linear(1024, 1)
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=1e-3)

@@ -12,7 +12,7 @@ import tapescope as ts
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 
-def train(model: nn.Module, *optimizers: Optimizer) -> ts.Training:
+def train(model: nn.Module, *optimizers: Optimizer) -> ts.types.Training:
     with ts.training() as training:
         for _ in range(4):
             model(torch.randn(2, 4)).sum().backward()

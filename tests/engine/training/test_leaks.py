@@ -222,7 +222,7 @@ def plain(text: str) -> str:
     return text.replace(PARAMETER, "model[0].weight")
 
 
-def leaks_of(training: ts.Training) -> list[ts.Finding]:
+def leaks_of(training: ts.types.Training) -> list[ts.types.Finding]:
     return [each for each in training.findings if each.kind == "leak"]
 
 
@@ -582,7 +582,7 @@ def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_graphs_that_gradients_hold_are_those_of_create_graph() -> None:
-    def findings(zero_grad: bool) -> list[ts.Finding]:
+    def findings(zero_grad: bool) -> list[ts.types.Finding]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         with ts.training(model, optimizer) as training:

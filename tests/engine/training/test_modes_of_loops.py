@@ -129,7 +129,7 @@ def test_without_a_model_given_such_a_loop_trains_as_before(loss: str, watch: Ca
     expected, _, _ = trained(LOSSES[loss], lambda *_: nullcontext())
     found, watched, _ = trained(LOSSES[loss], watch)
     assert all(map(torch.equal, found, expected))
-    if isinstance(watched, ts.Training):
+    if isinstance(watched, ts.types.Training):
         assert watched.notes == [] and watched.norms.columns == ["0", "2"]
     else:
         assert len(watched) == 2

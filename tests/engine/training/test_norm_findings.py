@@ -34,7 +34,7 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     each: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
     batch: Callable[[int, Tensor], Tensor] = lambda step, x: x,
-) -> ts.Training:
+) -> ts.types.Training:
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
     with ts.training(model, optimizer) as training:
@@ -47,7 +47,7 @@ def train(
     return training
 
 
-def norm_findings(training: ts.Training) -> list[ts.Finding]:
+def norm_findings(training: ts.types.Training) -> list[ts.types.Finding]:
     assert not training.notes
     return [each for each in training.findings if each.kind in ("norm", "non-finite", "learning rate")]
 

@@ -252,14 +252,14 @@ def test_nothing_is_kept_alive_and_nothing_of_the_loop_is_altered() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         training = ts.training(model, optimizer, every=2)
         if watched:
-            training.open()
+            training.start()
         for step in range(6):
             optimizer.zero_grad()
             x, y = batch(step)
             loss = functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
-        training.close()
+        training.stop()
         kept.append(training)
         refs = [weakref.ref(each) for each in (*model.parameters(), loss, optimizer)]
         return [each.detach().clone() for each in model.parameters()], refs

@@ -56,7 +56,7 @@ def gan(steps: int, kind: type[Any] = Adam, lr: float = 0.1, **options: Any) -> 
     return made, judge
 
 
-def silent(training: ts.Training) -> list[Any]:
+def silent(training: ts.types.Training) -> list[Any]:
     return [each for each in training.findings if each.kind == "silent write"]
 
 
@@ -148,7 +148,7 @@ def many_at_once(model: nn.Module) -> None:
 WRITES = {"mul_": data, "__setitem__": rows_of_data, "_foreach_mul_": many_at_once}
 
 
-def between(write: Callable[[], object], keep: Any, **options: Any) -> tuple[ts.Training, float]:
+def between(write: Callable[[], object], keep: Any, **options: Any) -> tuple[ts.types.Training, float]:
     """Writes between forward and backward; also by how much the gradient is off then."""
     made, judge = pair()
     if keep is not None:
@@ -307,7 +307,7 @@ def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
         assert not parts.writes
 
 
-def watched_parts(training: ts.Training) -> Any:
+def watched_parts(training: ts.types.Training) -> Any:
     (part,) = [each for each in training._watcher._parts if type(each).__name__ == "SpoiledBackwards"]  # type: ignore[union-attr]
     return part._silent.by_others  # type: ignore[union-attr]
 

@@ -17,27 +17,27 @@ import tapescope as ts
 from ..trainer_loops import LOOPS, Train
 
 
-def installed(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.Training, nn.Module]:
-    training = ts.install_training(**options)
+def started(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.types.Training, nn.Module]:
+    training = ts.training(**options).start()
     try:
         return training, train(folder, steps)
     finally:
-        ts.uninstall_training()
+        training.stop()
 
 
-def around(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.Training, nn.Module]:
+def around(train: Train, folder: Path, steps: int, **options: Any) -> tuple[ts.types.Training, nn.Module]:
     with ts.training(**options) as training:
         model = train(folder, steps)
     return training, model
 
 
-Way = Callable[..., tuple[ts.Training, nn.Module]]
+Way = Callable[..., tuple[ts.types.Training, nn.Module]]
 
 
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", [installed, around])
+@pytest.mark.parametrize("way", [started, around])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_two_hundred_steps_of_a_trainer_are_as_without_and_nothing_is_found(
     loop: str, way: Way, tmp_path: Path

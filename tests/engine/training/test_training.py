@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,7 +25,7 @@ class Told(LoopPart):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def begins(self, training: ts.Training) -> None:
+    def begins(self, training: ts.types.Training) -> None:
         self.told.append("begins")
 
     def step_begins(self, number: int) -> None:
@@ -244,8 +245,8 @@ def test_a_part_that_raises_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert training.steps == 3
 
 
-def finding(step: int, tensor: str = "a", sentence: str = "It is kept.") -> ts.Finding:
-    return ts.Finding("leak", step, sentence, tensor=tensor)
+def finding(step: int, tensor: str = "a", sentence: str = "It is kept.") -> ts.types.Finding:
+    return ts.types.Finding("leak", step, sentence, tensor=tensor)
 
 
 @pytest.mark.filterwarnings("ignore:ts.training")
@@ -256,7 +257,7 @@ def test_the_same_finding_goes_on() -> None:
     training.add(finding(6, "b"))
     assert [(each.step, each.last_step) for each in training.findings] == [(2, 5), (6, None)]
     training.update(finding(7, "a", "More is kept."))
-    assert training.findings[0] == ts.Finding("leak", 2, "More is kept.", tensor="a", last_step=7)
+    assert training.findings[0] == ts.types.Finding("leak", 2, "More is kept.", tensor="a", last_step=7)
     assert str(training.findings[0]) == "More is kept."
     assert "leak     2–7    More is kept." in repr(training)
 
@@ -266,13 +267,18 @@ def test_findings_are_said_as_they_are_found() -> None:
         ts.training().add(finding(2))
 
 
-def test_trainers_are_watched_until_it_is_uninstalled(told: Told) -> None:
-    training = ts.install_training()
+def test_a_started_training_watches_until_it_is_stopped_also_where_nobody_keeps_it(told: Told) -> None:
+    training = weakref.ref(ts.training().start())
     train(*linear(), 3)
-    ts.uninstall_training()
+    gc.collect()
+    started = training()
+    assert started is not None
+    started.stop()
     train(*linear(), 3)
-    assert training.steps == 3 and told.told[-1] == "ends"
-    training.close()
+    assert started.steps == 3 and told.told[-1] == "ends"
+    started.stop()
+    with pytest.raises(RuntimeError, match="watched already"):
+        started.start()
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Tanh(), nn.Linear(16, 8)), nn.Linear(8, 1))
 
 
-def train(model: nn.Module, steps: int, **options: Any) -> tuple[ts.Training, list[float], list[float]]:
+def train(model: nn.Module, steps: int, **options: Any) -> tuple[ts.types.Training, list[float], list[float]]:
     """Gives the losses and whole norms, too, as the loop itself has them."""
     optimizer = Adam(model.parameters())
     losses, norms = [], []

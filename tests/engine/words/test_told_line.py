@@ -43,7 +43,7 @@ def recorded() -> object:
     return steps
 
 
-def fit() -> ts.Fit:
+def fit() -> ts.types.Fit:
     def batch(size: int = 2) -> Tensor:
         return torch.ones(size, 2)
 
@@ -52,21 +52,21 @@ def fit() -> ts.Fit:
 
 VERBS: dict[str, Callable[[], object]] = {
     "comparing: ": lambda: ts.compare(make_loss),
-    "trying orders: ": lambda: ts.order_dependent(make_loss),
+    "trying orders: ": lambda: ts.find_order_dependence(make_loss),
     "measuring: ": lambda: ts.advise(make_loss),
     "profiling: the forward": lambda: ts.profile(make_loss),
     "profiling a step: the 2nd": lambda: ts.profile_step(step),
     "reading what was recorded: ": recorded,
     "looking for NaN: the backward, 3 tasks": lambda: ts.find_nan(make_loss),
     "looking for gradients: ": lambda: ts.find_unused(make_loss, nn.Linear(1, 1)),
-    "looking for groups: ": lambda: ts.groups(make_loss()),
-    "planning: bfs (1 of 2)": lambda: ts.plan(make_loss(), ["bfs", "heap"]),
+    "looking for groups: ": lambda: ts.find_batches(make_loss()),
+    "planning: bfs (1 of 2)": lambda: ts.plan_order(make_loss(), ["bfs", "heap"]),
     "simulating: a backward of 3 tasks": lambda: ts.simulate(graph()),
     "simulating devices: bfs (1 of 2)": lambda: ts.makespan(graph(), policies=["bfs", "heap"]),
-    "running dry: ": lambda: ts.dry_run(graph()),
+    "running dry: ": lambda: ts.orders.dry_run(graph()),
     "fitting: two steps on fake tensors, with a batch of 2": fit,
     "looking for the largest batch: ": lambda: fit().largest_batch,
-    "measuring: needless, float32": lambda: ts.accumulation_study("needless", additions=2, repetitions=1),
+    "measuring: needless, float32": lambda: ts.studies.accumulation("needless", additions=2, repetitions=1),
     "recording: ": lambda: ts.record_forward(make_loss, repetitions=1),
     "comparing runs: ": lambda: ts.diff(
         ts.backward(make_loss(), trace="cheap"), ts.backward(make_loss(), trace="cheap")
@@ -136,7 +136,7 @@ def test_a_search_that_tells_somebody_else_writes_no_line(monkeypatch: pytest.Mo
     _, make_loss = workload("lstm_cell").build(steps=20)
     for stream, progress in zip(streams, (None, lambda found: None), strict=True):
         monkeypatch.setattr("sys.stderr", stream)
-        ts.plan(make_loss(), "bfs", seconds=0.1, progress=progress)
+        ts.plan_order(make_loss(), "bfs", seconds=0.1, progress=progress)
     assert ["a search of" in stream.getvalue() for stream in streams] == [True, False]
 
 

@@ -17,10 +17,10 @@ from ..programs import captured
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def groups_of(name: str, **knobs: int) -> ts.Groups:
+def groups_of(name: str, **knobs: int) -> ts.types.Groups:
     model, make_loss = workload(name).build(**knobs)
     with ts.capture(model):
-        return ts.groups(make_loss())
+        return ts.find_batches(make_loss())
 
 
 def classed(picture: str, name: str) -> list[ElementTree.Element]:

@@ -14,7 +14,7 @@ from tapescope.inspector.drawing.states import State, states_of
 from tapescope.inspector.drawing.svg import graph_to_svg
 
 
-def session_at(ran: int) -> ts.Stepper:
+def session_at(ran: int) -> ts.types.Stepper:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     with ts.capture():
         loss = model(torch.ones(2, 4)).sum()
@@ -23,7 +23,7 @@ def session_at(ran: int) -> ts.Stepper:
     return session
 
 
-def states(session: ts.Stepper) -> list[State]:
+def states(session: ts.types.Stepper) -> list[State]:
     assert session.current is not None
     ready = [entry.task.id for entry in session.ready]
     return states_of(len(session.graph), session.order, ready, session.current.id)

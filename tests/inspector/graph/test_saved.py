@@ -357,11 +357,11 @@ def test_references_are_counted_while_hooks_are_open(hooks: str) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda loss: str(ts.plan(loss)),
+        lambda loss: str(ts.plan_order(loss)),
         lambda loss: str(ts.simulate(ts.graph(loss))),
         lambda loss: ts.backward(loss, policy="lpmf"),
         lambda loss: ts.backward(loss, memory=True),
-        lambda loss: str(ts.unpack_order(loss)),
+        lambda loss: str(ts.orders.unpack_order(loss)),
         lambda loss: str(ts.compare(lambda: loss_of_branches(torch.ones(4, requires_grad=True)))),
     ],
     ids=["plan", "simulate", "lpmf", "memory", "unpack_order", "compare"],
@@ -391,7 +391,7 @@ def test_only_what_the_program_saves_goes_through_hooks_that_are_open() -> None:
         graph = ts.graph(loss)
         assert graph.saved == () and graph.saved.packed == count
         assert str(count) in repr(graph.saved) and "saved_tensors_hooks" in repr(graph.saved)
-        ts.plan(loss)
+        ts.plan_order(loss)
     assert len(packed) == count
 
 

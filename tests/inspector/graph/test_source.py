@@ -38,10 +38,10 @@ def test_what_a_mirror_passes_on_is_still_the_users_line() -> None:
     def make_loss() -> Tensor:
         return layers(rows).square().sum()  # type: ignore[no-any-return]
 
-    plan = ts.plan_mirror(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
+    plan = ts.plan_recompute(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
     assert plan.dropped
     for _ in range(2):
-        with ts.capture(layers), ts.mirror(plan):
+        with ts.capture(layers), ts.recompute(plan):
             loss = make_loss()
     sources = {task.source.file for task in ts.graph(loss).tasks if task.source is not None}
     assert sources == {__file__}

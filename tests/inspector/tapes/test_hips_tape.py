@@ -31,7 +31,7 @@ RNN = (np.ones((4, 3)), np.ones((3, 3)), np.ones(3)), np.ones((2, 2, 4))
 
 
 def test_a_tape_has_a_task_for_each_node_that_autograd_makes_and_an_edge_for_each_parent() -> None:
-    tape = ts.hips_tape(rnn, *RNN)
+    tape = ts.hips.tape(rnn, *RNN)
     graph = ts.graph(tape)
     step = ["dot", "dot", "add", "add", "tanh"]
     assert [task.name for task in graph.tasks] == ["container_take"] * 3 + step * 2 + ["sum", "Argument"]
@@ -50,7 +50,7 @@ def test_a_task_tells_shape_dtype_and_the_users_line() -> None:
         small = x.astype(numpy.float32)
         return np.sum(np.log2(small))
 
-    graph = ts.graph(ts.hips_tape(loss, np.ones((2, 3))))
+    graph = ts.graph(ts.hips.tape(loss, np.ones((2, 3))))
     assert [(task.short_name, str(task.inputs[0])) for task in graph.tasks] == [
         ("astype", "2×3 float32 cpu"),
         ("log2", "2×3 float32 cpu"),
@@ -69,7 +69,7 @@ def test_a_containers_arrays_are_inputs_of_its_task_and_an_index_leads_to_its_ow
         pair = box_tuple((params["w"] * 2.0, params["rest"][1]))
         return np.sum(pair[0]) + pair[1]
 
-    graph = ts.graph(ts.hips_tape(loss, {"rest": [numpy.ones(5), 3.0], "w": numpy.ones((2, 2))}))
+    graph = ts.graph(ts.hips.tape(loss, {"rest": [numpy.ones(5), 3.0], "w": numpy.ones((2, 2))}))
     leaf = graph.tasks[-1]
     assert [meta.shape for meta in leaf.inputs] == [(5,), (), (2, 2)]
     makes = next(task for task in graph.tasks if task.name == "make_sequence")
@@ -84,7 +84,7 @@ def test_a_containers_arrays_are_inputs_of_its_task_and_an_index_leads_to_its_ow
 
 def test_several_arguments_are_one_leaf_with_an_input_for_each() -> None:
     graph = ts.graph(
-        ts.hips_tape(lambda x, scale, y: np.sum(x * y) * scale, np.ones(2), 3.0, np.ones(2), argnum=(0, 2))
+        ts.hips.tape(lambda x, scale, y: np.sum(x * y) * scale, np.ones(2), 3.0, np.ones(2), argnum=(0, 2))
     )
     assert [task.parameter for task in graph.tasks if task.is_leaf] == ["x, y"]
     assert sorted((edge.next_task, edge.input) for edge in graph.in_edges[len(graph) - 1]) == [
@@ -94,12 +94,12 @@ def test_several_arguments_are_one_leaf_with_an_input_for_each() -> None:
 
 
 def test_a_value_that_is_the_argument_is_a_graph_of_the_leaf_alone() -> None:
-    graph = ts.graph(ts.hips_tape(lambda x: x, 3.0))
+    graph = ts.graph(ts.hips.tape(lambda x: x, 3.0))
     assert [task.name for task in graph.tasks] == ["Argument"] and graph.edges == ()
 
 
 def test_exports_take_a_tapes_graph_as_any_other() -> None:
-    graph = ts.graph(ts.hips_tape(rnn, *RNN))
+    graph = ts.graph(ts.hips.tape(rnn, *RNN))
     svg = graph.to_svg()
     assert "tanh" in svg and "HIPS autograd primitive" in svg and "AccumulateGrad" not in svg
     assert '"tanh"' in graph.to_json()
@@ -118,16 +118,16 @@ def aux(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: ts.hips_tape(lambda x: 1.0, 2.0), ValueError, "does not depend on x"),
-        (lambda: ts.hips_tape(lambda x: numpy.float64(x._value) * 2, 2.0), ValueError, "autograd.numpy"),
-        (lambda: ts.hips_tape(aux, np.ones(2)), TypeError, "aux returned a tuple; .* return that alone"),
-        (lambda: ts.hips_tape(lambda x: box_dict(a=x), np.ones(2)), TypeError, "returned a dict"),
-        (lambda: ts.hips_tape(lambda x: x * 2.0, 3), TypeError, "with respect to x, an int: it takes a float"),
-        (lambda: ts.hips_tape(lambda x: x * 2.0, torch.ones(2)), TypeError, "with respect to x, a Tensor"),
-        (lambda: ts.hips_tape(torch.ones(2)), TypeError, r"not a Tensor; .*needs no tape: ts\.graph\(loss\)"),
-        (lambda: ts.hips_tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, "called with 1 positional arguments"),
-        (lambda: ts.hips_tape(lambda x: x * 2.0, 3.0, argnum="x"), TypeError, "argnum='x': a number, or several"),  # type: ignore[arg-type]
-        (lambda: ts.hips_tape(lambda x: x * 2.0, numpy.longdouble(3)), TypeError, "no dtype like numpy's"),
+        (lambda: ts.hips.tape(lambda x: 1.0, 2.0), ValueError, "does not depend on x"),
+        (lambda: ts.hips.tape(lambda x: numpy.float64(x._value) * 2, 2.0), ValueError, "autograd.numpy"),
+        (lambda: ts.hips.tape(aux, np.ones(2)), TypeError, "aux returned a tuple; .* return that alone"),
+        (lambda: ts.hips.tape(lambda x: box_dict(a=x), np.ones(2)), TypeError, "returned a dict"),
+        (lambda: ts.hips.tape(lambda x: x * 2.0, 3), TypeError, "with respect to x, an int: it takes a float"),
+        (lambda: ts.hips.tape(lambda x: x * 2.0, torch.ones(2)), TypeError, "with respect to x, a Tensor"),
+        (lambda: ts.hips.tape(torch.ones(2)), TypeError, r"not a Tensor; .*needs no tape: ts\.graph\(loss\)"),
+        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, "called with 1 positional arguments"),
+        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum="x"), TypeError, "argnum='x': a number, or several"),  # type: ignore[arg-type]
+        (lambda: ts.hips.tape(lambda x: x * 2.0, numpy.longdouble(3)), TypeError, "no dtype like numpy's"),
     ],
 )
 def test_what_gives_no_tape_is_told_in_a_sentence(
@@ -148,7 +148,7 @@ def test_what_autograd_itself_refuses_has_a_note_that_says_what_to_do(
     fun: Callable[[Any], Any], argument: object, says: str
 ) -> None:
     with pytest.raises(TypeError) as caught:
-        ts.hips_tape(fun, argument)
+        ts.hips.tape(fun, argument)
     assert re.search(says, caught.value.__notes__[-1])
 
 
@@ -159,9 +159,9 @@ def test_a_box_or_a_node_alone_is_refused_and_says_what_to_record() -> None:
         seen.append(x)
         return np.sum(x)
 
-    tape = ts.hips_tape(loss, np.ones(2))
+    tape = ts.hips.tape(loss, np.ones(2))
     for part in (seen[0], tape.nodes[0]):
-        with pytest.raises(TypeError, match=r"part of autograd's tape; .*ts\.hips_tape\(fun, \*args\)"):
+        with pytest.raises(TypeError, match=r"part of autograd's tape; .*ts\.hips\.tape\(fun, \*args\)"):
             ts.graph(part)
 
 
@@ -173,7 +173,7 @@ def test_a_function_that_raises_leaves_no_trace_open() -> None:
 
     before = trace_stack.top
     with pytest.raises(ArithmeticError):
-        ts.hips_tape(fails, 1.0)
+        ts.hips.tape(fails, 1.0)
     assert trace_stack.top == before
 
 
@@ -184,9 +184,9 @@ def test_without_autograd_a_sentence_says_how_to_get_it(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "tapescope.inspector.tapes.hips_nodes")
     monkeypatch.delattr(package, "hips_nodes")
     with pytest.raises(ModuleNotFoundError, match=r"not installed: pip install 'tapescope\[hips\]'"):
-        ts.hips_tape(lambda x: x, 1.0)
+        ts.hips.tape(lambda x: x, 1.0)
 
 
 def test_primitives_have_a_kind_of_their_own() -> None:
-    graph = ts.graph(ts.hips_tape(rnn, *RNN))
+    graph = ts.graph(ts.hips.tape(rnn, *RNN))
     assert {task.kind for task in graph.tasks} == {Kind.PRIMITIVE, Kind.ACCUMULATE_GRAD}

@@ -795,7 +795,7 @@ def test_a_reloaded_page_gets_todays_document(page: Page) -> None:
 
 
 def test_a_deck_that_is_asked_for_comes_wherever_this_runs(tmp_path: Path) -> None:
-    assert isinstance(ts.debug(forward(Branches())), ts.Stepper)
+    assert isinstance(ts.debug(forward(Branches())), ts.types.Stepper)
     model = Branches()
     with ts.deck(forward(model), policy="bfs", history=False) as deck:
         assert isinstance(deck, Deck) and deck.policy == "bfs" and deck.history is None
@@ -804,4 +804,4 @@ def test_a_deck_that_is_asked_for_comes_wherever_this_runs(tmp_path: Path) -> No
         deck.run()
     assert deck.status == "closed"
     assert all(map(torch.allclose, gradients(model), expected_gradients()))
-    assert isinstance(ts.debug(forward(Branches())), ts.Stepper)
+    assert isinstance(ts.debug(forward(Branches())), ts.types.Stepper)

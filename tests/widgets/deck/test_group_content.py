@@ -43,7 +43,7 @@ def test_an_ensemble_has_an_outline_for_each_layer_forward_and_backward() -> Non
         assert {group["where"] for group in found} == {f"members.*.{layer}" for layer in (0, 2, 4, 6)}
         assert f"In the {direction}, 4 groups take 64 of 64 products" in content["said"][direction]
     assert content["refused"] == []
-    for group, found in zip(content["found"], ts.groups(graph), strict=True):
+    for group, found in zip(content["found"], ts.find_batches(graph), strict=True):
         assert (group["tasks"], group["title"]) == (list(found.tasks), found.label)
         assert group["launches"] == [found.launches_before, found.launches_after]
         assert group["copied"] == found.stacked_bytes
@@ -59,7 +59,7 @@ def test_what_is_refused_comes_with_its_reason() -> None:
 
 def test_of_a_tape_it_is_said_why_there_is_nothing_to_outline() -> None:
     pytest.importorskip("autograd")
-    content = group_content(ts.graph(ts.hips_tape(lambda x: x * x, 2.0)))
+    content = group_content(ts.graph(ts.hips.tape(lambda x: x * x, 2.0)))
     assert (content["found"], content["refused"]) == ([], [])
     assert content["said"] == {
         "backward": "The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.memory.timeline import Timeline
-from tapescope.engine.mirroring.planned_mirror import PlannedMirror
+from tapescope.engine.mirroring.planned_recompute import PlannedRecompute
 from tapescope.engine.trace.run import Engine, Run
 from tapescope.widgets.deck.deck import Deck
 from tapescope.widgets.deck.mirror_content import FIRST_LET_GO
@@ -44,31 +44,31 @@ def make_loss() -> Tensor:
     return MODEL(X).square().sum()
 
 
-def mirrored_loss(plan: ts.MirrorPlan) -> Tensor:
+def mirrored_loss(plan: ts.types.RecomputePlan) -> Tensor:
     """The first forward under a plan makes everything again, once."""
     MODEL.zero_grad()
-    with ts.mirror(plan), ts.capture(MODEL):
+    with ts.recompute(plan), ts.capture(MODEL):
         return make_loss()
 
 
 @pytest.fixture(scope="module")
-def plan() -> PlannedMirror:
-    found = ts.plan_mirror(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
+def plan() -> PlannedRecompute:
+    found = ts.plan_recompute(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
     assert found.dropped
     mirrored_loss(found)
     return found
 
 
 @pytest.fixture(scope="module")
-def run(plan: PlannedMirror) -> Iterator[Run]:
+def run(plan: PlannedRecompute) -> Iterator[Run]:
     MODEL.zero_grad()
     yield ts.profile(lambda: mirrored_loss(plan))
     MODEL.zero_grad()
 
 
 @pytest.fixture
-def loaded(plan: PlannedMirror, tmp_path: Path) -> ts.MirrorPlan:
-    return ts.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+def loaded(plan: PlannedRecompute, tmp_path: Path) -> ts.types.RecomputePlan:
+    return ts.types.RecomputePlan.load(plan.save(tmp_path / "plan.json"))
 
 
 def curves_of(content: Content, schedule: int = 0) -> dict[str, Content]:
@@ -87,9 +87,9 @@ def assert_is(curve: Content, timeline: Timeline) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
-    page: Page, engine: Engine, plan: PlannedMirror
+    page: Page, engine: Engine, plan: PlannedRecompute
 ) -> None:
-    deck = deck_on(mirrored_loss(plan), engine=engine, mirroring=plan)
+    deck = deck_on(mirrored_loss(plan), engine=engine, recompute=plan)
     content = page.open(deck).document
     own, *others = content["schedules"]
     assert own["memory"]["basis"] == plan.timeline.basis
@@ -116,8 +116,8 @@ def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
     assert unpacked(deck.packed())["replayed"] == told, "a page that opens now hears of it, too"
 
 
-def test_what_was_taken_back_was_made_again_already(page: Page, plan: PlannedMirror) -> None:
-    deck = deck_on(mirrored_loss(plan), mirroring=plan)
+def test_what_was_taken_back_was_made_again_already(page: Page, plan: PlannedRecompute) -> None:
+    deck = deck_on(mirrored_loss(plan), recompute=plan)
     page.open(deck)
     deck.run()
     there = unpacked(deck.packed())["replayed"]
@@ -126,9 +126,9 @@ def test_what_was_taken_back_was_made_again_already(page: Page, plan: PlannedMir
     assert unpacked(deck.packed())["replayed"] == there, "its saved tensors are kept for going back"
 
 
-def test_another_order_and_retain_graph_are_not_what_was_planned_for(plan: PlannedMirror) -> None:
+def test_another_order_and_retain_graph_are_not_what_was_planned_for(plan: PlannedRecompute) -> None:
     for more in ({"policy": "bfs"}, {"retain_graph": True}):
-        deck = deck_on(mirrored_loss(plan), mirroring=plan, **more)
+        deck = deck_on(mirrored_loss(plan), recompute=plan, **more)
         own = unpacked(deck.packed())["schedules"][0]
         assert own["memory"] is None and "curves" not in own
         assert own["memory_note"].startswith("The plan tells the memory of the order of heap, without retain_graph")
@@ -136,9 +136,9 @@ def test_another_order_and_retain_graph_are_not_what_was_planned_for(plan: Plann
         deck.close()
 
 
-def test_a_measured_run_has_both_curves_beside_it(run: Run, plan: PlannedMirror) -> None:
+def test_a_measured_run_has_both_curves_beside_it(run: Run, plan: PlannedRecompute) -> None:
     assert run.timeline is not None
-    content = unpacked(Recording(run, mirroring=plan).packed())
+    content = unpacked(Recording(run, recompute=plan).packed())
     assert content["schedules"][0]["memory"]["basis"] == "measured"
     curves = curves_of(content)
     assert levels_by_task(curves["plain"]) == list(plan.plain.task_peaks)
@@ -154,19 +154,21 @@ def test_a_measured_run_has_both_curves_beside_it(run: Run, plan: PlannedMirror)
     assert "made_by" not in without["saved"] and not curves_of(without)
 
 
-def test_run_and_plan_may_come_from_files(run: Run, plan: PlannedMirror, loaded: ts.MirrorPlan, tmp_path: Path) -> None:
+def test_run_and_plan_may_come_from_files(
+    run: Run, plan: PlannedRecompute, loaded: ts.types.RecomputePlan, tmp_path: Path
+) -> None:
     read = ts.load(run.save(tmp_path / "run.tape.json"))
-    assert not isinstance(loaded, PlannedMirror)
-    content = run_document(read, mirroring=loaded).content
+    assert not isinstance(loaded, PlannedRecompute)
+    content = run_document(read, recompute=loaded).content
     curves = curves_of(content)
     assert_is(curves["plain"], plan.plain)
     assert_is(curves["mirrored"], plan.timeline)
-    assert content["schedules"][0]["replays"] == run_document(run, mirroring=plan).content["schedules"][0]["replays"]
-    page = run.save_html(tmp_path / "run.html", mirroring=loaded)
+    assert content["schedules"][0]["replays"] == run_document(run, recompute=plan).content["schedules"][0]["replays"]
+    page = run.save_html(tmp_path / "run.html", recompute=loaded)
     assert page.stat().st_size > 10_000
 
 
-def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: PlannedMirror, tmp_path: Path) -> None:
+def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: PlannedRecompute, tmp_path: Path) -> None:
     picture = plan.save_svg(tmp_path / "plan.svg", fold="none", theme="dark").read_text(encoding="utf-8")
     letting_go = {task for each in plan.storages if each.fate == "dropped" for task, _ in each.saved_by}
     assert picture.count("data-signs=") == len(letting_go)
@@ -180,32 +182,32 @@ def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one
         h = (torch.ones(64, 64) @ weight).tanh().exp().view(8, 8, 64)
         return h.transpose(0, 1).reshape(64, 64)[:32].reshape(-1).sin().sum()
 
-    plan = ts.plan_mirror(make_loss, 1, seconds=0.1, repetitions=1)
+    plan = ts.plan_recompute(make_loss, 1, seconds=0.1, repetitions=1)
     assert plan.dropped and {"ReshapeAliasBackward0", "ViewBackward0"} & {task.name for task in plan.plain.graph.tasks}
-    run_document(ts.profile(make_loss), mirroring=plan)
+    run_document(ts.profile(make_loss), recompute=plan)
 
 
-def test_outside_of_a_notebook_a_plan_of_another_forward_is_refused_too(plan: PlannedMirror) -> None:
-    with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
-        ts.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), mirroring=plan)
+def test_outside_of_a_notebook_a_plan_of_another_forward_is_refused_too(plan: PlannedRecompute) -> None:
+    with pytest.raises(ValueError, match="recompute: the plan's figures are not for this graph"):
+        ts.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), recompute=plan)
 
 
-def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedMirror) -> None:
+def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedRecompute) -> None:
     other = ts.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
-    with pytest.raises(ValueError, match="mirroring: the plan's figures are not for this graph"):
-        run_document(other, mirroring=plan)
-    with pytest.raises(ValueError, match="mirroring: nothing that this graph saved was let go of"):
-        deck_on(make_loss(), mirroring=plan)
-    with pytest.raises(TypeError, match="mirroring is a plan"):
-        run_document(run, mirroring="plan.json")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="recompute: the plan's figures are not for this graph"):
+        run_document(other, recompute=plan)
+    with pytest.raises(ValueError, match="recompute: nothing that this graph saved was let go of"):
+        deck_on(make_loss(), recompute=plan)
+    with pytest.raises(TypeError, match="recompute is a plan"):
+        run_document(run, recompute="plan.json")  # type: ignore[arg-type]
 
 
-def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedMirror) -> None:
+def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedRecompute) -> None:
     deck: Deck = deck_on(mirrored_loss(plan))
     content = unpacked(deck.packed())
     assert any(made_by >= 0 for made_by in content["saved"]["made_by"])
     assert not curves_of(content) and "replays" not in content["schedules"][0]
     assert content["schedules"][0]["memory"]["estimates"][1].startswith(
-        "not known from a dry run: what ts.mirror holds for nodes; ts.debug(loss, mirroring=plan) shows"
+        "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows"
     )
     deck.close()

@@ -39,7 +39,7 @@ def recorded(accumulate: int = 1) -> ts.record_steps:
     return steps
 
 
-def content_of(step: ts.TrainingStep) -> dict[str, Any]:
+def content_of(step: ts.types.TrainingStep) -> dict[str, Any]:
     return json.loads(gzip.decompress(step_document(step).packed()))
 
 

@@ -245,7 +245,7 @@ def test_an_error_of_a_task_is_shown_with_the_users_lines_alone(fresh: Kernel) -
         ("%tapescope --policy", "--policy needs a value"),
         (
             "%tapescope --policy bsf x",
-            f"there is no policy 'bsf', did you mean 'bfs'? known are {', '.join(ts.POLICIES)}, and policies in "
+            f"there is no policy 'bsf', did you mean 'bfs'? known are {', '.join(ts.orders.POLICIES)}, and policies in "
             "variables",
         ),
         ("%tapescope --batch all x", "there is no --batch all; known is auto"),

@@ -51,14 +51,14 @@ class Side(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def found() -> ts.Advice:
+def found() -> ts.types.Advice:
     model, x = Side(), torch.randn(2, 4)
     advice = ts.advise(lambda: model(x).sum(), model, rounds=1)
     first, second = advice
     return replace(advice, items=(replace(first, verdict="gain"), replace(second, verdict="no gain")))
 
 
-def test_table_facts_and_code_of_which_the_best_is_open(found: ts.Advice) -> None:
+def test_table_facts_and_code_of_which_the_best_is_open(found: ts.types.Advice) -> None:
     html = advice_html(found)
     assert html == found._repr_html_()
     parts = Parts(html)
@@ -69,14 +69,14 @@ def test_table_facts_and_code_of_which_the_best_is_open(found: ts.Advice) -> Non
     assert [attributes for tag, attributes in parts.tags if tag == "details"] == [{"open": None}, {}]
 
 
-def test_names_are_escaped_and_nothing_runs_or_is_loaded(found: ts.Advice) -> None:
+def test_names_are_escaped_and_nothing_runs_or_is_loaded(found: ts.types.Advice) -> None:
     assert any(NASTY in (item.code or "") for item in found)
     tags = {tag for tag, _ in Parts(advice_html(found)).tags}
     assert not tags & {"img", "script", "a", "link", "iframe"}
     assert "<img" not in advice_html(found)
 
 
-def test_without_advice_it_is_sentences(found: ts.Advice) -> None:
+def test_without_advice_it_is_sentences(found: ts.types.Advice) -> None:
     parts = Parts(advice_html(replace(found, items=())))
     assert "table" not in {tag for tag, _ in parts.tags}
     assert parts.words["p"][1].startswith("Nothing to advise")

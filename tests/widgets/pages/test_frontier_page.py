@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_mirror import MirrorFrontier
+from tapescope.engine.mirroring.planned_recompute import MirrorFrontier
 from tapescope.widgets.pages.frontier_page import frontier_html
 
 
@@ -19,7 +19,9 @@ from tapescope.widgets.pages.frontier_page import frontier_html
 def frontier() -> MirrorFrontier:
     layers = nn.ModuleDict({"</script><b>": nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh())})
     model, x = layers["</script><b>"], torch.ones(32, 16)
-    return ts.plan_mirror(lambda: layers["</script><b>"](model(x)).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.1)
+    return ts.plan_recompute(lambda: layers["</script><b>"](model(x)).sum(), 0.8, seconds=0.1, repetitions=1).explore(
+        0.1
+    )
 
 
 def content(html: str) -> dict[str, object]:

@@ -34,7 +34,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def comparison() -> ts.Comparison:
+def comparison() -> ts.types.Comparison:
     return ts.compare(WORKLOADS["linear50"].build()[1], ["bfs", "heap"])
 
 
@@ -99,7 +99,7 @@ def test_each_kind_of_figure_has_a_picture_in_which_nothing_is_cut(name: str) ->
     assert all((edge == edge[0]).all() for edge in edges), "something goes on outside"
 
 
-def test_bars_and_lines_are_where_the_figure_has_them(comparison: ts.Comparison) -> None:
+def test_bars_and_lines_are_where_the_figure_has_them(comparison: ts.types.Comparison) -> None:
     figure = comparison.lifetimes_figure("bfs")
     root = ElementTree.fromstring(figure.still())
     left, right = figure.layout.margin.l, 900 - figure.layout.margin.r
@@ -113,7 +113,7 @@ def test_bars_and_lines_are_where_the_figure_has_them(comparison: ts.Comparison)
     assert set(figure.layout.yaxis.ticktext) <= said
 
 
-def test_names_are_text(comparison: ts.Comparison) -> None:
+def test_names_are_text(comparison: ts.types.Comparison) -> None:
     figure = comparison.figure()
     figure.data[0].name = "&lt;script&gt;alert(1)&lt;/script&gt; <b>bold</b>"
     root = ElementTree.fromstring(figure.still())
@@ -122,7 +122,7 @@ def test_names_are_text(comparison: ts.Comparison) -> None:
 
 
 def test_what_the_user_changes_is_in_the_picture_and_what_is_unknown_is_not_guessed(
-    comparison: ts.Comparison,
+    comparison: ts.types.Comparison,
 ) -> None:
     figure = comparison.figure()
     figure.update_layout(height=500)
@@ -131,7 +131,7 @@ def test_what_the_user_changes_is_in_the_picture_and_what_is_unknown_is_not_gues
     assert figure.still() is None
 
 
-def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: ts.Comparison) -> None:
+def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: ts.types.Comparison) -> None:
     with capture_output() as captured:
         comparison.figure()._ipython_display_()
     *_, shown = captured.outputs
@@ -143,7 +143,7 @@ def test_shown_it_is_kept_with_png(shell: InteractiveShell, comparison: ts.Compa
 
 
 def test_a_figure_for_any_page_is_clear_and_brings_the_pages_colours(
-    shell: InteractiveShell, comparison: ts.Comparison
+    shell: InteractiveShell, comparison: ts.types.Comparison
 ) -> None:
     figure = comparison.figure()
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"

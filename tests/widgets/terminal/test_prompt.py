@@ -56,7 +56,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Gives a prompt over a session these lines, through a pipe. What each was answered."""
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it: what is said would be wrapped
 
-    def answers(session: ts.Stepper | ts.NativeSession, *lines: str) -> list[str]:
+    def answers(session: ts.types.Stepper | ts.types.NativeSession, *lines: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         capsys.readouterr()
         session.interact()
@@ -91,7 +91,7 @@ def assert_as_in_pytorch(model: Model) -> None:
         assert mine is not None and theirs is not None and torch.equal(mine, theirs)
 
 
-def task_named(session: ts.Stepper | ts.NativeSession, name: str, module: str = "") -> ts.Task:
+def task_named(session: ts.types.Stepper | ts.types.NativeSession, name: str, module: str = "") -> ts.Task:
     graph = session.graph
     return next(
         task
@@ -609,7 +609,7 @@ def test_a_prompt_begins_a_history_and_refuses_a_session_that_is_over(model: Mod
         session.interact()
 
 
-def offers(session: ts.Stepper, line: str, **names: Any) -> list[str]:
+def offers(session: ts.types.Stepper, line: str, **names: Any) -> list[str]:
     prompt = Prompt(Debuggee(Names(None)))
     prompt.at.enter(session)
     begin = len(line) - len(line.split(" ")[-1])

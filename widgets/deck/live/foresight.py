@@ -29,8 +29,8 @@ _LARGE = (
 _DRY_RUN_S = 120e-6  # a task
 _AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
 _MIRRORED = (
-    "not known from a dry run: what ts.mirror holds for nodes; ts.debug(loss, mirroring=plan) shows the memory that a "
-    "plan of ts.plan_mirror predicts"
+    "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows the memory that "
+    "a plan of ts.plan_recompute predicts"
 )
 
 
@@ -40,17 +40,17 @@ class Foresight:
     Args:
         session: nothing run yet.
         retain_graph, create_graph: as given to the backward.
-        mirroring: what is known of the forward's mirroring.
+        recompute: what is known of the forward's mirroring.
 
     Attributes:
         own: the memory of the session's own order, where it is known.
     """
 
     def __init__(
-        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, mirroring: MirrorContent
+        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, recompute: MirrorContent
     ) -> None:
         self._session = session
-        self._mirroring = mirroring
+        self._mirroring = recompute
         self._retain_graph = retain_graph
         self._create_graph = create_graph
         self._footprints: Footprints | None = None

@@ -31,7 +31,7 @@ from .stops import LiveStops
 from .trouble import in_trouble, why
 
 if TYPE_CHECKING:
-    from ....engine.mirroring.plan import MirrorPlan
+    from ....engine.mirroring.plan import RecomputePlan
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Live:
         title: what is run.
         retain_graph, create_graph: as given to the backward.
         tell: is called with `News`, in the driver's thread.
-        mirroring: the plan by which the forward was mirrored.
+        recompute: the plan by which the forward was mirrored.
 
     Attributes:
         driver: what runs commands, one after the other.
@@ -68,7 +68,7 @@ class Live:
         retain_graph: bool,
         create_graph: bool,
         tell: Callable[[News], None],
-        mirroring: MirrorPlan | None = None,
+        recompute: RecomputePlan | None = None,
     ) -> None:
         self.session = session
         self.driver = Driver()
@@ -76,7 +76,7 @@ class Live:
         first = find_policy(policy)
         self.stops = LiveStops(session)
         with collector_paused():
-            mirrored = MirrorContent(session.graph, mirroring, not (retain_graph or create_graph))
+            mirrored = MirrorContent(session.graph, recompute, not (retain_graph or create_graph))
             clock = ReplayClock(session.graph)
         self.foresight = Foresight(session, retain_graph, create_graph, mirrored)
         self.branches = LiveBranches(session, self.foresight)
@@ -193,5 +193,5 @@ def _not_found(over: str) -> Json:
     """Return what stands in place of groups that nobody looked for before the session was `over`."""
     return no_groups(
         f"The session is over ({over}): the factors of its products are gone, and groups were not looked for before. "
-        "ts.groups(loss) finds them on a fresh forward."
+        "ts.find_batches(loss) finds them on a fresh forward."
     )

@@ -50,7 +50,7 @@ export function nanoseconds(amount: number): string {
   return `${value >= 999.5 ? grouped(Math.round(value)) : value.toPrecision(3)} ${unit}`;
 }
 
-/** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_mirror.py writes them. */
+/** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_recompute.py writes them. */
 export function milliseconds(nanoseconds: number): string {
   const amount = nanoseconds / 1e6;
   return `${amount >= 1 ? amount.toFixed(1) : String(+amount.toPrecision(2))} ms`;

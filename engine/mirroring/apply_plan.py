@@ -1,4 +1,4 @@
-"""`with ts.mirror(plan): loss = model(x)`: saved tensors are let go of, and made again when the backward asks."""
+"""Runs forwards by a plan: saved tensors are dropped, and recomputed when the backward needs them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from ...inspector.arguments import a_kind
 from ...inspector.capturing.opened import Opened, refuse_disabled_hooks
 from ...inspector.graph.words import counted
 from ...inspector.torch_internals.compiled import compiled_code_refused
 from ..words.sizes import size_text
 from .calls import PURPOSE, followed
-from .plan import MirrorPlan, PlannedStorage
+from .plan import PlannedStorage, RecomputePlan
 from .watch import MirrorTally, MirrorWatch, banned_sentence, state_of
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorReport:
+class RecomputeReport:
     """What a mirrored forward and its backward came to, so far.
 
     Attributes:
@@ -57,61 +56,21 @@ def _count(number: int, what: str) -> str:
     return f"1 {what} was" if number == 1 else f"{number:,} {what}s were"
 
 
-class mirror:
-    """Runs forwards by a plan: what it drops is let go of, and made again when the backward needs it.
+class apply_plan:
+    """The context manager behind `ts.recompute(plan)`; see there for what it promises and raises."""
 
-    Gradients are the same bits as without, those of dropout included, and so is what the forward writes (the running
-    statistics of a batch-norm are updated once). The backward is PyTorch's own, inside the `with` block or after it,
-    and so are optimiser, autocast, GradScaler, DistributedDataParallel, gradient accumulation and the user's
-    checkpoints.
-
-    The first forward under a plan keeps all, as without it; at its end each storage that the plan drops is made again,
-    compared with what it was, and let go of if it is the same to the bit. If not, as with data that was written behind
-    torch's back, it is kept from then on (`report.banned`), with a warning.
-
-    A storage is made again of what the forward had then. If that was modified in place meanwhile, the backward raises
-    as PyTorch does for saved tensors.
-
-    Args:
-        plan: of `ts.plan_mirror`, or `MirrorPlan.load`. Forwards of other sizes may use it, too: what it drops is made
-            again from their own operations. If its first forward runs other operations than were planned for, or one of
-            another model does, it is refused. If a later one of the same model does, all is kept from there on, with a
-            warning. With a plan that drops nothing, of a model that is left alone, the block does nothing and takes no
-            time.
-
-    Attributes:
-        plan: the plan.
-
-    Raises:
-        TypeError: it is given no plan.
-        ValueError: in the forward: it is not the one that was planned for.
-        NotImplementedError: in the forward: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
-
-    The first forward under a plan is followed operation by operation; later blocks look into those calls alone in which
-    the plan has something to do. So open a block for each forward: more than one in a block take longer.
-
-    Known limitations: only the thread that opens it is mirrored. torch.func.grad and its like, which disable
-    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An
-    nn.MultiheadAttention or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients,
-    takes the other one, as under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count
-    as modified is not noticed between forward and backward: tensors changed through .data, running statistics of a
-    batch-norm that ran in eval mode and then trains; nor are other settings for the precision of products.
-    """
-
-    def __init__(self, plan: MirrorPlan) -> None:
-        if not isinstance(plan, MirrorPlan):
-            raise TypeError(f"ts.mirror takes a plan, such as ts.plan_mirror makes, not {a_kind(plan)}")
+    def __init__(self, plan: RecomputePlan) -> None:
         self.plan = plan
         self._idle = not plan.dropped
         self._tally = MirrorTally()
         self._opened: Opened | None = None
 
     def __repr__(self) -> str:
-        return f"<mirror: {self.plan}>"
+        return f"<recompute: {self.plan}>"
 
-    def __enter__(self) -> mirror:
+    def __enter__(self) -> apply_plan:
         if self._opened is not None:
-            raise RuntimeError("this mirror is open already; make another one with ts.mirror(plan)")
+            raise RuntimeError("this ts.recompute is open already; make another one with ts.recompute(plan)")
         if self._idle:
             return self
         watch, contexts = followed(state_of(self.plan), self._tally)
@@ -128,10 +87,10 @@ class mirror:
         opened.close(kind, error, traceback)
 
     @property
-    def report(self) -> MirrorReport:
+    def report(self) -> RecomputeReport:
         """What came of it so far, the replays of backwards after the `with` block included."""
         tally, state = self._tally, state_of(self.plan)
-        return MirrorReport(
+        return RecomputeReport(
             tally.forwards,
             tally.dropped,
             tally.dropped_bytes,

@@ -1,4 +1,4 @@
-"""`ts.order_dependent`: whether a backward depends on the order of its tasks, and where."""
+"""`ts.find_order_dependence`: whether a backward depends on the order of its tasks, and where."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLDEST = Policy("oldest", "first created, first run", lambda task, arrival: (tas
 ORDERS: tuple[AnyPolicy, ...] = ("bfs", "dfs", OLDEST, "random(1)", "random(2)", "random(3)", "random(4)")
 
 
-def order_dependent(
+def find_order_dependence(
     make_loss: MakeLoss,
     policies: Sequence[AnyPolicy] | AnyPolicy = ORDERS,
     *,
@@ -73,12 +73,12 @@ def order_dependent(
         ValueError: the loss has more than one element, or no memory; the forwards build different graphs; there is no
             policy, or an unknown one.
     """
-    expect_make_loss(make_loss, "ts.order_dependent")
+    expect_make_loss(make_loss, "ts.find_order_dependence")
     expect_model(model)
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function that is told what runs next")
     others = _chosen(policies)
-    world = AsFound(make_loss, "ts.order_dependent")
+    world = AsFound(make_loss, "ts.find_order_dependence")
     with telling(progress, "trying orders") as say, world, nothing_reduced():
         say("a run that shows what is written")
         real_loss_of(world.watch())
@@ -110,7 +110,7 @@ def order_dependent(
     return OrderDependence((FIRST, *others), departures, tuple(gradients), leaves, *pairs, graph, unread)
 
 
-keep_compiler_out(order_dependent)
+keep_compiler_out(find_order_dependence)
 
 
 def _chosen(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:

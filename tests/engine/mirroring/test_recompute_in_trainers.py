@@ -1,4 +1,4 @@
-"""Plans made where a trainer calls the model: `ts.mirrored`."""
+"""Plans made where a trainer calls the model: `ts.recompute`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import tapescope as ts
 
-from .test_plan_mirror import Block
+from .test_plan_recompute import Block
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
@@ -40,11 +40,11 @@ class Trainer:
 
 
 class MirroredTrainer(Trainer):
-    mirrored = ts.mirrored(0.8, seconds=0.2)
+    mirrored = ts.recompute(budget=0.8, seconds=0.2)
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.mirrored = ts.mirrored(0.8, seconds=0.2)
+        self.mirrored = ts.recompute(budget=0.8, seconds=0.2)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return self.mirrored(super().compute_loss, *args, **kwargs)
@@ -65,7 +65,7 @@ def test_a_trainers_steps_are_mirrored_and_their_gradients_are_the_same(kind: An
         found, _ = trainer.step(kind(inputs))
         assert all(map(torch.equal, found, expected))
         report = trainer.mirrored.report
-        assert report is not None and report.dropped > 0 and report.replayed >= report.dropped and not report.notes
+        assert report.dropped > 0 and report.replayed >= report.dropped and not report.notes
     assert (
         trainer.mirrored.plan is not None and trainer.mirrored.plan.peak_bytes < trainer.mirrored.plan.plain_peak_bytes
     )
@@ -75,8 +75,8 @@ def test_the_plan_is_made_once_and_not_in_an_evaluation() -> None:
     trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
     with torch.no_grad():
         trainer.compute_loss(trainer.model, batch())
-    assert trainer.calls == 1 and trainer.mirrored.plan is None and trainer.mirrored.report is None
-    assert repr(trainer.mirrored) == "<mirrored: nothing is planned yet>"
+    assert trainer.calls == 1 and trainer.mirrored.plan is None and not trainer.mirrored.report.forwards
+    assert repr(trainer.mirrored) == "<recompute: nothing is planned yet>"
     trainer.step(batch())
     plan = trainer.mirrored.plan
     assert plan is not None and trainer.calls == 2  # those of planning are put back
@@ -89,35 +89,35 @@ def test_the_loss_is_found_in_what_trainers_give() -> None:
     _, made = trainer.step(batch(), return_outputs=True)
     assert isinstance(made, tuple) and trainer.mirrored.plan is not None
     model, x = Block(), torch.randn(2, 48, 32)
-    mirrored = ts.mirrored(0.9, seconds=0.1)
+    mirrored = ts.recompute(budget=0.9, seconds=0.1)
     made = mirrored(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
     assert made["loss"].requires_grad and mirrored.plan is not None
     with pytest.raises(TypeError, match="make_loss\\(\\) returned None"):
-        ts.mirrored(0.9)(lambda: {"logs": model(x).sum()})
+        ts.recompute(budget=0.9)(lambda: {"logs": model(x).sum()})
 
 
 def test_a_plan_made_elsewhere_is_refused_with_what_to_do() -> None:
     model = nn.Sequential(Block(), Block())
     inputs = batch()
-    plan = ts.plan_mirror(
+    plan = ts.plan_recompute(
         lambda: functional.mse_loss(model(inputs["x"]), inputs["labels"]), 0.8, seconds=0.1, repetitions=1
     )
     with (
         pytest.raises(
-            ValueError, match=r"A trainer calls a model in a way of its own: ts.mirrored\(budget\) plans where"
+            ValueError, match=r"A trainer calls a model in a way of its own: ts.recompute\(budget=...\) plans where"
         ),
-        ts.mirror(plan),
+        ts.recompute(plan),
     ):
         Trainer(model).compute_loss(model, dict(inputs))
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="budget is 'much'"):
-        ts.mirrored("much")
+        ts.recompute(budget="much")
     with pytest.raises(TypeError, match="model is a dict"):
-        ts.mirrored(0.5, model={})  # type: ignore[arg-type]
+        ts.recompute(budget=0.5, model={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="function is a Tensor; expected what runs the forward"):
-        ts.mirrored(0.5)(torch.ones(()))  # type: ignore[arg-type]
+        ts.recompute(budget=0.5)(torch.ones(()))  # type: ignore[arg-type]
 
 
 class Masked(nn.Module):
@@ -141,8 +141,22 @@ class Masked(nn.Module):
 def test_what_the_first_forward_makes_and_keeps_is_in_no_step_of_the_plan() -> None:
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(256, 64)
-    forward = ts.mirrored(budget=0.7, seconds=0.3)
+    forward = ts.recompute(budget=0.7, seconds=0.3)
     for step in range(1, 4):
         forward(lambda: model(x)).backward()
         assert model.calls == step
-        assert forward.report is not None and forward.report.dropped > 0 and not forward.report.notes
+        assert forward.forward.report.dropped > 0 and not forward.report.notes
+
+
+def test_it_takes_a_plan_or_what_to_make_one_from_and_a_block_needs_a_plan() -> None:
+    model, x = nn.Sequential(Block(), Block()), torch.randn(4, 48, 32)
+    plan = ts.plan_recompute(lambda: model(x).sum(), 0.9, seconds=0.1, repetitions=1)
+    with pytest.raises(ValueError, match="takes a plan, or budget, seconds to make one from, not both"):
+        ts.recompute(plan, budget=0.5, seconds=1.0)
+    with pytest.raises(TypeError, match=r"takes a plan.* not a float; .*ts\.recompute\(budget=0\.5\)"):
+        ts.recompute(0.5)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="has no plan yet"), ts.recompute(budget=0.5):
+        raise AssertionError("never entered")
+    by_plan = ts.recompute(plan)
+    by_plan(lambda: model(x).sum()).backward()
+    assert by_plan.report.forwards == 1 and by_plan.plan is plan

@@ -1,4 +1,4 @@
-"""`ts.policy` and `ts.install`: every `.backward()` of the program in the order of a policy."""
+"""`ts.policy` and `ts.set_policy`: run every `.backward()` of the program in the order of a policy."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _installed: list[Installation] = []
+_set: Installation | None = None
 _end_redirect: Callable[[], None] | None = None
 
 
@@ -57,14 +58,15 @@ class Installation:
         self._on_run = on_run
         self._was_put_in_force = False
 
-    def _put_in_force(self) -> None:
+    def put_in_force(self, *, below_others: bool = False) -> None:
+        """Begin to run backwards, also under those that are in force already: then from their end on."""
         global _end_redirect
         self._was_put_in_force = True
         try:
             with _lock:
                 if _end_redirect is None:  # it may raise, and then nothing is in force
                     _end_redirect = redirect_backward(_run_installed)
-                _installed.append(self)
+                _installed.insert(0 if below_others else len(_installed), self)
         except BaseException:  # Ctrl-C, too
             self.remove()
             raise
@@ -100,7 +102,7 @@ class Installation:
     def __enter__(self) -> Installation:
         try:
             if not self._was_put_in_force:
-                self._put_in_force()
+                self.put_in_force()
             return self
         except BaseException:  # Ctrl-C: `with` calls no __exit__
             self.remove()
@@ -185,40 +187,40 @@ def _run_installed(
             innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
 
 
-def install(
-    policy: AnyPolicy = "heap",
+def set_policy(
+    policy: AnyPolicy | None,
     *,
     engine: Engine = "native",
     trace: Level | None = None,
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
-) -> Installation:
-    """From now on every `.backward()` is a `ts.backward` with this policy, so that a training loop needs no change.
+) -> None:
+    """Run every `.backward()` as `ts.backward` with this policy from now on, so that a training loop needs no change.
 
     That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
     another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
-    an explicit `ts.backward` keeps its own policy. Of several installations the latest that is left is in force. Where
-    several processes train together, each must install the same policy: another order than PyTorch's is run only if all
-    ranks run it (`ts.wait_for_ranks`).
+    an explicit `ts.backward` keeps its own policy; inside `with ts.policy(...)` that one's policy holds. Where several
+    processes train together, each must set the same policy: another order than PyTorch's is run only if all ranks run
+    it (`ts.wait_for_ranks`).
 
     Args:
-        policy, engine, trace, queues: as for `ts.backward`.
+        policy: as for `ts.backward`; it replaces the one that was set before. None: PyTorch's own engine alone.
+        engine, trace, queues: as for `ts.backward`.
         on_run: called with the `Run` of each backward, in the thread of that one.
 
     Raises:
         ValueError: unknown policy or engine.
     """
-    installation = Installation(policy, engine, trace, queues, on_run)
-    installation._put_in_force()
-    return installation
-
-
-def uninstall() -> None:
-    """Removes all that is installed: PyTorch's own engine alone is in charge again."""
+    global _set
+    new = None if policy is None else Installation(policy, engine, trace, queues, on_run)
     with _lock:
-        installed = tuple(_installed)
-    for each in installed:
-        each.remove()
+        old, _set = _set, new
+    try:
+        if new is not None:
+            new.put_in_force(below_others=True)
+    finally:
+        if old is not None:
+            old.remove()
 
 
 def policy(
@@ -231,7 +233,8 @@ def policy(
 ) -> _GeneratorContextManager[Installation]:
     """Meanwhile every `.backward()` runs in the order of a policy: `with ts.policy("bfs"): trainer.fit(model)`.
 
-    Also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and what is covered see `ts.install`.
+    Also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and which backwards it covers see
+        `ts.set_policy`.
     """
     _expect_choices(policy, engine, trace, queues, on_run)  # here, not where the block begins: contextlib is in between
     return _meanwhile(policy, engine, trace, queues, on_run)

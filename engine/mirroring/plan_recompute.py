@@ -1,4 +1,4 @@
-"""`ts.plan_mirror`: which saved tensors to let go of, judged by the peak of the whole backward, before it is paid."""
+"""`ts.plan_recompute`: which saved tensors to drop, judged by the peak of the whole backward, before it is paid."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .candidates import FoundDrops, Goal
 from .fake_runs import FakeRuns
 from .footprint import INSIDE, MirroredMemory, mirrored_footprints
 from .left_alone import WORTH_IT, fused_kernels, mostly_fused, not_worth_it
-from .plan import MirrorPlan, MirrorPrediction
-from .planned_mirror import PlannedMirror
+from .plan import MirrorPrediction, RecomputePlan
+from .planned_recompute import PlannedRecompute
 from .planners import SOLVERS
 from .progress_line import Progress, progress_shown
 from .runs import Extra, Runs
@@ -43,7 +43,7 @@ _MOST_LIMITS = 3  # that are said
 _BETTER = 0.005  # of the peak: what another order, or products, have to save on top
 
 
-def plan_mirror(
+def plan_recompute(
     make_loss: MakeLoss,
     budget: Budget | None = None,
     *,
@@ -54,8 +54,8 @@ def plan_mirror(
     repetitions: int = 3,
     progress: Progress | bool | None = None,
     model: nn.Module | None = None,
-) -> PlannedMirror:
-    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with ts.mirror(plan):`.
+) -> PlannedRecompute:
+    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with ts.recompute(plan):`.
 
     The forward is recorded and timed operation by operation, its backward measured once, and each choice judged by the
     peak of the whole backward that it would have, newly kept inputs and replays included. Matrix products and
@@ -99,7 +99,7 @@ def plan_mirror(
         RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what
             forward and backward raise.
     """
-    expect_make_loss(make_loss, "ts.plan_mirror")
+    expect_make_loss(make_loss, "ts.plan_recompute")
     expect_model(model)
     asked = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
@@ -109,8 +109,8 @@ def plan_mirror(
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
         raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
-    world = AsFound(make_loss, "ts.plan_mirror", refuses=True)
-    with nothing_reduced(), nothing_sharded("ts.plan_mirror"), progress_shown(progress) as told, world:
+    world = AsFound(make_loss, "ts.plan_recompute", refuses=True)
+    with nothing_reduced(), nothing_sharded("ts.plan_recompute"), progress_shown(progress) as told, world:
         made = world.watch()
         if isinstance(made, Tensor) and is_fake(made):
             return _planned(FakeRuns(world, model), asked, solver, float(seconds), chosen, told)
@@ -121,7 +121,7 @@ def plan_mirror(
             runs.put_back()
 
 
-keep_compiler_out(plan_mirror)
+keep_compiler_out(plan_recompute)
 
 
 _Progress = Progress | None
@@ -135,7 +135,7 @@ def _planned(
     seconds: float,
     policy: Policy | Choice | None,
     progress: _Progress,
-) -> PlannedMirror:
+) -> PlannedRecompute:
     footprints = runs.footprints
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
     order_name = "heap" if policy is None else policy_name(policy)
@@ -206,7 +206,7 @@ def _tried(
         if not tried.gains(memory.plain_peak_bytes):
             best = _best(goal, [*tries, tried])
             return replace(best, ratio=fmean(ratios)) if ratios else best
-        extra = runs.extra(MirrorPlan.of(runs.program, found.dropped))
+        extra = runs.extra(RecomputePlan.of(runs.program, found.dropped))
         ratios.append(extra.ns / found.mirrored.replay_ns)
         ratio, allowed = fmean(ratios), asked.extra_ns(runs.plain_ns)
         tries.append(_Tried(found, extra, True))
@@ -273,7 +273,7 @@ def _result(
     left_alone: str | None,
     order_name: str,
     solver: str,
-) -> PlannedMirror:
+) -> PlannedRecompute:
     found, extra = tried.found, tried.extra
     timeline = memory.timeline(found.dropped)
     notes = list(_notes(runs, asked, goal, found, left_alone))
@@ -288,12 +288,12 @@ def _result(
         extra.replay_ns / 1e9,
         extra.recording_ns / 1e9,
     )
-    plan = MirrorPlan.of(runs.program, found.dropped, predicted)
+    plan = RecomputePlan.of(runs.program, found.dropped, predicted)
     if order_name != "heap":
         order = GraphOrder(order_name, memory.plain.order, graph_digest(memory.plain.graph))
         plan = replace(plan, planned_order=order)
-    return PlannedMirror(
-        **{field.name: getattr(plan, field.name) for field in fields(MirrorPlan)},
+    return PlannedRecompute(
+        **{field.name: getattr(plan, field.name) for field in fields(RecomputePlan)},
         plain=memory.plain,
         timeline=timeline,
         left_alone=left_alone,

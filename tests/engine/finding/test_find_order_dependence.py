@@ -1,4 +1,4 @@
-"""`ts.order_dependent`: what depends on the order of a backward's tasks is found and named; what only rounds is not."""
+"""`ts.find_order_dependence`: what depends on the order of tasks is found and named; what only rounds is not."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_function_that_writes_into_its_gradient_is_named_with_its_line(leaves:
         return (InPlace.apply(w * 3) + v.tanh()).square().sum()
 
     assert apart(make_loss, w, v)
-    found = ts.order_dependent(make_loss)
+    found = ts.find_order_dependence(make_loss)
     assert found and not found.same_bits
     assert found.first is not None and found.graph is not None
     task, writer = found.graph.tasks[found.first.task], found.graph.tasks[found.first.writer or 0]
@@ -122,7 +122,7 @@ def test_a_buffer_that_tasks_share_is_found_where_they_read_it(leaves: tuple[Ten
 
     assert apart(make_loss, w, v)
     Shared.buffer.zero_()
-    found = ts.order_dependent(make_loss)
+    found = ts.find_order_dependence(make_loss)
     assert [each.how for each in found.departures] == ["result", "result"]
     assert {each.writer for each in found.departures} == {each.task for each in found.departures}
     assert "64 of 64 elements, first at [0], 384 instead of 256" in found.departures[0].story
@@ -138,7 +138,7 @@ def test_what_a_function_overwrites_that_another_node_has_saved(leaves: tuple[Te
         return (w * data + Overwrites.apply(v * 2, data)).sum()
 
     assert apart(make_loss, w, v)
-    first = ts.order_dependent(make_loss).first
+    first = ts.find_order_dependence(make_loss).first
     assert first is not None and first.how == "result"
     assert "OverwritesBackward" in first.story and line_of(Overwrites.backward, "zero_()") in first.story
 
@@ -146,7 +146,7 @@ def test_what_a_function_overwrites_that_another_node_has_saved(leaves: tuple[Te
 def test_random_numbers_of_a_backward(leaves: tuple[Tensor, Tensor]) -> None:
     w, v = leaves
     before = torch.get_rng_state()
-    found = ts.order_dependent(lambda: (Drops.apply(w * 2) + Drops.apply(v * 3) * 2).sum(), "bfs")
+    found = ts.find_order_dependence(lambda: (Drops.apply(w * 2) + Drops.apply(v * 3) * 2).sum(), "bfs")
     assert [each.how for each in found.departures] == ["result", "result"]
     assert "draws random numbers" in found.departures[0].story
     assert torch.equal(before, torch.get_rng_state())
@@ -169,7 +169,7 @@ def test_a_hook_that_goes_by_the_order_in_which_it_is_called(leaves: tuple[Tenso
         return (both[0].tanh() + both[1].tanh()).sum()
 
     assert apart(make_loss, w, v)
-    found = ts.order_dependent(make_loss)
+    found = ts.find_order_dependence(make_loss)
     assert found.first is not None and "later_ones_count_more" in found.first.story
     assert "Let hooks go by the gradient alone" in found.first.advice
 
@@ -178,7 +178,7 @@ def test_what_differs_in_the_same_order_is_not_called_a_dependence(leaves: tuple
     w, _ = leaves
     calls = count(1)
     with pytest.warns(UserWarning, match=r"advanced `calls`, an iterator \(count\)"):
-        found = ts.order_dependent(lambda: w.sum() * next(calls), "bfs")
+        found = ts.find_order_dependence(lambda: w.sum() * next(calls), "bfs")
     assert not found and [each.how for each in found.departures] == ["unsteady"]
     assert "can't be told" in str(found)
 
@@ -186,7 +186,7 @@ def test_what_differs_in_the_same_order_is_not_called_a_dependence(leaves: tuple
 def test_sums_in_another_order_are_rounding() -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(16, 16), torch.randn(8, 16)
-    found = ts.order_dependent(lambda: torch.stack([linear(x * scale).tanh() for scale in range(1, 6)]).sum())
+    found = ts.find_order_dependence(lambda: torch.stack([linear(x * scale).tanh() for scale in range(1, 6)]).sum())
     assert not found and not found.same_bits
     assert {each.how for each in found.departures} == {"rounding"}
     assert {found.graph.tasks[each.task].parameter for each in found.departures} <= {"weight", "bias"}  # type: ignore[union-attr]
@@ -198,7 +198,7 @@ def test_a_ready_model_does_not_depend_on_it_and_nothing_of_it_changes(name: str
     model, make_loss = ts.workload(name).build(**knobs)  # type: ignore[arg-type]
     before = [each.clone() for each in model.state_dict().values()]
     loss = make_loss()
-    found = ts.order_dependent(make_loss, ["bfs", "random(7)"], model=model)
+    found = ts.find_order_dependence(make_loss, ["bfs", "random(7)"], model=model)
     assert not found and all(each.how == "rounding" for each in found.departures)
     assert found.open_pairs and found.both_ways
     assert all(map(torch.equal, before, model.state_dict().values()))
@@ -210,20 +210,20 @@ def test_a_ready_model_does_not_depend_on_it_and_nothing_of_it_changes(name: str
 @pytest.mark.parametrize("name", [name for name in ts.WORKLOADS if name != "resnet152"])
 def test_no_ready_model_depends_on_it(name: str) -> None:
     model, make_loss = ts.workload(name).build()
-    found = ts.order_dependent(make_loss, model=model)
+    found = ts.find_order_dependence(make_loss, model=model)
     assert not found and all(each.how == "rounding" for each in found.departures)
     assert all(each.close for each in found.gradients)
 
 
 def test_a_chain_has_no_order_to_depend_on() -> None:
     x = nn.Parameter(torch.ones(()))
-    found = ts.order_dependent(lambda: x.sin().cos(), "bfs")
+    found = ts.find_order_dependence(lambda: x.sin().cos(), "bfs")
     assert not found and found.same_bits and found.open_pairs == 0
     assert "leaves no two tasks in either order" in str(found)
 
 
 def test_a_loss_without_a_graph() -> None:
-    assert "has no graph" in str(ts.order_dependent(lambda: torch.ones(())))
+    assert "has no graph" in str(ts.find_order_dependence(lambda: torch.ones(())))
 
 
 def test_another_graph_each_time_is_refused() -> None:
@@ -236,12 +236,12 @@ def test_another_graph_each_time_is_refused() -> None:
         pytest.warns(UserWarning, match="advanced `calls`"),
         pytest.raises(ValueError, match="builds another graph each time, under heap"),
     ):
-        ts.order_dependent(make_loss)
+        ts.find_order_dependence(make_loss)
 
 
 def test_only_the_order_that_runs_anyway_is_refused() -> None:
     with pytest.raises(ValueError, match="no policy to hold against heap"):
-        ts.order_dependent(lambda: torch.ones(()), "heap")
+        ts.find_order_dependence(lambda: torch.ones(()), "heap")
 
 
 def test_pairs_of_a_diamond() -> None:
@@ -281,5 +281,5 @@ def test_what_a_reentrant_checkpoint_adds_to_a_leaf_is_no_task_of_the_backward()
         again = checkpoint(layer, x, use_reentrant=True).sin() + checkpoint(layer, x * 3, use_reentrant=True).cos()
         return again.sum() + layer(x).pow(2).sum()
 
-    found = ts.order_dependent(make_loss)
+    found = ts.find_order_dependence(make_loss)
     assert not found and {each.how for each in found.departures} <= {"rounding"}, found

@@ -1,4 +1,4 @@
-"""What `ts.plan_mirror` gives: a plan with the memory and time that it should come to; what other budgets would buy."""
+"""The result of `ts.plan_recompute`: a plan with its predicted memory and time, and what other budgets would buy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..words.tables import cells_table
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
 from .modules import RIGHT, module_cells, module_sentences, ms_text
-from .plan import MirrorPlan, MirrorPrediction
+from .plan import MirrorPrediction, RecomputePlan
 from .planners import search
 from .tasks import mirror_signs
 from .wanted import Budget, Wanted, budget_bytes, budget_of, expect_seconds
@@ -41,10 +41,10 @@ _WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that t
 
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class PlannedMirror(MirrorPlan):
+class PlannedRecompute(RecomputePlan):
     """A plan for mirroring with what it was made from. In a notebook the table shows itself.
 
-    `save` writes what `ts.mirror` needs, the prediction and the order; the timelines are not in the file.
+    `save` writes what `ts.recompute` needs, the prediction and the order; the timelines are not in the file.
 
     Attributes:
         plain, timeline: the memory of the backward without and with it, predicted.
@@ -192,9 +192,11 @@ class PlannedMirror(MirrorPlan):
 
     def __repr__(self) -> str:
         if self.left_alone is not None:
-            return "<PlannedMirror: left alone>"
+            return "<PlannedRecompute: left alone>"
         count = sum(each.fate == "dropped" for each in self.storages)
-        return f"<PlannedMirror: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
+        return (
+            f"<PlannedRecompute: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
+        )
 
     def _repr_html_(self) -> str:
         return text_of("findings as HTML", self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
@@ -225,19 +227,19 @@ class MirrorFrontier:
     Attributes:
         explored: the plan that it was explored from; it is among `plans`, unless another one is better.
         plans: by the time of a step, ascending, so by peak descending. The first one drops nothing. Each
-            can be handed to `ts.mirror`.
+            can be handed to `ts.recompute`.
         seconds: how long it was searched.
     """
 
-    explored: PlannedMirror
-    plans: tuple[PlannedMirror, ...]
+    explored: PlannedRecompute
+    plans: tuple[PlannedRecompute, ...]
     seconds: float
 
     def __repr__(self) -> str:
         low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
         return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
 
-    def within(self, budget: Budget) -> PlannedMirror:
+    def within(self, budget: Budget) -> PlannedRecompute:
         """The cheapest plan that stays within a budget.
 
         Args:
@@ -327,14 +329,14 @@ class MirrorFrontier:
         return saved_page("frontier as a page", path, self, title, measured or {})
 
 
-def prediction_of(plan: MirrorPlan) -> MirrorPrediction:
-    """What a plan of `ts.plan_mirror` should come to."""
-    assert plan.predicted is not None, "ts.plan_mirror predicts"
+def prediction_of(plan: RecomputePlan) -> MirrorPrediction:
+    """What a plan of `ts.plan_recompute` should come to."""
+    assert plan.predicted is not None, "ts.plan_recompute predicts"
     return plan.predicted
 
 
-def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
-    """See `PlannedMirror.explore`."""
+def explored(plan: PlannedRecompute, seconds: float) -> MirrorFrontier:
+    """See `PlannedRecompute.explore`."""
     expect_seconds(seconds)
     began = perf_counter()
     memory = plan.memory
@@ -363,17 +365,17 @@ def explored(plan: PlannedMirror, seconds: float) -> MirrorFrontier:
     return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
 
 
-def _frontier(found: Iterable[PlannedMirror], explored: PlannedMirror, plain: int) -> list[PlannedMirror]:
+def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, plain: int) -> list[PlannedRecompute]:
     """Those than which none is lower and takes less time.
 
     A plan that is lower by next to nothing is left out, but for the one that was explored, and such as meet a budget
     that the one before does not.
     """
 
-    def budgets(plan: PlannedMirror) -> int:
+    def budgets(plan: PlannedRecompute) -> int:
         return sum(plan.peak_bytes <= int(share * plain) for share in _BUDGETS)
 
-    kept: list[PlannedMirror] = []
+    kept: list[PlannedRecompute] = []
     for each in sorted(found, key=lambda each: (bool(each.dropped), prediction_of(each).seconds, each.peak_bytes)):
         if kept and each.peak_bytes >= kept[-1].peak_bytes:
             continue
@@ -383,12 +385,12 @@ def _frontier(found: Iterable[PlannedMirror], explored: PlannedMirror, plain: in
     return kept
 
 
-def _planned(plan: PlannedMirror, found: FoundDrops) -> PlannedMirror:
+def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
     """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
     if found.dropped == plan.dropped:
         return plan
     predicted, mirrored = prediction_of(plan), found.mirrored
-    chosen = MirrorPlan.of(plan.program, found.dropped)
+    chosen = RecomputePlan.of(plan.program, found.dropped)
     recording, replays = plan.reckoned(chosen.dropped, mirrored.replay_ns)
     if plan.dropped:
         before = plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)

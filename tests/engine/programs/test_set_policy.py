@@ -323,31 +323,40 @@ def test_the_direct_engine_refuses_inside_as_outside() -> None:
 
 def test_what_is_unknown_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="no policy 'bsf'"):
-        ts.install("bsf")
+        ts.set_policy("bsf")
     with pytest.raises(ValueError, match="no engine 'indirect'"), ts.policy("bfs", engine="indirect"):  # type: ignore[arg-type]
         raise AssertionError("never entered")
 
 
-# Installing and removing
+# Setting it
 
 
-def test_the_latest_that_is_still_there_is_in_force() -> None:
+def test_a_policy_that_is_set_holds_until_another_is_set_and_under_those_of_blocks() -> None:
     x = torch.ones(3, requires_grad=True)
-    outer = ts.install("bfs")
-    inner = ts.install("dfs")
-    two_branches(x).backward()
-    outer.remove()  # not the latest
-    outer.remove()
-    two_branches(x).backward()
-    assert (outer.backwards, inner.backwards) == (0, 2)
-    with ts.policy("heap") as third:
+    runs: list[str] = []
+
+    def backward() -> str | None:
+        runs.clear()
         two_branches(x).backward()
-        assert "in force" in repr(third) and "covered" in repr(inner) and "removed" in repr(outer)
-    two_branches(x).backward()
-    assert (inner.backwards, third.backwards) == (3, 1)
-    ts.uninstall()
-    two_branches(x).backward()
-    assert inner.backwards == 3
+        return runs[0] if runs else None
+
+    def note(run: ts.Run) -> None:
+        runs.append(run.policy)
+
+    with ts.policy("heap", on_run=note):
+        ts.set_policy("bfs", on_run=note)
+        assert backward() == "heap"
+        with ts.policy("dfs", on_run=note) as inner:
+            assert backward() == "dfs" and "in force" in repr(inner)
+    assert backward() == "bfs"
+    ts.set_policy("dfs", on_run=note)
+    assert backward() == "dfs"
+    with pytest.raises(ValueError, match="no policy 'bsf'"):
+        ts.set_policy("bsf")
+    assert backward() == "dfs"
+    ts.set_policy(None)
+    ts.set_policy(None)
+    assert backward() is None
 
 
 def test_an_exception_in_the_block_or_in_a_hook_leaves_nothing_installed() -> None:
@@ -385,10 +394,11 @@ def test_it_decorates_a_training_step() -> None:
 def test_a_removal_inside_the_backward_lets_it_end() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
-    installation = ts.install("bfs")
-    y.register_hook(lambda gradient: installation.remove())
+    runs: list[ts.Run] = []
+    ts.set_policy("bfs", on_run=runs.append)
+    y.register_hook(lambda gradient: ts.set_policy(None))
     y.sum().backward()
-    assert torch.equal(x.grad, x.detach().exp()) and installation.backwards == 1
+    assert torch.equal(x.grad, x.detach().exp()) and [run.policy for run in runs] == ["bfs"]
 
 
 def test_who_wraps_the_engine_meanwhile_and_stays_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,9 +540,9 @@ def test_a_policy_that_could_not_be_put_in_force_is_not(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("tapescope.engine.programs.install.redirect_backward", fails)
+        patched.setattr("tapescope.engine.programs.set_policy.redirect_backward", fails)
         with pytest.raises(KeyboardInterrupt):
-            ts.install("bfs")
+            ts.set_policy("bfs")
     runs: list[ts.Run] = []
     with ts.policy("dfs", on_run=runs.append):
         torch.ones(2, requires_grad=True).exp().sum().backward()

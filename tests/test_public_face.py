@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import tapescope as ts
 from tapescope.widgets.deck.deck import Deck
 
-from .comparing import is_ours
+from .engine.comparing import is_ours
+from .public_names import PUBLIC_NAMES, public
 
 MODEL = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
 
@@ -38,22 +39,22 @@ def run() -> ts.Run:
 
 
 VALID: dict[str, Callable[[], dict[str, Any]]] = {
-    "GroupRules": dict,
-    "NativeSession": lambda: {"tensors": make_loss()},
-    "Stepper": lambda: {"tensors": make_loss()},
-    "BackwardCall": lambda: {"tensors": make_loss()},
-    "accumulation_study": lambda: {"name": "needless", "repetitions": 1, "additions": 3},
+    "types.GroupRules": dict,
+    "types.NativeSession": lambda: {"tensors": make_loss()},
+    "types.Stepper": lambda: {"tensors": make_loss()},
+    "types.BackwardCall": lambda: {"tensors": make_loss()},
+    "studies.accumulation": lambda: {"name": "needless", "repetitions": 1, "additions": 3},
     "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
-    "allocated_levels": lambda: {"compute": lambda step: step()},
+    "studies.allocated_levels": lambda: {"compute": lambda step: step()},
     "backward": lambda: {"tensors": make_loss()},
     "capture": dict,
-    "check_order": lambda: {"of": make_loss(), "constraints": []},
+    "orders.check_order": lambda: {"of": make_loss(), "constraints": []},
     "compare": lambda: {"make_loss": make_loss, "policies": "heap", "repetitions": 1},
-    "constrained": lambda: {"policy": "heap", "constraints": []},
+    "orders.constrained": lambda: {"policy": "heap", "constraints": []},
     "debug": lambda: {"tensors": make_loss()},
     "deck": lambda: {"tensors": make_loss()},
     "diff": lambda: {"run_a": run(), "run_b": run()},
-    "dry_run": lambda: {"graph": ts.graph(make_loss())},
+    "orders.dry_run": lambda: {"graph": ts.graph(make_loss())},
     "find_nan": lambda: {"make_loss": make_loss},
     "find_unused": lambda: {"make_loss": make_loss, "model": MODEL},
     "fits": lambda: {
@@ -64,22 +65,20 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
         "loss_of": lambda model, batch: model(batch).sum(),
     },
     "graph": lambda: {"outputs": make_loss()},
-    "groups": lambda: {"of": make_loss()},
-    "install": dict,
-    "install_training": dict,
+    "find_batches": lambda: {"of": make_loss()},
+    "set_policy": lambda: {"policy": "heap"},
     "load": lambda: {"path": "nowhere.json"},
     "makespan": lambda: {"of": make_loss()},
-    "mirror": lambda: {"plan": None},
-    "mirrored": dict,
-    "order_dependent": lambda: {"make_loss": make_loss, "policies": "bfs", "model": MODEL},
+    "recompute": lambda: {"budget": 0.9},
+    "find_order_dependence": lambda: {"make_loss": make_loss, "policies": "bfs", "model": MODEL},
     "peak_report": lambda: {"timeline": run().timeline},
     "percent_text": lambda: {"share": 0.5},
-    "plan": lambda: {"of": make_loss()},
-    "plan_mirror": lambda: {"make_loss": make_loss, "seconds": 0.1},
+    "plan_order": lambda: {"of": make_loss()},
+    "plan_recompute": lambda: {"make_loss": make_loss, "seconds": 0.1},
     "policy": lambda: {"policy": "heap"},
     "profile": lambda: {"make_loss": make_loss},
     "profile_step": lambda: {"function": train},
-    "queue_lengths": lambda: {"graph": ts.graph(make_loss()), "order": []},
+    "orders.queue_lengths": lambda: {"graph": ts.graph(make_loss()), "order": []},
     "record_forward": lambda: {"make_loss": make_loss, "repetitions": 1},
     "record_steps": dict,
     "share_text": lambda: {"part": 1, "whole": 2},
@@ -88,7 +87,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "statistics": lambda: {"gradient": torch.ones(3), "level": "cheap"},
     "replay": lambda: {"folder": "none", "make_model": lambda: MODEL, "loss_of": lambda model, batch: make_loss()},
     "training": dict,
-    "unpack_order": lambda: {"loss_or_graph": make_loss()},
+    "orders.unpack_order": lambda: {"loss_or_graph": make_loss()},
     "wait_for_ranks": lambda: {"seconds": 10.0},
     "with_picture": lambda: {"figure": go.Figure()},
     "workload": lambda: {"name": "gpt2"},
@@ -111,48 +110,53 @@ BAD: dict[str, object] = {
 }
 
 NONE = (
-    "accumulation_study.progress advise.model advise.rounds advise.progress "
-    "backward.grad_tensors backward.retain_graph backward.inputs "
-    "backward.engine backward.trace backward.batch capture.module capture.observer compare.mirroring compare.progress "
-    "compare.model compare.step order_dependent.model order_dependent.progress find_nan.model plan_mirror.model "
-    "profile.model record_forward.model mirrored.model plan.model groups.model makespan.model profile_step.model "
-    "record_steps.model "
-    "fits.loss_of fits.batch_size fits.device fits.reserve mirrored.budget mirrored.overhead "
-    "deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues deck.mirroring "
-    "debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues debug.mirroring "
-    "diff.tolerance graph.names groups.rules install.trace install.on_run makespan.durations makespan.device_of "
-    "makespan.policies "
-    "peak_report.others peak_report.before peak_report.trace plan.footprints plan.progress plan_mirror.budget "
-    "plan_mirror.overhead plan_mirror.progress policy.trace policy.on_run profile.retain_graph profile.trace "
-    "profile.device profile.batch simulate.device simulate.footprints simulate.retain_graph statistics.gradient "
-    "training.model training.optimizer training.black_box install_training.model install_training.optimizer "
-    "install_training.black_box training.writer install_training.writer "
-    "BackwardCall.grad_tensors BackwardCall.retain_graph BackwardCall.inputs Stepper.measuring Stepper.batch "
-    "Stepper.queues NativeSession.trace Stepper.trace"
+    "studies.accumulation.progress advise.model advise.rounds advise.progress backward.grad_tensors "
+    "backward.retain_graph backward.inputs backward.engine backward.trace backward.batch capture.model "
+    "capture.observer compare.recompute compare.progress compare.model compare.step find_order_dependence.model "
+    "find_order_dependence.progress find_nan.model plan_recompute.model profile.model record_forward.model "
+    "recompute.model plan_order.model find_batches.model makespan.model profile_step.model record_steps.model "
+    "fits.loss_of fits.batch_size fits.device fits.reserve recompute.plan recompute.budget recompute.overhead "
+    "recompute.seconds deck.grad_tensors deck.retain_graph deck.inputs deck.trace deck.batch deck.queues "
+    "deck.recompute debug.grad_tensors debug.retain_graph debug.inputs debug.trace debug.batch debug.queues "
+    "debug.recompute diff.tolerance graph.model find_batches.rules set_policy.policy set_policy.trace "
+    "set_policy.on_run makespan.durations makespan.device_of makespan.policies peak_report.others peak_report.before "
+    "peak_report.trace plan_order.footprints plan_order.progress plan_recompute.budget plan_recompute.overhead "
+    "plan_recompute.progress policy.trace policy.on_run profile.retain_graph profile.trace profile.device "
+    "profile.batch simulate.device simulate.footprints simulate.retain_graph statistics.gradient training.model "
+    "training.optimizer training.black_box training.writer types.BackwardCall.grad_tensors "
+    "types.BackwardCall.retain_graph types.BackwardCall.inputs types.Stepper.measuring types.Stepper.batch "
+    "types.Stepper.queues types.NativeSession.trace types.Stepper.trace"
 )
 MEANT = {
     *((where, "None") for where in NONE.split()),
     ("advise.model", "module"),  # whose names may be asked for in vain
-    ("capture.module", "module"),
+    ("capture.model", "module"),
     ("training.model", "module"),
-    ("install_training.model", "module"),
     ("training.black_box", "text"),
-    ("install_training.black_box", "text"),
     *(
         (f"{verb}.model", "module")
-        for verb in ("compare", "find_nan", "mirrored", "order_dependent", "plan_mirror", "profile", "record_forward")
-        + ("plan", "groups", "makespan", "profile_step", "record_steps")
+        for verb in (
+            "compare",
+            "find_nan",
+            "recompute",
+            "find_order_dependence",
+            "plan_recompute",
+            "profile",
+            "record_forward",
+        )
+        + ("plan_order", "find_batches", "makespan", "profile_step", "record_steps")
     ),
-    ("graph.names", "module"),
+    ("graph.model", "module"),
     ("find_unused.model", "module"),  # it has no parameters
     ("statistics.gradient", "tensor"),
     ("peak_report.others", "dict"),
-    ("constrained.constraints", "[]"),
-    ("check_order.constraints", "[]"),
-    ("constrained.policy", "of two"),  # what it returns is looked at when it is asked
+    ("orders.constrained.constraints", "[]"),
+    ("orders.check_order.constraints", "[]"),
+    ("orders.constrained.policy", "of two"),  # what it returns is looked at when it is asked
+    ("set_policy.policy", "of two"),
     ("simulate.order", "[]"),  # a backward in which nothing runs
-    ("queue_lengths.order", "[]"),
-    ("dry_run.device", "None"),
+    ("orders.queue_lengths.order", "[]"),
+    ("orders.dry_run.device", "None"),
     *(
         (where, number)
         for where in ("size_text.nbytes", "share_text.part", "share_text.whole", "percent_text.share")
@@ -179,35 +183,36 @@ SAYS = re.compile(
 )
 
 
-def public() -> Mapping[str, Callable[..., Any]]:
+def called_by_users() -> Mapping[str, Callable[..., Any]]:
     """What users call, by name. Of classes those that are not only returned."""
-    called = {"BackwardCall", "GroupRules", "NativeSession", "Stepper", "capture", "mirror", "mirrored", "record_steps"}
-    every = {name: getattr(ts, name) for name in ts.__all__}
+    classes = ("BackwardCall", "GroupRules", "NativeSession", "Stepper")
+    called = {*(f"types.{name}" for name in classes), "capture", "recompute", "record_steps"}
+    every = {name: public(name) for name in PUBLIC_NAMES}
     return {name: each for name, each in every.items() if inspect.isfunction(each) or name in called}
 
 
 def use(name: str, arguments: dict[str, Any]) -> None:
     """Calls it, and has it do what it is for."""
-    found = getattr(ts, name)(**arguments)
+    found = public(name)(**arguments)
     try:
-        if isinstance(found, ts.BackwardCall):
-            found = ts.Stepper(found)
-        if isinstance(found, ts.Stepper | ts.NativeSession | Deck):
+        if isinstance(found, ts.types.BackwardCall):
+            found = ts.types.Stepper(found)
+        if isinstance(found, ts.types.Stepper | ts.types.NativeSession | Deck):
             found.run()
+        elif isinstance(found, ts.recompute):
+            found(make_loss)
         elif isinstance(found, AbstractContextManager):
             with found:
                 make_loss().backward()
     finally:
         if isinstance(found, Deck):
             found.close()
-        if name == "install":
-            ts.uninstall()
-        if name == "install_training":
-            ts.uninstall_training()
+        if name == "set_policy":
+            ts.set_policy(None)
 
 
 def test_every_function_is_looked_at() -> None:
-    assert set(VALID) == set(public()) - {"hips_levels", "hips_tape", "uninstall", "uninstall_training"}
+    assert set(VALID) == set(called_by_users()) - {"hips.levels", "hips.tape"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -217,7 +222,7 @@ def test_an_argument_is_meant_or_refused_in_a_sentence_about_it(
     name: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for parameter in inspect.signature(getattr(ts, name)).parameters:
+    for parameter in inspect.signature(public(name)).parameters:
         arguments = VALID[name]() | {parameter: BAD[bad]}
         if (f"{name}.{parameter}", bad) in MEANT:
             use(name, arguments)
@@ -234,10 +239,10 @@ def test_an_argument_is_meant_or_refused_in_a_sentence_about_it(
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad not in ("of none", "of two")])
 def test_a_function_that_is_none_and_a_number_that_is_none_make_no_tape(bad: str) -> None:
     pytest.importorskip("autograd")
-    with pytest.raises(TypeError, match="ts.hips_tape takes a function"):
-        ts.hips_tape(BAD[bad], 1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ts.hips.tape takes a function"):
+        ts.hips.tape(BAD[bad], 1.0)  # type: ignore[arg-type]
     with pytest.raises((TypeError, IndexError), match="argnum"):
-        ts.hips_tape(lambda x: x * x, argnum=BAD[bad])  # type: ignore[arg-type]
+        ts.hips.tape(lambda x: x * x, argnum=BAD[bad])  # type: ignore[arg-type]
 
 
 class Loss(nn.Module):

@@ -16,7 +16,7 @@ from torch.nn import functional
 import tapescope as ts
 from tapescope.engine.memory.timeline import Category
 from tapescope.engine.mirroring.modules import module_cells
-from tapescope.engine.mirroring.plan import MirrorPlan
+from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.mirroring.runs import Extra, Runs
 from tapescope.engine.words.sizes import size_text
 from tapescope.inspector.arguments import bytes_of
@@ -67,15 +67,15 @@ def cells() -> MakeLoss:
     return make_loss
 
 
-def planned(make_loss: MakeLoss, **wanted: object) -> ts.PlannedMirror:
-    return ts.plan_mirror(make_loss, seconds=0.1, repetitions=1, **wanted)  # type: ignore[arg-type]
+def planned(make_loss: MakeLoss, **wanted: object) -> ts.types.PlannedRecompute:
+    return ts.plan_recompute(make_loss, seconds=0.1, repetitions=1, **wanted)  # type: ignore[arg-type]
 
 
-def measured(make_loss: MakeLoss, plan: ts.MirrorPlan, policy: object = "heap") -> ts.Timeline:
+def measured(make_loss: MakeLoss, plan: ts.types.RecomputePlan, policy: object = "heap") -> ts.types.Timeline:
     """That of a step after zero_grad()."""
 
     def mirrored() -> Tensor:
-        with ts.mirror(plan):
+        with ts.recompute(plan):
             return make_loss()
 
     for leaf in ts.graph(mirrored()).leaves.values():  # each plan is verified once, with all of it kept
@@ -148,7 +148,7 @@ def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pyt
     found = {}
     for each in (1.0, share):
 
-        def extra(runs: Runs, plan: MirrorPlan, each: float = each) -> Extra:
+        def extra(runs: Runs, plan: RecomputePlan, each: float = each) -> Extra:
             runs.plain_ns = 1e7
             return Extra(0.0, each * sum(runs.storages[number].replay_ns for number in plan.dropped))
 
@@ -166,7 +166,7 @@ def test_operations_too_small_are_left_alone() -> None:
     assert plan.left_alone is not None and not plan.dropped
     assert "in the 0.1 % of a step that it may take. Its operations are too small: to run " in plan.left_alone
     assert plan.peak_bytes == plan.plain_peak_bytes
-    assert str(plan) == plan.left_alone and repr(plan) == "<PlannedMirror: left alone>"
+    assert str(plan) == plan.left_alone and repr(plan) == "<PlannedRecompute: left alone>"
 
 
 def test_what_fits_the_budget_is_left_alone() -> None:
@@ -215,19 +215,19 @@ def test_a_plan_leaves_the_gradients_as_they_are_and_is_read_from_its_file(tmp_p
     torch.manual_seed(0)
     model, x = Block(), torch.randn(4, 48, 32)
 
-    def gradients(plan: ts.MirrorPlan | None) -> list[Tensor]:
+    def gradients(plan: ts.types.RecomputePlan | None) -> list[Tensor]:
         model.zero_grad()
         torch.manual_seed(1)
         if plan is None:
             loss = model(x).pow(2).mean()
         else:
-            with ts.mirror(plan):
+            with ts.recompute(plan):
                 loss = model(x).pow(2).mean()
         loss.backward()
         return [each.grad for each in model.parameters() if each.grad is not None]
 
     plan = planned(lambda: model(x).pow(2).mean(), budget=0.6)
-    read = ts.MirrorPlan.load(plan.save(tmp_path / "plan.json"))
+    read = ts.types.RecomputePlan.load(plan.save(tmp_path / "plan.json"))
     assert read.dropped == plan.dropped and read.predicted == plan.predicted
     expected = gradients(None)
     for each in (plan, read):
@@ -264,7 +264,7 @@ def test_the_order_is_searched_again_for_the_mirrored_backward_and_saved(tmp_pat
     best = planned(make_loss, budget=0.9, policy="auto")
     assert best.peak_bytes <= plan.peak_bytes
     for each in (plan, best):
-        read = ts.MirrorPlan.load(each.save(tmp_path / "plan.json"))
+        read = ts.types.RecomputePlan.load(each.save(tmp_path / "plan.json"))
         assert read.planned_order == each.planned_order
         timeline = measured(make_loss, read, read.policy)
         assert timeline.order == each.order
@@ -323,12 +323,12 @@ def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
     def make_loss() -> Tensor:
         return functional.ctc_loss(model(x).log_softmax(-1), targets, *lengths)
 
-    plan = ts.plan_mirror(make_loss, 0.9, seconds=1.0)
+    plan = ts.plan_recompute(make_loss, 0.9, seconds=1.0)
     assert plan.met and plan.left_alone is None
     make_loss().backward()
     expected = [each.grad for each in model.parameters()]
     model.zero_grad()
-    with ts.mirror(plan) as mirrored:
+    with ts.recompute(plan) as mirrored:
         loss = make_loss()
     loss.backward()
     assert mirrored.report.dropped > 0
@@ -344,11 +344,11 @@ def test_a_sparse_gradient_that_is_there_stands_in_no_way() -> None:
 
     make_loss().backward()
     wanted = [parameter.grad.to_dense() for parameter in (*table.parameters(), *out.parameters())]
-    plan = ts.plan_mirror(make_loss, budget=0.7)
+    plan = ts.plan_recompute(make_loss, budget=0.7)
     assert plan.peak_bytes < plan.plain_peak_bytes
     for parameter in (*table.parameters(), *out.parameters()):
         parameter.grad = None
-    with ts.mirror(plan):
+    with ts.recompute(plan):
         loss = make_loss()
     loss.backward()
     found = [parameter.grad.to_dense() for parameter in (*table.parameters(), *out.parameters())]
@@ -364,11 +364,11 @@ def test_around_nested_tensors_the_rest_is_mirrored() -> None:
         nested = torch.nested.nested_tensor(parts, layout=torch.strided)
         return torch.nested.to_padded_tensor(linear(nested).sin(), 0.0).square().sum() + mlp(x).square().mean()
 
-    plan = ts.plan_mirror(make_loss, budget=0.8)
+    plan = ts.plan_recompute(make_loss, budget=0.8)
     assert plan.dropped
     leaves = [*linear.parameters(), *mlp.parameters()]
     wanted = torch.autograd.grad(make_loss(), leaves)
-    with ts.mirror(plan):
+    with ts.recompute(plan):
         loss = make_loss()
     assert all(map(torch.equal, torch.autograd.grad(loss, leaves), wanted))
 
@@ -383,7 +383,7 @@ def test_what_repeats_one_element_is_compared_as_any_other() -> None:
         (gradient,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
         return net(x).mean() + gradient.square().sum()
 
-    assert "raised" not in str(ts.plan_mirror(make_loss, budget=0.7))
+    assert "raised" not in str(ts.plan_recompute(make_loss, budget=0.7))
 
 
 def test_hooks_that_are_disabled_are_refused_by_name() -> None:
@@ -399,15 +399,15 @@ def test_hooks_that_are_disabled_are_refused_by_name() -> None:
     def differentiating() -> Tensor:
         return torch.func.grad(lambda each: net(each).sum())(x).sum() + net(x).sum()
 
-    plan = ts.plan_mirror(lambda: (net(x) * 1).sum(), overhead=1.0)
+    plan = ts.plan_recompute(lambda: (net(x) * 1).sum(), overhead=1.0)
     with disable_saved_tensors_hooks("not here"):
-        with pytest.raises(NotImplementedError, match=r"ts\.plan_mirror .* disabled here \(not here\)"):
-            ts.plan_mirror(make_loss)
+        with pytest.raises(NotImplementedError, match=r"ts\.plan_recompute .* disabled here \(not here\)"):
+            ts.plan_recompute(make_loss)
         if plan.dropped:
-            with pytest.raises(NotImplementedError, match=r"ts\.mirror .* disabled here"), ts.mirror(plan):
+            with pytest.raises(NotImplementedError, match=r"ts\.recompute .* disabled here"), ts.recompute(plan):
                 make_loss()
     for forward in (disabling, differentiating):
         line = forward.__code__.co_firstlineno + 1
-        with pytest.raises(NotImplementedError, match=rf"test_plan_mirror.py:{line} disables"):
-            ts.plan_mirror(forward)
+        with pytest.raises(NotImplementedError, match=rf"test_plan_recompute.py:{line} disables"):
+            ts.plan_recompute(forward)
     assert not any(parameter.grad is not None for parameter in net.parameters())

@@ -1,0 +1,1 @@
+"""The namespaces of tapescope: `ts.types`, `ts.orders`, `ts.hips`, `ts.studies`."""

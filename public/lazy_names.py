@@ -1,0 +1,43 @@
+"""Modules whose names load the module that defines them when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from ..front_door import missing_in_torch, through_the_door
+
+_ROOT = __name__.partition(".")[0]
+
+
+def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a module.
+
+    Args:
+        module: its name.
+        module_of: by public name the module below the package that defines it, as "engine.programs.profile", or as
+            "inspector.tapes.hips_tape:hips_tape" if it has another name there.
+    """
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            me = sys.modules[module]  # Python looks in it for a name that was meant
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=me)
+        place, _, its_name = module_of[name].partition(":")
+        try:
+            found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
+            found = through_the_door(found, module.replace(".public.", "."), name)
+        except (AttributeError, ImportError) as error:
+            if (sentence := missing_in_torch(error)) is not None:
+                raise RuntimeError(sentence) from error
+            raise
+        setattr(sys.modules[module], name, found)
+        return found
+
+    def names() -> list[str]:
+        of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+        return sorted({*module_of, *of_python})
+
+    return get, names
