@@ -69,7 +69,8 @@ def test_a_docstring_tells_of_each_argument_and_of_what_is_refused(name: str) ->
 def found_at(path: str) -> object:
     """What `.. autoclass::` and the like mean by a path."""
     module, _, name = path.rpartition(".")
-    return public(path) if path in PUBLIC_NAMES else getattr(import_module(module), name)
+    public_name = path.removeprefix("tapescope.")
+    return public(public_name) if public_name in PUBLIC_NAMES else getattr(import_module(module), name)
 
 
 PATHS = [
