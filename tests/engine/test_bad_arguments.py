@@ -38,7 +38,7 @@ CALLS: list[tuple[str, Callable[[object], object]]] = [
     ("ts.load", lambda bad: ts.load(bad)),
     ("RecomputePlan.load", lambda bad: ts.types.RecomputePlan.load(bad)),
 ]
-MAY_BE = {("device_of", None), ("durations", None), ("names", None), ("policies", None), ("tolerance", None)}
+MAY_BE = {("device_of", None), ("durations", None), ("model", None), ("policies", None), ("tolerance", None)}
 
 
 @pytest.mark.parametrize("bad", [None, object(), 0.5j, 1.5])
@@ -53,6 +53,6 @@ def test_an_argument_of_another_type_is_named(name: str, call: Callable[[object]
 
 def test_texts_that_are_no_such_thing_are_named() -> None:
     for name, call in CALLS:
-        if name in ("names", "durations", "min_fusion_size", "timeline", "place", "tolerance"):
+        if name in ("model", "durations", "min_fusion_size", "timeline", "place", "tolerance"):
             with pytest.raises(TypeError, match=f"{name} is a str; expected "):
                 call("x")

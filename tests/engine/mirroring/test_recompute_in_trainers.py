@@ -145,7 +145,7 @@ def test_what_the_first_forward_makes_and_keeps_is_in_no_step_of_the_plan() -> N
     for step in range(1, 4):
         forward(lambda: model(x)).backward()
         assert model.calls == step
-        assert forward.forward.report.dropped > 0 and not forward.report.notes
+        assert forward.report.dropped > 0 and not forward.report.notes
 
 
 def test_it_takes_a_plan_or_what_to_make_one_from_and_a_block_needs_a_plan() -> None:
