@@ -1,4 +1,4 @@
-"""What `tapescope mcp` hands to a process of its own: reading files, and a script with its session.
+"""The worker process of `tapescope mcp`, which reads files and runs a script with its session.
 
 It is told requests as lines of JSON, and answers each with a line. What a script prints can't get among them, one that
 ends the process ends its session alone, and one that takes too long is ended by whoever asked.

@@ -39,7 +39,7 @@ def save_run(run: Run, path: str | PathLike[str]) -> Path:
 
 
 def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:
-    """What `TrainingStep.save_perfetto` and `ts.record_steps` do: one step after the other."""
+    """Write training steps one after another, for `TrainingStep.save_perfetto` and `ts.record_steps`."""
     path = _path_of(path)
     if not steps:
         raise ValueError("no step has been recorded: steps are there when the `with` block has ended")

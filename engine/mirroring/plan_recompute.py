@@ -79,8 +79,8 @@ def plan_recompute(
             a share of the peak without mirroring, 0.5 for half. None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
             budget, any time with one.
-        solver: "search" moves on the simulated peak, from where "greedy" ends, which goes by what is kept, as Echo
-            does.
+        solver: "greedy" chooses by the bytes that each choice keeps, as Echo does. "search" starts from its result and
+            lowers the simulated peak.
         seconds: how long the solver may take. Interrupted, it gives the best so far.
         policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
             and `plan.policy` runs the best, if that is better than PyTorch's own.

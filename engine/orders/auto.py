@@ -27,7 +27,7 @@ from .lower_bound import lower_bound
 from .planning import PlannedOrder, planned_order
 from .problem import Problem
 
-_MANY = 2_000  # tasks, of more of which no bound is asked for: it takes as long as the planners
+_MANY = 2_000  # tasks; larger graphs get no lower bound, which takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
 _LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked

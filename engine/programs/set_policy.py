@@ -56,12 +56,10 @@ class Installation:
         self._trace = trace
         self._queues = queues
         self._on_run = on_run
-        self._was_put_in_force = False
 
     def put_in_force(self, *, below_others: bool = False) -> None:
         """Begin to run backwards, also under those that are in force already: then from their end on."""
         global _end_redirect
-        self._was_put_in_force = True
         try:
             with _lock:
                 if _end_redirect is None:  # it may raise, and then nothing is in force
@@ -101,8 +99,7 @@ class Installation:
 
     def __enter__(self) -> Installation:
         try:
-            if not self._was_put_in_force:
-                self.put_in_force()
+            self.put_in_force()
             return self
         except BaseException:  # Ctrl-C: `with` calls no __exit__
             self.remove()
