@@ -161,7 +161,9 @@ class Stepper(GoesBack):
         While another thread runs tasks: the next ready task, without asking a user's own policy, or the running task if
         none is ready.
         """
-        return self._backward.current_meanwhile() if self._turn.is_elsewhere else self._backward.current
+        current = None if self._turn.is_elsewhere else self._backward.current
+        # Another thread may have begun a task after `is_elsewhere` was read: no task is ready, but some are left.
+        return self._backward.current_meanwhile() if current is None else current
 
     @property
     def planned(self) -> list[int]:
