@@ -17,6 +17,7 @@ import torch
 from . import second_device
 from .contrast import Read, texts_of
 from .leftovers import HOOKS, Leftovers
+from .says import Snapshots
 from .torch_warnings import torch_warnings
 from .warm_python import WarmPython, warm_python
 
@@ -45,6 +46,14 @@ def pytest_collection_finish() -> None:
 def left_behind() -> Callable[[], list[str]]:
     """Tells in sentences what is otherwise than before the test: hooks, modes, threads, profilers, locks."""
     return Leftovers().sentences
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Snapshots:
+    """Compares a whole text with the one in tests/snapshots, see `Snapshots`."""
+    path = Path(request.node.path).relative_to(Path(__file__).parent)
+    title = f"{path.as_posix()}::{request.node.nodeid.partition('::')[2]}"
+    return Snapshots(title, update=request.config.getoption("update_snapshots"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,6 +135,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail tests in which torch warns of what tapescope calls (FutureWarning, DeprecationWarning)",
     )
+    parser.addoption("--update-snapshots", action="store_true", help="write tests/snapshots anew (tests/says.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
