@@ -55,7 +55,7 @@ def test_a_text_is_stored_and_compared(tmp_path: Path, monkeypatch: pytest.Monke
         ("b.py::test_b #2", "another"),
     ]
     compared = Snapshots("b.py::test_b", update=False)
-    compared("verb", f"of b.py::test_b in /elsewhere/model.py:3\n\nnext to test_x.py:77, 0xfe, in 4 s")
+    compared("verb", "of b.py::test_b in /elsewhere/model.py:3\n\nnext to test_x.py:77, 0xfe, in 4 s")
     with pytest.raises(AssertionError, match="differs"):
         compared("verb", "something else")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FEWEST = 4  # words in a row that make it a wording
 _PRODUCT = ("inspector", "engine", "widgets", "commands", "public")
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 _CODE = re.compile(r"^\s*(import|from|def|class|with|for|%|<)|[=(\[]\s*\n|\n\s+\w+ = |\n(import|from) ", re.MULTILINE)
 
