@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from threading import local
-
-from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
 
 from ...inspector.capturing.alike import forget_graphs
 from ...inspector.graph.collector import collector_paused
 from ...inspector.graph.latest import Latest
-from ...inspector.torch_internals.nodes import leaf_of, output_metadata
-from ...inspector.torch_internals.saved import is_packed
-from ...inspector.torch_internals.sequence_numbers import sequence_nr
 from ..queue.kept_turns import forget_turns
 from ..queue.policy import HEAP, Policy, following
 from ..tasks.hook_watch import no_hooks
@@ -30,11 +21,8 @@ from .problem import Problem
 _MANY = 2_000  # tasks; larger graphs get no lower bound, which takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "what decides is an estimate"
-_LOOKED_AT = 256  # nodes that make the shape of a graph which is not walked
 
 _plans: Latest[_Taken] = Latest()
-_left_alone: Latest[None] = Latest()  # the looks of backwards for which that is the plan
-_ordered: Latest[None] = Latest()  # those of backwards for which another one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +38,6 @@ class _Taken:
     policy: str
     order: tuple[int, ...] | None = None
     why: str = ""
-
-
-class _Look:
-    """One backward, as far as it is seen without reading its graph."""
-
-    def __init__(self, seen: Hashable) -> None:
-        self.seen = seen
-        self.own: bool | None = None  # whether its plan is PyTorch's own order; None: there is none
-
-
-class _Thread(local):
-    """What the backwards of one thread have left."""
-
-    number = 0  # how many nodes the thread had made when its last backward ended
-
-    def __init__(self) -> None:
-        self.looks: list[_Look] = []  # of the backwards under way, the innermost last
 
 
 def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
@@ -99,10 +70,7 @@ def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int
 def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     basis = problem.footprints.basis if problem.given else "dry run"
     key = fingerprint(problem), basis, no_hooks(look=True)
-    found = _plans.of(key, lambda: _best(problem, portfolio))
-    if _thread.looks and _thread.looks[-1].own is None:
-        _thread.looks[-1].own = found.order is None
-    return found
+    return _plans.of(key, lambda: _best(problem, portfolio))
 
 
 def _unsure(problem: Problem) -> str:
@@ -163,9 +131,6 @@ def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
     return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
 
 
-_thread = _Thread()
-
-
 def forget_plans() -> None:
     """From here on each graph is read and planned anew."""
     forget_graphs()
@@ -173,52 +138,3 @@ def forget_plans() -> None:
     forget_orders()
     forget_turns()
     _plans.clear()
-    _left_alone.clear()
-    _ordered.clear()
-
-
-@contextmanager
-def looked_at(tensors: Sequence[Tensor | GradientEdge], limited: bool) -> Iterator[bool]:
-    """Around a backward: whether it may run as it is, by its looks, without its graph being read.
-
-    Reading the graph takes longer than many a small backward may be slowed down. So it is looked at only: the names of
-    its first nodes, what gradients they take, whether hooks packed what they saved, which of the leaves among them have
-    a .grad, and how many nodes were made since the last backward of this thread ended. Where graphs of the same looks
-    were planned, and PyTorch's own order was the best of each, this one is left alone. Should it be another graph after
-    all, it runs in PyTorch's order, as it would without us.
-
-    Args:
-        tensors: the roots.
-        limited: there are `inputs=`.
-    """
-    look = _Look((limited, sequence_nr() - _thread.number, tuple(_first_nodes(tensors))))
-    alone = look.seen in _left_alone and look.seen not in _ordered
-    _thread.looks.append(look)
-    try:
-        yield alone
-    finally:
-        _thread.looks.pop()
-        _thread.number = sequence_nr()
-        if look.own is not None:
-            (_left_alone if look.own else _ordered).of(look.seen, lambda: None)
-
-
-def _first_nodes(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[Hashable]:
-    """Yield the looks of some nodes from the roots on: the name, whether its saved tensors are packed, and its inputs'
-    metadata; for an AccumulateGrad the leaf's shape and whether it has a .grad."""
-    nodes: deque[Node] = deque()
-    for tensor in tensors:
-        node = tensor.node if isinstance(tensor, GradientEdge) else tensor.grad_fn
-        if node is not None:
-            nodes.append(node)
-    seen: set[Node] = set()
-    while nodes and len(seen) < _LOOKED_AT:
-        node = nodes.popleft()
-        if node not in seen:
-            seen.add(node)
-            leaf = leaf_of(node) if node.name().endswith("AccumulateGrad") else None
-            if leaf is None:
-                yield node.name(), is_packed(node), *output_metadata(node)
-            else:
-                yield leaf.shape, leaf.grad is None
-            nodes.extend(following for following, _ in node.next_functions if following is not None)

@@ -13,10 +13,9 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.arguments import expect_callable, expect_choice
 from ...inspector.torch_internals.engine import redirect_backward, torch_backward
-from ..orders.policies import POLICIES, find_policy
+from ..orders.policies import find_policy
 from ..queue.device_queues import Queues
 from ..queue.policy import AnyPolicy, policy_name
-from ..sessions.agreement import in_group
 from ..tasks.roots import explain_several_elements
 from ..trace.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..trace.run import Engine, Run
@@ -125,37 +124,7 @@ class Installation:
         create_graph: bool,
         inputs: Sequence[Tensor] | Sequence[GradientEdge],
     ) -> None:
-        if self._may_leave_alone:
-            from ..orders.auto import looked_at
-
-            with looked_at(tensors, bool(inputs)) as alone:
-                if alone:
-                    torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
-                    run = None
-                else:
-                    run = self._ordered(tensors, grad_tensors, retain_graph, create_graph, inputs)
-        else:
-            run = self._ordered(tensors, grad_tensors, retain_graph, create_graph, inputs)
-        with _lock:
-            self.backwards += 1
-        if self._on_run is not None and run is not None:
-            self._on_run(run)
-
-    @property
-    def _may_leave_alone(self) -> bool:
-        """Whether nobody looks at the runs, so that one in PyTorch's own order need not be ours."""
-        plain = self.engine == "native" and self._trace is None and self._queues == "one" and self._on_run is None
-        return plain and self._policy is POLICIES["auto"] and not in_group()  # whose ranks are told of each
-
-    def _ordered(
-        self,
-        tensors: Sequence[Tensor | GradientEdge],
-        grad_tensors: Sequence[Tensor | None],
-        retain_graph: bool,
-        create_graph: bool,
-        inputs: Sequence[Tensor] | Sequence[GradientEdge],
-    ) -> Run:
-        return backward(
+        run = backward(
             tensors,
             grad_tensors,
             retain_graph,
@@ -166,6 +135,10 @@ class Installation:
             trace=self._trace,
             queues=self._queues,
         )
+        with _lock:
+            self.backwards += 1
+        if self._on_run is not None:
+            self._on_run(run)
 
 
 def _run_installed(
