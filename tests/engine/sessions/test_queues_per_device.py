@@ -261,10 +261,12 @@ def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence() -> None:
 def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies_would_do(
     accelerators: Devices,
 ) -> None:
-    loss = two_chains(accelerators[0], far_last=False)
-    run = ts.backward(loss, queues="per device", trace="off")
-    content = run_document(run).content
-    own, *others = content["schedules"]
+    for _ in range(5):  # the times are measured: on a busy machine a run may leave no device without work
+        run = ts.backward(two_chains(accelerators[0], far_last=False), queues="per device", trace="off")
+        content = run_document(run).content
+        own, *others = content["schedules"]
+        if own["clock"]["still"]:
+            break
     assert content["queues"] == "per device"
     (still,) = own["clock"]["still"]
     assert content["devices"][still["device"]] == str(accelerators[0])
