@@ -223,7 +223,7 @@ def test_data_written_behind_torchs_back_is_found_and_kept_from_then_on(snapshot
         return ((x @ weight).tanh() * mask).sum()
 
     plan = plan_all(make_loss)
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="ts.recompute") as warned:
         first = gradients(make_loss, [weight], plan)
     says(warned[0].message, "ts.recompute", 1, "aten.zeros_like.default")
     snapshot("recompute", warned[0].message)
@@ -266,7 +266,7 @@ def test_what_raises_when_it_runs_again_is_found_and_kept_from_then_on(snapshot:
 
     plan = plan_all(make_loss)
     fails[:] = [True, False]  # not in the forward, but in the replay
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="ts.recompute") as warned:
         gradients(make_loss, [weight], plan)
     says(warned[0].message, "tapescope_tests.once.default", "KeyError", "'mine'")
     snapshot("recompute", warned[0].message)
@@ -594,7 +594,7 @@ def test_a_forward_that_takes_another_way_is_kept_from_there_on_with_a_warning(s
     agrees(make_loss, [weight], plan)
     other.append(1)
     expected = gradients(make_loss, [weight])
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="ts.recompute") as warned:
         found = gradients(make_loss, [weight], plan)
     says(warned[0].message, "ts.recompute", "operation 2", "aten.sigmoid.default")
     snapshot("recompute", warned[0].message)
@@ -615,7 +615,7 @@ def test_a_part_of_what_is_dropped_is_written_on_another_way() -> None:
     agrees(make_loss, [weight], plan)
     other.append(1)
     expected = gradients(make_loss, [weight])
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="ts.recompute") as warned:
         found = gradients(make_loss, [weight], plan)
     says(warned[0].message, "aten.sub_.Tensor")
     assert same(found, expected)
@@ -787,7 +787,7 @@ def test_a_write_into_what_is_saved_is_an_error_as_without(snapshot: Snapshots) 
     plan = plan_all(make_loss)
     agrees(make_loss, [weight], plan)
     late.append(1)
-    for each, fact in ((None, "TanhBackward0"), (plan, "ts.recompute")):
+    for each, fact in ((None, "version 1"), (plan, "ts.recompute")):
         with raises(RuntimeError, fact) as raised:
             gradients(make_loss, [weight], each)
     snapshot("recompute", raised.value)
@@ -890,7 +890,7 @@ def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
         ts.recompute(plan),
     ):
         ((x * 2) @ other).tanh()
-    with pytest.warns(UserWarning) as warned, ts.recompute(plan):
+    with pytest.warns(UserWarning, match="ts.recompute") as warned, ts.recompute(plan):
         loss = ((x * 2) @ weight).tanh().sum()
     says(warned[0].message, "operation 0", "aten.mul.Tensor")
     assert warned[0].filename == __file__
@@ -902,7 +902,7 @@ def test_another_model_of_the_same_kind_is_known_once_it_has_run_as_planned() ->
     agrees(chain, [weight], plan)
     other = parameter(4, 4)
     agrees(lambda: (x @ other).tanh().exp().sin().sum(), [other], plan)
-    with pytest.warns(UserWarning) as warned, ts.recompute(plan):
+    with pytest.warns(UserWarning, match="ts.recompute") as warned, ts.recompute(plan):
         (x @ other).sigmoid().sum().backward()
     says(warned[0].message, "operation 1", "aten.sigmoid.default")
 

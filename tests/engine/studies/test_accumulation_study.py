@@ -26,8 +26,10 @@ from tapescope.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
+from tapescope.engine.words.sizes import size_text
 from tapescope.engine.workloads.own_program import own_program
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises, says
 
 NEVER = f"{IN_PLACE}, never released"
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}
@@ -129,11 +131,13 @@ def test_float64_takes_twice_the_bytes() -> None:
     assert peaks[1] == 2 * peaks[0]
 
 
-def test_progress_says_what_comes() -> None:
+def test_progress_says_what_comes(snapshot: Snapshots) -> None:
     told: list[str] = []
     accumulation_study("needless", repetitions=2, additions=3, dtype=torch.float64, progress=told.append)
-    assert told[0] == "needless, float64: by hand, its memory"
-    assert f"needless, float64: {IN_PLACE}, round 2 of 2" in told
+    says(told[0], "needless, float64", BY_HAND)
+    assert len(told) == len(set(told))
+    (timed,) = [line for line in told if IN_PLACE in line and NEVER not in line and "2 of 2" in line]
+    snapshot("studies", f"{told[0]}\n{timed}")
 
 
 def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStudy]) -> None:
@@ -144,16 +148,19 @@ def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStud
     for lines in (str(study).splitlines(), capture.get().splitlines()):
         for row in study.rows:
             assert any(line.startswith(row.name) and f"{study.ratio(row.name):.2f} ×" in line for line in lines)
-    assert str(study).startswith("rnn, float32: batch=4 width=")
+    says(study, "rnn, float32", "batch=4")
     frame = pd.DataFrame(study.records()).set_index("gradient")
     assert frame.loc["list", "predicted_bytes"] == frame.loc["list", "peak_bytes"] == study["list"].peak_bytes
-    assert repr(study) == f"<AccumulationStudy of {study.title}: {len(study.rows)} rows>"
+    says(repr(study), "AccumulationStudy", study.title, len(study.rows))
 
 
-def test_the_sentences_name_what_takes_most(studies: dict[str, AccumulationStudy]) -> None:
+def test_the_sentences_name_what_takes_most(studies: dict[str, AccumulationStudy], snapshot: Snapshots) -> None:
     said = studies["rnn"].sentences
-    assert said[0].startswith("Summed in place and let go at once, the peak is ")
-    assert said[1].endswith("times that, takes: list, never released.")
+    rnn = studies["rnn"]
+    says(said[0], size_text(rnn[IN_PLACE].peak_bytes), BY_HAND)
+    says(said[1], size_text(rnn["list, never released"].peak_bytes), "list, never released")
+    says(said[1], f"{rnn.ratio('list, never released'):.1f}")
+    snapshot("studies", "\n".join(said))
     alike = replace(studies["rnn"], rows=tuple(studies["rnn"][name] for name in (BY_HAND, PYTORCH, IN_PLACE)))
     assert len(alike.sentences) == 1, "there is nothing to say of what takes no more"
 
@@ -176,27 +183,26 @@ def test_levels_end_where_the_gradients_are(studies: dict[str, AccumulationStudy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("linear50",),
-            "workload linear50 has no gradient written by hand; those which have: rnn, fan_out, elementwise",
-        ),
-        (("zzz",), "unknown workload 'zzz'; known: resnet50"),
-    ],
+    ("name", "facts"),
+    [("linear50", ("linear50", "rnn, fan_out, elementwise")), ("zzz", ("'zzz'", "resnet50"))],
 )
-def test_bad_input_is_a_sentence(arguments: tuple[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        accumulation_study(*arguments)
+def test_bad_input_is_a_sentence(name: str, facts: tuple[str, ...], snapshot: Snapshots) -> None:
+    with raises(ValueError, *facts) as raised:
+        accumulation_study(name)
+    snapshot("studies", raised.value)
 
 
-def test_what_cannot_be_counted_or_found_is_a_sentence(studies: dict[str, AccumulationStudy]) -> None:
-    with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
+def test_what_cannot_be_counted_or_found_is_a_sentence(
+    studies: dict[str, AccumulationStudy], snapshot: Snapshots
+) -> None:
+    with raises(ValueError, "repetitions", 1, 0) as none:
         accumulation_study("rnn", repetitions=0)
-    with pytest.raises(ValueError, match="'zzz' is not studied here; studied are by hand; by hand, fused; PyTorch; in"):
+    with raises(ValueError, "'zzz'", BY_HAND, FUSED, PYTORCH):
         studies["rnn"]["zzz"]
-    with pytest.raises(ValueError, match="there is no study to save"):
+    with raises(ValueError) as nothing:
         save_studies([], "page.html")
+    for error in (none, nothing):
+        snapshot("studies", error.value)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
@@ -207,6 +213,6 @@ def test_a_program_with_nested_gradients_is_refused_with_what_runs_it() -> None:
         nested = torch.nested.nested_tensor(parts, layout=torch.strided)
         return torch.nested.to_padded_tensor(linear(nested), 0.0).square().sum()
 
-    with pytest.raises(NotImplementedError, match=r"ts\.studies\.accumulation .*nested.*ts\.compare\(make_loss\)"):
+    with raises(NotImplementedError, "ts.studies.accumulation", "nested", "ts.compare(make_loss)"):
         accumulation_study(own_program(make_loss, "own"))
     assert linear.weight.grad is None
