@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from tapescope.engine.memory.accumulation import Accumulation
 from tapescope.engine.memory.not_counted import NotCounted
 from tapescope.engine.memory.timeline import Category
 from tapescope.engine.orders.policies import POLICIES
@@ -338,6 +339,9 @@ def test_times_are_those_of_backwards_that_nobody_recorded(snapshot: Snapshots) 
     snapshot("compare", raised.value)
 
 
+HEAP_LIST = Accumulation("list").of("heap")
+
+
 def fan_out() -> Tensor:
     x = torch.ones(500, requires_grad=True)
     y = x * 1
@@ -346,25 +350,25 @@ def fan_out() -> Tensor:
 
 def test_each_policy_under_each_rule_of_accumulation_is_a_row():
     found = compare(fan_out, ["heap", "bfs"], accumulate=["inplace", "list"], release=["eager", "never"], repetitions=1)
-    rules = ["", ", list", ", never released", ", list, never released"]
-    assert [row.policy for row in found.rows] == [policy + rule for policy in ("heap", "bfs") for rule in rules]
+    rules = [Accumulation(), Accumulation("list"), Accumulation(release="never"), Accumulation("list", "never")]
+    assert [row.policy for row in found.rows] == [rule.of(policy) for policy in ("heap", "bfs") for rule in rules]
     for row in found.rows:
         assert row.predicted_bytes == row.peak_bytes
         assert row.timeline.accumulation.of(row.policy.partition(",")[0]) == row.policy
         assert row.dry_run_bytes is not None
         assert len(row.times_ns) == 1
-    assert found["heap, list"].peak_bytes >= found["heap"].peak_bytes + 4 * 2000
-    assert found["heap"].timeline.order == found["heap, list"].timeline.order
-    assert "heap, list, never released" in str(found)
-    timeline = found["heap, list"].timeline
+    assert found[HEAP_LIST].peak_bytes >= found["heap"].peak_bytes + 4 * 2000
+    assert found["heap"].timeline.order == found[HEAP_LIST].timeline.order
+    says(found, rules[-1].of("heap"))
+    timeline = found[HEAP_LIST].timeline
     listed = timeline.category_levels[Category.LISTED][timeline.peak_place]
     assert listed
-    says(found.peak("heap, list"), size_text(listed))
+    says(found.peak(HEAP_LIST), size_text(listed))
 
 
 def test_one_other_rule_alone_is_compared_by_policy():
     found = compare(fan_out, "heap", accumulate="list", repetitions=1)
-    assert [row.policy for row in found.rows] == ["heap, list"]
+    assert [row.policy for row in found.rows] == [HEAP_LIST]
 
 
 def test_rules_that_can_not_be_compared_are_sentences(snapshot: Snapshots):
