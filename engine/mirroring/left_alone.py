@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -23,6 +23,8 @@ from .modules import ms_text, operation_name
 from .planners import greedy
 from .wanted import Wanted
 
+LeftAloneBecause = Literal["within budget", "too small", "time", "no lower peak"]
+
 WORTH_IT = 0.01
 """A plan that saves less of the peak is no plan."""
 
@@ -36,8 +38,8 @@ _SWITCHES = (
 
 def not_worth_it(
     wanted: Wanted, program: ForwardProgram, memory: MirroredMemory, plain_ns: float, ratio: float, blamed: bool
-) -> str:
-    """Why a model is left alone.
+) -> tuple[LeftAloneBecause, str]:
+    """Say why a model is left alone, as in `PlannedRecompute.left_alone_because` and as a sentence.
 
     Args:
         blamed: something else than time is to blame, and is said.
@@ -49,25 +51,27 @@ def not_worth_it(
     within = "" if wanted.overhead == math.inf else f" in the {limit} of a step that it may take"
     said = f"Left alone: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
     if not within or blamed:
-        return said
+        return "no lower peak", said
     least = greedy(memory, Goal(peak_bytes=int((1 - WORTH_IT) * plain)))
     if least.mirrored.peak_bytes > (1 - WORTH_IT) * plain:
-        return f"{said} With any time, none was found either."
+        return "no lower peak", f"{said} With any time, none was found either."
     again = {number for each in least.dropped for number in program.storages[each].program}
     itself = sum(program.operations[number].seconds for number in again)
     whole, allowed = ratio * least.mirrored.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
     if whole > 2 * itself:
         return (
+            "too small",
             f"{said} Its operations are too small: to run {counted(len(again), 'operation')} again, the least, takes "
             f"{ms_text(itself)} by itself, and to note and call them {ms_text(whole - itself)} more; "
-            f"{ms_text(allowed)} are allowed."
+            f"{ms_text(allowed)} are allowed.",
         )
     most = greedy(memory, Goal())
     lowest, price = most.mirrored.peak_bytes, ratio * most.mirrored.replay_ns / plain_ns
     return (
+        "time",
         f"{said} The time is the reason: to lower it by 1 % takes {ms_text(whole)}; {ms_text(allowed)} are allowed. "
         f"For {percent_text(price)} of a step (overhead={price:.2g}) it falls to {size_text(lowest)}, by "
-        f"{share_text(plain - lowest, plain)}."
+        f"{share_text(plain - lowest, plain)}.",
     )
 
 

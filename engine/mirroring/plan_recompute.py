@@ -28,7 +28,7 @@ from ..words.sizes import both_units, percent_text, size_text
 from .candidates import FoundDrops, Goal
 from .fake_runs import FakeRuns
 from .footprint import INSIDE, MirroredMemory, mirrored_footprints
-from .left_alone import WORTH_IT, fused_kernels, mostly_fused, not_worth_it
+from .left_alone import WORTH_IT, LeftAloneBecause, fused_kernels, mostly_fused, not_worth_it
 from .plan import MirrorPrediction, RecomputePlan
 from .planned_recompute import PlannedRecompute
 from .planners import SOLVERS
@@ -144,15 +144,17 @@ def _planned(
     goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
     nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), Extra(0.0, 0.0), True)
     left_alone: str | None
+    because: LeftAloneBecause | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         tried = nothing
+        because = "within budget"
         left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {both_units(goal.peak_bytes)}."
     else:
         tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
-        left_alone = None
+        because = left_alone = None
         if not tried.gains(plain):
             blamed = runs.checkpoints is not None or mostly_fused(runs.program)
-            left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
+            because, left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
     if left_alone is not None:
         gone = replace(nothing.found, interrupted=tried.found.interrupted)
         tried = replace(nothing, found=gone, ratio=tried.ratio)
@@ -162,7 +164,7 @@ def _planned(
         found = replace(found, mirrored=memory.mirrored(found.dropped))
     met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
     tried = replace(tried, found=found, met=met)
-    return _result(runs, asked, goal, memory, tried, left_alone, order_name, solver)
+    return _result(runs, asked, goal, memory, tried, left_alone, because, order_name, solver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,7 @@ def _result(
     memory: MirroredMemory,
     tried: _Tried,
     left_alone: str | None,
+    because: LeftAloneBecause | None,
     order_name: str,
     solver: str,
 ) -> PlannedRecompute:
@@ -297,6 +300,7 @@ def _result(
         plain=memory.plain,
         timeline=timeline,
         left_alone=left_alone,
+        left_alone_because=because,
         notes=tuple(notes),
         order=memory.plain.order,
         order_name=order_name,

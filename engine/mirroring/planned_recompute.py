@@ -20,6 +20,7 @@ from ..words.sizes import both_units, percent_text, share_text, size_text
 from ..words.tables import cells_table
 from .candidates import FoundDrops, Goal
 from .footprint import MirroredMemory
+from .left_alone import LeftAloneBecause
 from .modules import RIGHT, module_cells, module_sentences, ms_text
 from .plan import MirrorPrediction, RecomputePlan
 from .planners import search
@@ -49,6 +50,9 @@ class PlannedRecompute(RecomputePlan):
     Attributes:
         plain, timeline: the memory of the backward without and with it, predicted.
         left_alone: why nothing is dropped, as a sentence; None: something is.
+        left_alone_because: the same as a word: "within budget": the peak fits the budget without a plan. "too small":
+            recording and calling the operations takes longer than they do. "time": recomputation takes longer than
+            `overhead` allows. "no lower peak": no choice lowers the peak. None: something is dropped.
         notes: what else is to be known, in sentences.
         order: the ids of the tasks of the backward that it was planned for; `policy` is what runs it, and `order_name`
             what that order is called.
@@ -79,6 +83,7 @@ class PlannedRecompute(RecomputePlan):
     banned: Mapping[int, str] = field(default_factory=dict)
     wanted: Wanted | None = None
     estimates: tuple[str, ...] = ()
+    left_alone_because: LeftAloneBecause | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -410,6 +415,7 @@ def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
         ),
         timeline=plan.memory.timeline(found.dropped),
         left_alone=None,
+        left_alone_because=None,
         notes=plan.program.notes,
         met=True,
         evaluations=found.evaluations,

@@ -19,6 +19,7 @@ from tapescope.engine.mirroring.storages import FOR_REPLAY, footprints_for, mirr
 from tapescope.engine.orders.simulate import simulate
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
+from tapescope.tests.says import Snapshots, raises
 
 torch.manual_seed(0)
 x = torch.randn(64, 32)
@@ -218,11 +219,12 @@ def test_products_in_half_precision_take_memory_that_is_not_known(dtype: torch.d
     assert (INSIDE in memory.timeline(products).estimates) is not known
 
 
-def test_footprints_of_another_forward_are_refused() -> None:
+def test_footprints_of_another_forward_are_refused(snapshot: Snapshots) -> None:
     footprints = ts.profile(lambda: (x @ weight).tanh().sum()).footprints
     assert footprints is not None
-    with pytest.raises(ValueError, match="the measured run has another graph than the recorded forward"):
+    with raises(ValueError, 4, 6) as raised:
         footprints_for(record_forward(chain, 1), footprints)
+    snapshot("plan_recompute", raised.value)
 
 
 @given(st.sets(st.sampled_from(DROPPABLE)))

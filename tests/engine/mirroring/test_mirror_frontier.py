@@ -13,6 +13,8 @@ from tapescope.engine.mirroring.candidates import FoundDrops, Goal
 from tapescope.engine.mirroring.planned_recompute import _planned as reckoned
 from tapescope.engine.mirroring.planned_recompute import prediction_of
 from tapescope.engine.mirroring.planners import greedy
+from tapescope.engine.words.sizes import share_text, size_text
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 from ..mirrored_programs import gradients, same
 
@@ -59,16 +61,18 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
 
 
 def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(
-    plan: ts.types.PlannedRecompute,
+    plan: ts.types.PlannedRecompute, snapshot: Snapshots
 ) -> None:
     frontier = plan.explore(0.3)
     assert frontier.within(1.0) is frontier.plans[0]
     found = frontier.within(0.8)
     assert found.peak_bytes <= 0.8 * plan.plain_peak_bytes < frontier.plans[frontier.plans.index(found) - 1].peak_bytes
-    with pytest.raises(ValueError, match=r"no plan has a peak within 1 B: the lowest one has .* of the plain one"):
+    lowest = frontier.plans[-1].peak_bytes
+    with raises(ValueError, "1 B", size_text(lowest), share_text(lowest, plan.plain_peak_bytes)):
         frontier.within(1)
-    with pytest.raises(ValueError, match="seconds is how long to search"):
+    with raises(ValueError, "seconds", -1.0) as raised:
         plan.explore(-1.0)
+    snapshot("plan_recompute", raised.value)
 
 
 def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_longer(
@@ -93,7 +97,9 @@ def priced(plan: ts.types.PlannedRecompute, times: int) -> ts.types.PlannedRecom
     return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays))
 
 
-def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: ts.types.PlannedRecompute) -> None:
+def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(
+    plan: ts.types.PlannedRecompute, snapshot: Snapshots
+) -> None:
     once, twice = priced(plan, 1), priced(plan, 2)
     frontier = once.explore(0.3)
     for each in frontier.plans[1:]:
@@ -103,18 +109,22 @@ def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(plan: ts.typ
             assert two.replay_seconds == pytest.approx(2 * one.replay_seconds) and one.replay_seconds > 0
             assert two.plain_seconds == one.plain_seconds and two.recording_seconds == one.recording_seconds
             assert two.levels == one.levels
-    assert "were measured; those of the others are reckoned from it." in str(frontier)
+    says(frontier, *frontier.sentences)
+    snapshot("plan_recompute", replace(frontier, plans=(frontier.plans[0], once)).sentences[0])
 
 
-def test_what_was_said_of_the_plan_that_was_explored_is_not_said_of_others() -> None:
+def test_what_was_said_of_the_plan_that_was_explored_is_not_said_of_others(snapshot: Snapshots) -> None:
     least = ts.plan_recompute(make_loss, 1, seconds=0.1, repetitions=1)
-    assert any("is not reached" in note for note in least.notes)
+    assert not least.met and least.notes
+    says(least.notes[0], "1 B")
     others = [each for each in least.explore(0.2).plans if each is not least]
-    assert others and not any("is not reached" in note for each in others for note in each.sentences)
+    assert others
+    for each in others:
+        says_none_of("\n".join(each.sentences), *least.notes)
     alone = ts.plan_recompute(make_loss, 1.0, seconds=0.1, repetitions=1).explore(0.2)
     assert alone.plans[0].left_alone and all(each.left_alone is None for each in alone.plans[1:])
     assert alone.place == alone.asked == 0
-    assert "Times are reckoned from those of single operations" in alone.sentences[0]
+    snapshot("plan_recompute", alone.sentences[0])
 
 
 def test_a_budget_costs_hardly_more_than_a_planner_finds_for_it_alone(plan: ts.types.PlannedRecompute) -> None:

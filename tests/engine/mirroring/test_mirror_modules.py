@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapescope.engine.mirroring.modules import module_cells, module_sentences
+from tapescope.engine.mirroring.modules import HEADINGS, module_cells, module_sentences
 from tapescope.engine.mirroring.plan import MirrorPrediction, RecomputePlan
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
+from tapescope.tests.says import Snapshots, says
 
 BATCH, WIDTH = 16, 8
+_, DROPPED, NEWLY_KEPT, REPLAYS, REPLAY_TIME, OPERATIONS = HEADINGS
 
 
 class Layer(nn.Module):
@@ -51,29 +53,30 @@ def rows(plan: RecomputePlan) -> dict[str, dict[str, str]]:
 
 def test_equal_modules_are_one_row_with_what_they_save_and_what_is_paid() -> None:
     found = rows(plan_of(recorded(3), "exp", "native_batch_norm", seconds=0.006))
-    layers, norms, whole = found["*"], found["*.norm"], found["in all"]
-    assert (layers["let go"], layers["replays"], layers["operations"]) == ("1.5 KiB", "3", "exp ×3")
-    assert (norms["replays"], norms["operations"]) == ("3", "native_batch_norm ×3")
-    assert (whole["replays"], whole["replay time"], whole["operations"]) == ("6", "6.0 ms", "")
-    assert sum(float(row["replay time"].split()[0]) for row in (layers, norms)) == pytest.approx(6.0, abs=0.1)
+    layers, norms, whole = found["*"], found["*.norm"], [*found.values()][-1]
+    assert (layers[DROPPED], layers[REPLAYS], layers[OPERATIONS]) == ("1.5 KiB", "3", "exp ×3")
+    assert (norms[REPLAYS], norms[OPERATIONS]) == ("3", "native_batch_norm ×3")
+    assert (whole[REPLAYS], whole[REPLAY_TIME], whole[OPERATIONS]) == ("6", "6.0 ms", "")
+    assert sum(float(row[REPLAY_TIME].split()[0]) for row in (layers, norms)) == pytest.approx(6.0, abs=0.1)
 
 
-def test_what_is_only_kept_or_made_on_the_way_says_so_and_claims_no_bytes_let_go() -> None:
+def test_what_is_only_kept_or_made_on_the_way_says_so_and_claims_no_bytes_let_go(snapshot: Snapshots) -> None:
     kept = rows(plan_of(recorded(3), "exp"))["*.linear"]
-    assert kept["newly kept"] == "1.5 KiB" and kept["operations"] == "newly kept: addmm ×3"
-    assert kept["let go"] == kept["replays"] == kept["replay time"] == ""
+    assert kept[NEWLY_KEPT] == "1.5 KiB"
+    says(kept[OPERATIONS], "addmm ×3")
+    assert kept[DROPPED] == kept[REPLAYS] == kept[REPLAY_TIME] == ""
     passed = rows(plan_of(recorded(3), "exp", "addmm"))["*.linear"]
-    assert (passed["let go"], passed["newly kept"], passed["replays"]) == ("", "", "3")
-    assert passed["operations"] == "on the way: addmm ×3"
+    assert (passed[DROPPED], passed[NEWLY_KEPT], passed[REPLAYS]) == ("", "", "3")
+    says(passed[OPERATIONS], "addmm ×3")
+    snapshot("plan_recompute", "\n".join(each[OPERATIONS] for each in (kept, passed)))
 
 
-def test_words_are_explained_where_they_are() -> None:
+def test_words_are_explained_where_they_are(snapshot: Snapshots) -> None:
     program = recorded(2)
     assert module_sentences(plan_of(program, "native_batch_norm")) == []
     (kept,) = module_sentences(plan_of(program, "exp"))
-    assert kept.startswith("Newly kept: no node saves it")
     (on_the_way,) = module_sentences(plan_of(program, "exp", "addmm"))
-    assert on_the_way.startswith("On the way: no node saves it")
+    snapshot("plan_recompute", f"{kept}\n{on_the_way}")
 
 
 def test_an_operation_that_makes_several_storages_runs_again_once() -> None:
@@ -99,7 +102,9 @@ def test_many_modules_end_in_one_row_for_the_rest() -> None:
         return record_forward(lambda: model(weight).sum(), 1)
 
     names = list(rows(plan_of(program(13), "tanh")))
-    assert len(names) == 14 and names[-1] == "in all", "a thirteenth row takes no more room than '1 more'"
+    assert len(names) == 14, "a thirteenth row takes no more room than '1 more'"
+    assert {*names[:-1]} == {f"layer{letter}" for letter in "abcdefghijklm"}
     found = rows(plan_of(program(15), "tanh"))
-    assert list(found)[-2:] == ["3 more", "in all"]
-    assert found["3 more"]["operations"] == "tanh ×3" and found["in all"]["let go"] == "240 B"
+    *_, more, whole = found
+    says(more, 3)
+    assert found[more][OPERATIONS] == "tanh ×3" and found[whole][DROPPED] == "240 B"

@@ -18,6 +18,7 @@ from tapescope.engine.orders.graph_order import GraphOrder, graph_digest
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)
@@ -50,7 +51,7 @@ def fates(plan: RecomputePlan) -> dict[str, str]:
     return {each.operation: each.fate for each in plan.storages}
 
 
-def test_what_a_replay_reads_is_kept(program: ForwardProgram) -> None:
+def test_what_a_replay_reads_is_kept(program: ForwardProgram, snapshot: Snapshots) -> None:
     tanh, mul = made_by(program, "aten.tanh.default"), made_by(program, "aten.mul.Tensor")
     plan = RecomputePlan.of(program, [tanh])
     assert fates(plan) == {
@@ -67,7 +68,8 @@ def test_what_a_replay_reads_is_kept(program: ForwardProgram) -> None:
     }
     assert plan.dropped == {tanh, mul} and plan.dropped_bytes == plan.newly_kept_bytes == x.nbytes
     assert plan.replay_seconds == program.seconds_of(tanh) + program.seconds_of(mul)
-    assert str(plan) == "1 of 2 saved storages are dropped, 96 B; 96 B newly kept"
+    says(plan, 1, 2, "96 B")
+    snapshot("plan_recompute", plan)
 
 
 def test_places_are_those_among_the_operations_with_gradients(program: ForwardProgram) -> None:
@@ -82,17 +84,21 @@ def test_places_are_those_among_the_operations_with_gradients(program: ForwardPr
     assert places == [("aten.max.default", -1), ("aten.tanh.default", 2), ("aten.exp.default", 3)]
 
 
-def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram) -> None:
+def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram, snapshot: Snapshots) -> None:
     exp, mul = made_by(program, "aten.exp.default"), made_by(program, "aten.mul.Tensor")
     assert RecomputePlan.of(program, [exp, mul]).dropped == {exp}
-    assert str(RecomputePlan.of(program, [mul])) == "nothing is dropped"
+    nothing = RecomputePlan.of(program, [mul])
+    assert not nothing.dropped
+    snapshot("plan_recompute", nothing)
 
 
-def test_what_cannot_be_made_again_is_refused(program: ForwardProgram) -> None:
-    with pytest.raises(ValueError, match="storage 0 .* can't be made again, since no operation of the forward made it"):
+def test_what_cannot_be_made_again_is_refused(program: ForwardProgram, snapshot: Snapshots) -> None:
+    with raises(ValueError, "storage 0") as made_before:
         RecomputePlan.of(program, [0])
-    with pytest.raises(ValueError, match="there is no storage 99"):
+    with raises(ValueError, 99, len(program.storages)) as unknown:
         RecomputePlan.of(program, [99])
+    snapshot("plan_recompute", made_before.value)
+    snapshot("plan_recompute", unknown.value)
 
 
 def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardProgram) -> None:
@@ -101,7 +107,7 @@ def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardPr
     assert not plan.fits(record_forward(lambda: (x @ weight).tanh().sum(), 1))
 
 
-def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path) -> None:
+def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path, snapshot: Snapshots) -> None:
     predicted = MirrorPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
     plan = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
     read = RecomputePlan.load(plan.save(tmp_path / "a.mirror.json"))
@@ -110,29 +116,36 @@ def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path)
     assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
     assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
     assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
-    assert str(read).endswith("; predicted peak 7 B, of 9 B without") and read.policy == "heap"
+    says(read, "7 B", "9 B")
+    snapshot("plan_recompute", read)
+    assert read.policy == "heap"
 
 
 def branches(rows: int) -> Callable[[], Tensor]:
     return lambda: torch.stack([(each @ weight).tanh().exp() for each in torch.randn(3, rows, 4)]).sum()
 
 
-def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path: Path) -> None:
+def test_the_order_that_was_planned_for_is_saved_and_runs_the_backward(tmp_path: Path, snapshot: Snapshots) -> None:
     program = record_forward(branches(6), 1)
     graph = program.graph
     order = GraphOrder("bfs", tuple(schedule(graph, "bfs")), graph_digest(graph))
     assert list(order.tasks) != schedule(graph, "heap")
     plan = replace(RecomputePlan.of(program, [made_by(program, "aten.tanh.default")]), planned_order=order)
     read = RecomputePlan.load(plan.save(tmp_path / "plan.json"))
-    assert read.planned_order == order and str(read).endswith("bfs: ts.backward(loss, policy=plan.policy)")
+    assert read.planned_order == order
+    says(read, "bfs", "ts.backward(loss, policy=plan.policy)")
+    snapshot("plan_recompute", read)
     assert schedule(graph, read.policy) == list(order.tasks)
     started = schedule(graph, "heap")[:3]
     rest = [task for task in order.tasks if task not in started]
     assert schedule(graph, read.policy, ran=started) == [*started, *rest]
-    with pytest.raises(ValueError, match="planned for another graph, of .* tasks, where this one has 3; plan again"):
+    with raises(ValueError, len(graph), 3) as smaller:
         schedule(ts.graph(weight.exp().sum()), read.policy)
-    with pytest.raises(ValueError, match="whose tasks, edges or sizes are others"):
+    with raises(ValueError, "ts.plan_recompute") as wider:
         schedule(record_forward(branches(7), 1).graph, read.policy)
+    says_none_of(wider.value, 3)
+    snapshot("plan_recompute", smaller.value)
+    snapshot("plan_recompute", wider.value)
 
 
 def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_path: Path) -> None:
@@ -146,40 +159,46 @@ def test_a_file_of_the_first_version_has_no_order(program: ForwardProgram, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"format": "other"}, '"format" is not tapescope.mirror'),
-        ({"version": 3}, "written by a newer tapescope"),
-        ({"operations": [99]}, "operations"),
-        ({"made_by": [-1, -1, -1]}, "drops storage 4, which can't be made again"),
-        ({"made_by": [0]}, '"made_by" has 1 entries, not'),
-        ({"obstacle": ["no"]}, '"obstacle" has 1 entries'),
-        ({"saved_slot": []}, '"saved_slot" has 0 entries'),
-        ({"predicted": {"levels": []}}, '"predicted.plain_levels" is missing'),
-        ({"predicted": {**PREDICTED, "levels": [1]}}, '"predicted.plain_levels" has 2 entries, not 1'),
-        ({"obstacle": ["so", "so", "so"]}, "drops storage 4, which can't be made again"),
-        ({"order": "dfs"}, '"order" is not an object'),
-        ({"order": {"name": "dfs", "graph": "a"}}, '"order.tasks" is missing'),
-        ({"order": {"name": "dfs", "graph": "a", "tasks": [0, 0]}}, '"order.tasks" has an entry twice'),
-        ({"order": {"name": 1, "graph": "a", "tasks": [0]}}, '"order.name" is not a text'),
-        ({"order": {"name": "dfs", "graph": "a", "tasks": [0]}, "predicted": PREDICTED}, "has 1 tasks, but 2 levels"),
+        ({"format": "other"}, ('"format"', "tapescope.mirror")),
+        ({"version": 3}, ('"version"', 3)),
+        ({"operations": [99]}, ("operations",)),
+        ({"made_by": [-1, -1, -1]}, ('"fate"', "storage 4")),
+        ({"made_by": [0]}, ('"made_by"', 1, 3)),
+        ({"obstacle": ["no"]}, ('"obstacle"', 1)),
+        ({"saved_slot": []}, ('"saved_slot"', 0)),
+        ({"predicted": {"levels": []}}, ('"predicted.plain_levels"',)),
+        ({"predicted": {**PREDICTED, "levels": [1]}}, ('"predicted.plain_levels"', 2, 1)),
+        ({"obstacle": ["so", "so", "so"]}, ('"fate"', "storage 4")),
+        ({"order": "dfs"}, ('"order"',)),
+        ({"order": {"name": "dfs", "graph": "a"}}, ('"order.tasks"',)),
+        ({"order": {"name": "dfs", "graph": "a", "tasks": [0, 0]}}, ('"order.tasks"',)),
+        ({"order": {"name": 1, "graph": "a", "tasks": [0]}}, ('"order.name"',)),
+        ({"order": {"name": "dfs", "graph": "a", "tasks": [0]}, "predicted": PREDICTED}, ('"order"', 1, 2)),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(
-    program: ForwardProgram, tmp_path: Path, change: dict[str, object], message: str
+    program: ForwardProgram,
+    tmp_path: Path,
+    change: dict[str, object],
+    facts: tuple[object, ...],
+    snapshot: Snapshots,
 ) -> None:
     path = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")]).save(tmp_path / "plan.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match="is not a plan that this tapescope can load") as raised:
+    with raises(ValueError, "plan.json", *facts) as raised:
         RecomputePlan.load(path)
-    assert message in str(raised.value)
+    snapshot("plan_recompute", raised.value)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"", b"\x80PK", b'{"format":"tapescope.mirror"'])
-def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_plan_is_refused_in_a_sentence(tmp_path: Path, content: bytes, snapshot: Snapshots) -> None:
     (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"plan\.json is not a plan that this tapescope can load: "):
+    with raises(ValueError, "plan.json") as raised:
         RecomputePlan.load(tmp_path / "plan.json")
+    if content == b"[]":
+        snapshot("plan_recompute", raised.value)
 
 
 def test_a_dropouts_mask_is_named_by_what_fills_it() -> None:

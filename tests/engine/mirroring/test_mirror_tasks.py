@@ -15,7 +15,9 @@ from tapescope.engine.mirroring.saves import ReplayClock, mirrored_saves
 from tapescope.engine.mirroring.tasks import check_fits, mirror_signs, planned_replays
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram
+from tapescope.inspector.drawing.signs import SIGN_TITLES
 from tapescope.inspector.drawing.svg import graph_to_svg
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..mirrored_programs import MakeLoss, everything, some
 
@@ -104,7 +106,7 @@ def test_a_plan_tells_its_replays_what_a_step_takes_longer() -> None:
     assert sorted(numbers) == sorted(plan.dropped), "each once"
 
 
-def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays() -> None:
+def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays(snapshot: Snapshots) -> None:
     first, second = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
 
     def make_loss() -> Tensor:
@@ -122,33 +124,35 @@ def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays() -> None:
         "MulBackward0": ("again", "kept"),
         "TanhBackward0": ("let-go",),
     }
-    assert signs["TanhBackward0"].title == "lets go of 1 saved tensor, 256 B"
-    assert signs["MulBackward0"].title.splitlines()[-1] == "newly keeps 1 tensor, 256 B for that"
+    for sign in signs.values():
+        says(sign.title, 1, "256 B")
+    snapshot("plan_recompute", "\n".join(sign.title for sign in signs.values()))
     picture = graph_to_svg(program.graph, signs=list(signs.values()))
     assert picture.count('data-signs="again kept"') == picture.count('data-signs="let-go"') == 1
-    for words in ("what it saved is let go of", "makes that again first", "newly kept for that"):
+    for words in SIGN_TITLES.values():
         assert f">{words}</text>" in picture
     assert "ts-sign" not in graph_to_svg(program.graph).partition("</style>")[2]
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_the_reason() -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_the_reason(snapshot: Snapshots) -> None:
     make_loss = LOSSES["cell"]
     program = record_forward(make_loss, 1)
     plan = everything(program)
 
-    def refused(given: RecomputePlan, loss: Tensor) -> str:
+    def refused(given: RecomputePlan, loss: Tensor, *facts: object) -> None:
         graph = ts.graph(loss)
-        with pytest.raises(ValueError, match="^recompute: ") as raised:
+        with raises(ValueError, "recompute", *facts) as raised:
             check_fits(given, graph, mirrored_saves(graph))
-        return str(raised.value)
+        snapshot("debug", raised.value)
 
     check_fits(plan, graph := ts.graph(mirrored(make_loss, plan)), mirrored_saves(graph))
-    assert "nothing that this graph saved was let go of" in refused(plan, make_loss())
+    refused(plan, make_loss(), "ts.recompute(plan)")
     other = some(program, 1)
-    assert "the forward ran by another plan" in refused(other, mirrored(make_loss, plan))
+    refused(other, mirrored(make_loss, plan), "AddmmBackward0", "mat1")
     longer = loss_of(Cell(), 6, 2, 8)
-    assert "larger graph" in refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan))
+    refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan), len(program.graph))
     predicted = replace(plan, predicted=MirrorPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
-    assert "predicts the memory of 2 tasks, this graph has" in refused(predicted, mirrored(make_loss, plan))
-    with pytest.raises(TypeError, match="recompute is a plan, such as ts.plan_recompute makes, not a str"):
+    refused(predicted, mirrored(make_loss, plan), 2, len(program.graph))
+    with raises(TypeError, "recompute", "ts.plan_recompute", "str") as raised:
         check_fits("plan", graph, ())  # type: ignore[arg-type]
+    snapshot("debug", raised.value)

@@ -15,11 +15,12 @@ from torch.nn import functional
 
 import tapescope as ts
 from tapescope.engine.memory.timeline import Category
-from tapescope.engine.mirroring.modules import module_cells
+from tapescope.engine.mirroring.modules import module_cells, ms_text
 from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.mirroring.runs import Extra, Runs
 from tapescope.engine.words.sizes import size_text
 from tapescope.inspector.arguments import bytes_of
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
@@ -113,22 +114,24 @@ def test_a_plan_is_for_a_step_after_zero_grad_also_where_there_is_a_grad() -> No
     assert abs(after.peak_bytes - peak) <= 0.005 * peak
 
 
-def test_a_budget_is_reached_if_it_can_be() -> None:
+def test_a_budget_is_reached_if_it_can_be(snapshot: Snapshots) -> None:
     make_loss = blocks()
     half = planned(make_loss, budget=0.5)
     assert half.met and half.peak_bytes <= half.plain_peak_bytes // 2
     least = planned(make_loss, budget=1)
     assert not least.met and least.peak_bytes <= half.peak_bytes
-    assert "The budget of 1 B is not reached; this is the lowest peak that was found." in least.sentences
+    says(least.notes[0], "1 B")
+    snapshot("plan_recompute", least.notes[0])
 
 
-def test_where_a_budget_is_out_of_reach_it_is_said_how_much_plans_can_let_go_of() -> None:
+def test_where_a_budget_is_out_of_reach_it_is_said_how_much_plans_can_let_go_of(snapshot: Snapshots) -> None:
     plan = planned(blocks(), budget=1)
     saved = plan.plain.category_levels[Category.SAVED][plan.plain.peak_place]
     assert 0 < plan.within_reach_bytes <= saved
-    why = f"Of the peak without a plan, {size_text(plan.plain_peak_bytes)}, {size_text(plan.within_reach_bytes)} are"
-    assert any(sentence.startswith(why) for sentence in plan.sentences)
-    assert not any("Of the peak without" in sentence for sentence in planned(blocks(), budget=0.8).sentences)
+    says(plan.sentences[-1], size_text(plan.plain_peak_bytes), size_text(plan.within_reach_bytes))
+    snapshot("plan_recompute", plan.sentences[-1])
+    reached = planned(blocks(), budget=0.8)
+    says_none_of("\n".join(reached.sentences), size_text(reached.within_reach_bytes))
 
     weight, x = torch.randn(256, 256, requires_grad=True), torch.randn(4, 256)
     beyond = planned(lambda: (x @ weight).tanh().sum(), budget=0.5)
@@ -161,39 +164,47 @@ def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pyt
     assert (difference > 0) - (difference < 0) == (share > 1) - (share < 1)
 
 
-def test_operations_too_small_are_left_alone() -> None:
+def test_operations_too_small_are_left_alone(snapshot: Snapshots) -> None:
     plan = planned(cells(), overhead=0.001)
     assert plan.left_alone is not None and not plan.dropped
-    assert "in the 0.1 % of a step that it may take. Its operations are too small: to run " in plan.left_alone
+    assert plan.left_alone_because == "too small"
+    says(plan.left_alone, "0.1 %", size_text(plan.plain_peak_bytes))
     assert plan.peak_bytes == plan.plain_peak_bytes
-    assert str(plan) == plan.left_alone and repr(plan) == "<PlannedRecompute: left alone>"
+    assert str(plan) == plan.left_alone
+    snapshot("plan_recompute", repr(plan))
 
 
-def test_what_fits_the_budget_is_left_alone() -> None:
+def test_what_fits_the_budget_is_left_alone(snapshot: Snapshots) -> None:
     plan = planned(cells(), budget=2**40)
-    assert plan.left_alone is not None and "within the budget of 1.0 TiB (1.1 TB)." in plan.left_alone
+    assert plan.left_alone_because == "within budget"
+    says(plan.left_alone, size_text(plan.plain_peak_bytes), "1.0 TiB (1.1 TB)")
+    snapshot("plan_recompute", plan.left_alone)
 
 
-def test_a_budget_is_a_size_as_people_write_it() -> None:
+def test_a_budget_is_a_size_as_people_write_it(snapshot: Snapshots) -> None:
     for text, nbytes in (("8GB", 8 * 10**9), ("8 GiB", 8 * 2**30), ("1.5 mib", 3 * 2**19), ("100 B", 100)):
         assert bytes_of(text, "budget", "bytes") == nbytes
-    with pytest.raises(ValueError, match=r"budget is '0.5'; expected .*, as 0.5, or a size such as \"8GB\""):
+    with raises(ValueError, "budget", "'0.5'", 0.5, '"8GB"') as raised:
         planned(cells(), budget="0.5")
+    snapshot("plan_recompute", raised.value)
     make_loss = blocks()
     plan = planned(make_loss, budget="1 MB")
     assert plan.met and plan.peak_bytes <= 10**6 < plan.plain_peak_bytes
     beyond = planned(make_loss, budget="1 kB")
-    assert "The budget of 1000 B is not reached" in str(beyond)
+    assert not beyond.met
+    says(beyond, "1000 B")
     frontier = plan.explore(0.2)
     assert frontier.within("1 MB").peak_bytes <= 10**6
-    with pytest.raises(ValueError, match=r"no plan has a peak within 2 KiB \(2.0 kB\)"):
+    with raises(ValueError, "2 KiB (2.0 kB)"):
         frontier.within("2KiB")
 
 
-def test_what_gains_nothing_is_left_alone() -> None:
+def test_what_gains_nothing_is_left_alone(snapshot: Snapshots) -> None:
     x, weight = torch.randn(16, 16), torch.randn(16, 16, requires_grad=True)
     plan = planned(lambda: (x @ weight).sum(), overhead=100.0)
-    assert plan.left_alone is not None and plan.left_alone.startswith("Left alone: no choice was found that lowers")
+    assert plan.left_alone_because == "no lower peak"
+    says(plan.left_alone, size_text(plan.plain_peak_bytes), "1 %")
+    snapshot("plan_recompute", plan.left_alone)
     assert plan.predicted is not None and 0 < plan.predicted.plain_seconds < 60  # a step was timed all the same
 
 
@@ -235,7 +246,7 @@ def test_a_plan_leaves_the_gradients_as_they_are_and_is_read_from_its_file(tmp_p
             assert all(map(torch.equal, gradients(each), expected))
 
 
-def test_what_is_written_behind_torch_is_not_dropped() -> None:
+def test_what_is_written_behind_torch_is_not_dropped(snapshot: Snapshots) -> None:
     weight = torch.randn(64, 64, requires_grad=True)
 
     def make_loss() -> Tensor:
@@ -248,10 +259,13 @@ def test_what_is_written_behind_torch_is_not_dropped() -> None:
         plan = planned(make_loss, budget=0.1)
     (zeros,) = [each for each in plan.storages if each.operation.startswith("aten.zeros")]
     assert zeros.fate == "kept"
-    assert any("Kept, as making it again was tried and is no use: aten.zeros" in each for each in plan.sentences)
+    assert list(plan.banned) == [zeros.number]
+    (said,) = [each for each in plan.notes if "aten.zeros" in each]
+    says(said, plan.banned[zeros.number])
+    snapshot("plan_recompute", said)
 
 
-def test_the_order_is_searched_again_for_the_mirrored_backward_and_saved(tmp_path: Path) -> None:
+def test_the_order_is_searched_again_for_the_mirrored_backward_and_saved(tmp_path: Path, snapshot: Snapshots) -> None:
     shared, inputs = nn.Linear(64, 64), torch.randn(6, 256, 64)
 
     def make_loss() -> Tensor:
@@ -259,8 +273,10 @@ def test_the_order_is_searched_again_for_the_mirrored_backward_and_saved(tmp_pat
 
     plan = planned(make_loss, budget=0.9, policy="dfs")
     assert plan.order_name == "dfs" and plan.policy != "heap"
-    assert "It is for the order of dfs: ts.backward(loss, policy=plan.policy)." in plan.sentences
-    assert "in the order of dfs. Predicted." in plan.sentences[0]
+    (said,) = [each for each in plan.sentences if "ts.backward(loss, policy=plan.policy)" in each]
+    says(said, "dfs")
+    says(plan.sentences[0], size_text(plan.plain_peak_bytes), size_text(plan.peak_bytes), "dfs")
+    snapshot("plan_recompute", said)
     best = planned(make_loss, budget=0.9, policy="auto")
     assert best.peak_bytes <= plan.peak_bytes
     for each in (plan, best):
@@ -279,7 +295,9 @@ def test_the_plan_is_printed_as_a_table_and_what_it_says() -> None:
     words = set(text.split())  # a cell whose times need more room takes two lines
     assert all(words.issuperset(cell.split()) for row in plan.cells for cell in row)
     assert all(sentence in text for sentence in plan.sentences)
-    assert "The backward's peak falls from " in text and "% longer than" in text
+    says(text, size_text(plan.plain_peak_bytes), size_text(plan.peak_bytes))
+    assert plan.predicted is not None
+    says(plan.sentences[1], ms_text(plan.predicted.plain_seconds), ms_text(plan.predicted.replay_seconds))
 
 
 def test_names_from_user_code_are_escaped() -> None:
@@ -291,26 +309,30 @@ def test_names_from_user_code_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error", "said"),
+    ("wanted", "error", "facts"),
     [
-        ({"budget": 1.5}, ValueError, "budget is 1.5; expected a number of bytes above 0, or a share of the peak"),
-        ({"budget": 0}, ValueError, "budget is 0; expected a number of bytes"),
-        ({"budget": "0 GiB"}, ValueError, "budget is '0 GiB'; expected a number of bytes above 0"),
-        ({"budget": "half"}, ValueError, "budget is 'half'; expected a number of bytes"),
-        ({"budget": "8G"}, ValueError, "budget is '8G': GB and GiB differ; expected"),
-        ({"budget": [8]}, TypeError, "budget is a list; expected a number of bytes"),
-        ({"budget": True}, TypeError, "budget is True"),
-        ({"overhead": -0.1}, ValueError, "overhead is a share of a step's time, 0.06 for 6 %, not -0.1"),
-        ({"solver": "luck"}, ValueError, "solver is 'luck'; expected 'search' or 'greedy'"),
-        ({"policy": "nonesuch"}, ValueError, "nonesuch"),
+        ({"budget": 1.5}, ValueError, ("budget", 1.5)),
+        ({"budget": 0}, ValueError, ("budget", 0, 0.5)),
+        ({"budget": "0 GiB"}, ValueError, ("budget", "'0 GiB'")),
+        ({"budget": "half"}, ValueError, ("budget", "'half'")),
+        ({"budget": "8G"}, ValueError, ("budget", "'8G'", "GB", "GiB")),
+        ({"budget": [8]}, TypeError, ("budget", "list")),
+        ({"budget": True}, TypeError, ("budget", True)),
+        ({"overhead": -0.1}, ValueError, ("overhead", -0.1, 0.06)),
+        ({"solver": "luck"}, ValueError, ("solver", "'luck'", "'search'", "'greedy'")),
+        ({"policy": "nonesuch"}, ValueError, ("nonesuch",)),
     ],
 )
-def test_what_makes_no_sense_is_refused(wanted: dict[str, object], error: type[Exception], said: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    wanted: dict[str, object], error: type[Exception], facts: tuple[object, ...], snapshot: Snapshots
+) -> None:
     def make_loss() -> Tensor:
         raise AssertionError("nothing has run by then")
 
-    with pytest.raises(error, match=said):
+    with raises(error, *facts) as raised:
         planned(make_loss, **wanted)
+    if "policy" not in wanted and wanted.get("budget") in (None, 1.5, "8G"):
+        snapshot("plan_recompute", raised.value)
 
 
 def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
@@ -383,10 +405,10 @@ def test_what_repeats_one_element_is_compared_as_any_other() -> None:
         (gradient,) = torch.autograd.grad(net(z).sum(), z, create_graph=True)
         return net(x).mean() + gradient.square().sum()
 
-    assert "raised" not in str(ts.plan_recompute(make_loss, budget=0.7))
+    assert not ts.plan_recompute(make_loss, budget=0.7).banned
 
 
-def test_hooks_that_are_disabled_are_refused_by_name() -> None:
+def test_hooks_that_are_disabled_are_refused_by_name(snapshot: Snapshots) -> None:
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
 
     def make_loss() -> Tensor:
@@ -401,13 +423,14 @@ def test_hooks_that_are_disabled_are_refused_by_name() -> None:
 
     plan = ts.plan_recompute(lambda: (net(x) * 1).sum(), overhead=1.0)
     with disable_saved_tensors_hooks("not here"):
-        with pytest.raises(NotImplementedError, match=r"ts\.plan_recompute .* disabled here \(not here\)"):
+        with raises(NotImplementedError, "ts.plan_recompute", "saved_tensors_hooks", "(not here)") as raised:
             ts.plan_recompute(make_loss)
+        snapshot("plan_recompute", raised.value)
         if plan.dropped:
-            with pytest.raises(NotImplementedError, match=r"ts\.recompute .* disabled here"), ts.recompute(plan):
+            with raises(NotImplementedError, "ts.recompute", "saved_tensors_hooks"), ts.recompute(plan):
                 make_loss()
     for forward in (disabling, differentiating):
         line = forward.__code__.co_firstlineno + 1
-        with pytest.raises(NotImplementedError, match=rf"test_plan_recompute.py:{line} disables"):
+        with raises(NotImplementedError, f"test_plan_recompute.py:{line}"):
             ts.plan_recompute(forward)
     assert not any(parameter.grad is not None for parameter in net.parameters())

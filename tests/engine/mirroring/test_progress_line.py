@@ -15,6 +15,7 @@ from tapescope.engine.mirroring.candidates import FoundDrops
 from tapescope.engine.mirroring.footprint import Mirrored
 from tapescope.engine.mirroring.progress_line import progress_shown
 from tapescope.engine.words import told_line
+from tapescope.tests.says import says
 
 FOUND = FoundDrops(frozenset({1}), Mirrored(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
 
@@ -35,7 +36,7 @@ def test_on_a_terminal_a_line_says_what_was_found_and_goes_in_the_end(monkeypatc
     with progress_shown(None) as told:
         assert told is not None
         told(FOUND)
-        assert "1,234 choices, lowest peak 3.0 MiB" in stream.getvalue()
+        says(stream.getvalue(), "1,234", "3.0 MiB")
     assert "\n" not in stream.getvalue()
     assert stream.getvalue().rpartition("s")[2].strip() == ""
 
@@ -48,7 +49,8 @@ def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.Monke
     with progress_shown(None) as told:
         assert told is not None
         told(FOUND)
-    assert "1,234 choices" in told_of.getvalue() and wrong.getvalue() == ""
+    says(told_of.getvalue(), "1,234")
+    assert wrong.getvalue() == ""
 
 
 @pytest.mark.parametrize("asked", [None, False])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapescope as ts
+from tapescope.tests.says import Snapshots, raises
 
 from .test_plan_recompute import Block
 
@@ -71,12 +72,12 @@ def test_a_trainers_steps_are_mirrored_and_their_gradients_are_the_same(kind: An
     )
 
 
-def test_the_plan_is_made_once_and_not_in_an_evaluation() -> None:
+def test_the_plan_is_made_once_and_not_in_an_evaluation(snapshot: Snapshots) -> None:
     trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
     with torch.no_grad():
         trainer.compute_loss(trainer.model, batch())
     assert trainer.calls == 1 and trainer.mirrored.plan is None and not trainer.mirrored.report.forwards
-    assert repr(trainer.mirrored) == "<recompute: nothing is planned yet>"
+    snapshot("recompute", repr(trainer.mirrored))
     trainer.step(batch())
     plan = trainer.mirrored.plan
     assert plan is not None and trainer.calls == 2  # those of planning are put back
@@ -92,7 +93,7 @@ def test_the_loss_is_found_in_what_trainers_give() -> None:
     mirrored = ts.recompute(budget=0.9, seconds=0.1)
     made = mirrored(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
     assert made["loss"].requires_grad and mirrored.plan is not None
-    with pytest.raises(TypeError, match="make_loss\\(\\) returned None"):
+    with raises(TypeError, "make_loss()", None):
         ts.recompute(budget=0.9)(lambda: {"logs": model(x).sum()})
 
 
@@ -103,21 +104,20 @@ def test_a_plan_made_elsewhere_is_refused_with_what_to_do() -> None:
         lambda: functional.mse_loss(model(inputs["x"]), inputs["labels"]), 0.8, seconds=0.1, repetitions=1
     )
     with (
-        pytest.raises(
-            ValueError, match=r"A trainer calls a model in a way of its own: ts.recompute\(budget=...\) plans where"
-        ),
+        raises(ValueError, "operation 0", "ts.recompute(budget=...)"),
         ts.recompute(plan),
     ):
         Trainer(model).compute_loss(model, dict(inputs))
 
 
-def test_bad_arguments_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="budget is 'much'"):
+def test_bad_arguments_are_refused_at_once(snapshot: Snapshots) -> None:
+    with raises(ValueError, "budget", "'much'"):
         ts.recompute(budget="much")
-    with pytest.raises(TypeError, match="model is a dict"):
+    with raises(TypeError, "model", "dict"):
         ts.recompute(budget=0.5, model={})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="function is a Tensor; expected what runs the forward"):
+    with raises(TypeError, "function", "Tensor", "super().compute_loss") as raised:
         ts.recompute(budget=0.5)(torch.ones(()))  # type: ignore[arg-type]
+    snapshot("recompute", raised.value)
 
 
 class Masked(nn.Module):
@@ -148,15 +148,17 @@ def test_what_the_first_forward_makes_and_keeps_is_in_no_step_of_the_plan() -> N
         assert forward.report.dropped > 0 and not forward.report.notes
 
 
-def test_it_takes_a_plan_or_what_to_make_one_from_and_a_block_needs_a_plan() -> None:
+def test_it_takes_a_plan_or_what_to_make_one_from_and_a_block_needs_a_plan(snapshot: Snapshots) -> None:
     model, x = nn.Sequential(Block(), Block()), torch.randn(4, 48, 32)
     plan = ts.plan_recompute(lambda: model(x).sum(), 0.9, seconds=0.1, repetitions=1)
-    with pytest.raises(ValueError, match="takes a plan, or budget, seconds to make one from, not both"):
+    with raises(ValueError, "budget", "seconds", "ts.plan_recompute") as both:
         ts.recompute(plan, budget=0.5, seconds=1.0)
-    with pytest.raises(TypeError, match=r"takes a plan.* not a float; .*ts\.recompute\(budget=0\.5\)"):
+    with raises(TypeError, "float", "ts.recompute(budget=0.5)"):
         ts.recompute(0.5)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="has no plan yet"), ts.recompute(budget=0.5):
+    with raises(RuntimeError, "ts.recompute(ts.plan_recompute(make_loss, budget))") as none, ts.recompute(budget=0.5):
         raise AssertionError("never entered")
+    snapshot("recompute", both.value)
+    snapshot("recompute", none.value)
     by_plan = ts.recompute(plan)
     by_plan(lambda: model(x).sum()).backward()
     assert by_plan.report.forwards == 1 and by_plan.plan is plan

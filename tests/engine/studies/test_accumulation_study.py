@@ -23,15 +23,18 @@ from tapescope.engine.studies.accumulation_study import (
     RULES,
     STUDIED,
     AccumulationStudy,
+    _rule_name,
     accumulation_study,
     save_studies,
 )
+from tapescope.engine.words.sizes import size_text
 from tapescope.engine.workloads.own_program import own_program
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises, says
 
-NEVER = f"{IN_PLACE}, never released"
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}
-OURS = (IN_PLACE, "out of place", "list", NEVER, "out of place, never released", "list, never released")
+OURS = tuple(map(_rule_name, RULES))
+_, OUT_OF_PLACE, LIST, NEVER, _, LIST_NEVER = OURS
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +73,15 @@ def test_a_list_keeps_each_gradient_of_the_weight_until_the_last_has_come(
 ) -> None:
     study = studies["rnn"]
     weight = workload("rnn").small["width"] ** 2 * 4
-    assert study["list"].peak_bytes > 20 * weight
-    assert study["out of place"].peak_bytes - study[IN_PLACE].peak_bytes == pytest.approx(weight, rel=0.05)
-    assert study[NEVER].peak_bytes < study["list"].peak_bytes <= study["list, never released"].peak_bytes
-    assert max(study.rows, key=lambda row: row.peak_bytes).name == "list, never released"
+    assert study[LIST].peak_bytes > 20 * weight
+    assert study[OUT_OF_PLACE].peak_bytes - study[IN_PLACE].peak_bytes == pytest.approx(weight, rel=0.05)
+    assert study[NEVER].peak_bytes < study[LIST].peak_bytes <= study[LIST_NEVER].peak_bytes
+    assert max(study.rows, key=lambda row: row.peak_bytes).name == LIST_NEVER
 
 
 def test_what_is_never_let_go_can_only_be_more(studies: dict[str, AccumulationStudy]) -> None:
     for study in studies.values():
-        for accumulate in (IN_PLACE, "out of place", "list"):
-            eager, never = study[accumulate], study[f"{accumulate}, never released"]
+        for eager, never in zip(map(study.__getitem__, OURS[:3]), map(study.__getitem__, OURS[3:]), strict=True):
             assert all(most >= least for most, least in zip(never.levels.peaks, eager.levels.peaks, strict=True))
 
 
@@ -93,7 +95,7 @@ def test_an_addition_makes_no_gradient_of_its_own_so_no_rule_costs_anything(
 def test_the_rows_are_those_of_single_runs(studies: dict[str, AccumulationStudy]) -> None:
     _, make_loss = workload("rnn").build(steps=20)
     run = ts.profile(make_loss, engine="direct", accumulate="list")
-    assert studies["rnn"]["list"].peak_bytes == run.peak_bytes
+    assert studies["rnn"][LIST].peak_bytes == run.peak_bytes
     _, compute = workload("rnn").by_hand(steps=20, fused=True)
     assert studies["rnn"][FUSED].levels == allocated_levels(compute)[1]
 
@@ -129,11 +131,13 @@ def test_float64_takes_twice_the_bytes() -> None:
     assert peaks[1] == 2 * peaks[0]
 
 
-def test_progress_says_what_comes() -> None:
+def test_progress_says_what_comes(snapshot: Snapshots) -> None:
     told: list[str] = []
     accumulation_study("needless", repetitions=2, additions=3, dtype=torch.float64, progress=told.append)
-    assert told[0] == "needless, float64: by hand, its memory"
-    assert f"needless, float64: {IN_PLACE}, round 2 of 2" in told
+    says(told[0], "needless, float64", BY_HAND)
+    assert len(told) == len(set(told))
+    (timed,) = [line for line in told if IN_PLACE in line and NEVER not in line and "2 of 2" in line]
+    snapshot("studies", f"{told[0]}\n{timed}")
 
 
 def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStudy]) -> None:
@@ -144,25 +148,28 @@ def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStud
     for lines in (str(study).splitlines(), capture.get().splitlines()):
         for row in study.rows:
             assert any(line.startswith(row.name) and f"{study.ratio(row.name):.2f} ×" in line for line in lines)
-    assert str(study).startswith("rnn, float32: batch=4 width=")
+    says(study, "rnn, float32", "batch=4")
     frame = pd.DataFrame(study.records()).set_index("gradient")
-    assert frame.loc["list", "predicted_bytes"] == frame.loc["list", "peak_bytes"] == study["list"].peak_bytes
-    assert repr(study) == f"<AccumulationStudy of {study.title}: {len(study.rows)} rows>"
+    assert frame.loc[LIST, "predicted_bytes"] == frame.loc[LIST, "peak_bytes"] == study[LIST].peak_bytes
+    says(repr(study), "AccumulationStudy", study.title, len(study.rows))
 
 
-def test_the_sentences_name_what_takes_most(studies: dict[str, AccumulationStudy]) -> None:
+def test_the_sentences_name_what_takes_most(studies: dict[str, AccumulationStudy], snapshot: Snapshots) -> None:
     said = studies["rnn"].sentences
-    assert said[0].startswith("Summed in place and let go at once, the peak is ")
-    assert said[1].endswith("times that, takes: list, never released.")
+    rnn = studies["rnn"]
+    says(said[0], size_text(rnn[IN_PLACE].peak_bytes), BY_HAND)
+    says(said[1], size_text(rnn[LIST_NEVER].peak_bytes), LIST_NEVER)
+    says(said[1], f"{rnn.ratio(LIST_NEVER):.1f}")
+    snapshot("studies", "\n".join(said))
     alike = replace(studies["rnn"], rows=tuple(studies["rnn"][name] for name in (BY_HAND, PYTORCH, IN_PLACE)))
-    assert len(alike.sentences) == 1, "there is nothing to say of what takes no more"
+    assert len(alike.sentences) == 1, "no row takes more"
 
 
 def test_a_prediction_that_is_off_is_shown_with_how_far(studies: dict[str, AccumulationStudy]) -> None:
     study = studies["rnn"]
-    peak = study["list"].peak_bytes
-    off = replace(study, rows=(study[BY_HAND], replace(study["list"], predicted_bytes=round(0.99 * peak))))
-    assert off["list"].error == pytest.approx(-0.01, abs=1e-4)
+    peak = study[LIST].peak_bytes
+    off = replace(study, rows=(study[BY_HAND], replace(study[LIST], predicted_bytes=round(0.99 * peak))))
+    assert off[LIST].error == pytest.approx(-0.01, abs=1e-4)
     assert off.cells[2][3].endswith("(-1.00 %)") and off.cells[1][3] == "–"
 
 
@@ -170,33 +177,32 @@ def test_levels_end_where_the_gradients_are(studies: dict[str, AccumulationStudy
     study = studies["fan_out"]
     matrix = workload("fan_out").small["width"] ** 2 * 4
     assert study[BY_HAND].levels.end_bytes == pytest.approx(matrix, abs=8)
-    assert study["list, never released"].levels.end_bytes == pytest.approx(matrix, abs=8), "the backward is over"
+    assert study[LIST_NEVER].levels.end_bytes == pytest.approx(matrix, abs=8), "the backward is over"
     falls = [later <= sooner for sooner, later in pairwise(study[BY_HAND].levels.peaks)]
-    assert all(falls[1:]), "each step lets go of the z it has used"
+    assert all(falls[1:]), "each step frees the z it has used"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("linear50",),
-            "workload linear50 has no gradient written by hand; those which have: rnn, fan_out, elementwise",
-        ),
-        (("zzz",), "unknown workload 'zzz'; known: resnet50"),
-    ],
+    ("name", "facts"),
+    [("linear50", ("linear50", "rnn, fan_out, elementwise")), ("zzz", ("'zzz'", "resnet50"))],
 )
-def test_bad_input_is_a_sentence(arguments: tuple[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        accumulation_study(*arguments)
+def test_bad_input_is_a_sentence(name: str, facts: tuple[str, ...], snapshot: Snapshots) -> None:
+    with raises(ValueError, *facts) as raised:
+        accumulation_study(name)
+    snapshot("studies", raised.value)
 
 
-def test_what_cannot_be_counted_or_found_is_a_sentence(studies: dict[str, AccumulationStudy]) -> None:
-    with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
+def test_what_cannot_be_counted_or_found_is_a_sentence(
+    studies: dict[str, AccumulationStudy], snapshot: Snapshots
+) -> None:
+    with raises(ValueError, "repetitions", 1, 0) as none:
         accumulation_study("rnn", repetitions=0)
-    with pytest.raises(ValueError, match="'zzz' is not studied here; studied are by hand; by hand, fused; PyTorch; in"):
+    with raises(ValueError, "'zzz'", BY_HAND, FUSED, PYTORCH):
         studies["rnn"]["zzz"]
-    with pytest.raises(ValueError, match="there is no study to save"):
+    with raises(ValueError) as nothing:
         save_studies([], "page.html")
+    for error in (none, nothing):
+        snapshot("studies", error.value)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
@@ -207,6 +213,6 @@ def test_a_program_with_nested_gradients_is_refused_with_what_runs_it() -> None:
         nested = torch.nested.nested_tensor(parts, layout=torch.strided)
         return torch.nested.to_padded_tensor(linear(nested), 0.0).square().sum()
 
-    with pytest.raises(NotImplementedError, match=r"ts\.studies\.accumulation .*nested.*ts\.compare\(make_loss\)"):
+    with raises(NotImplementedError, "ts.studies.accumulation", "nested", "ts.compare(make_loss)"):
         accumulation_study(own_program(make_loss, "own"))
     assert linear.weight.grad is None

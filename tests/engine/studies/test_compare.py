@@ -16,7 +16,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from tapescope.engine.memory.accumulation import Accumulation
 from tapescope.engine.memory.not_counted import NotCounted
+from tapescope.engine.memory.timeline import Category
 from tapescope.engine.orders.policies import POLICIES
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.programs.profile import profile
@@ -26,6 +28,7 @@ from tapescope.engine.words.estimates import Estimate
 from tapescope.engine.words.phrases import nth
 from tapescope.engine.words.sizes import size_text
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 from ..backward_programs import OnCtx
 from ..profiled import profiled
@@ -83,9 +86,9 @@ def test_one_policy_alone_has_nothing_to_be_predicted_from() -> None:
     assert "–" in comparison.cells[1]
 
 
-def test_the_words_say_who_needs_how_much_and_where_the_orders_part(linear50: Comparison) -> None:
+def test_the_words_say_who_needs_how_much_and_where_the_orders_part(linear50: Comparison, snapshot: Snapshots) -> None:
     first, second = linear50.sentences
-    assert first == "The peak of bfs is 51.0 MiB, 17.0 times that of dfs, 3.0 MiB."
+    says(first, "bfs", "51.0 MiB", 17.0, "dfs", "3.0 MiB")
     parted = linear50.first_divergence("bfs", "dfs")
     assert parted is not None and str(parted) == second
     orders = [linear50[policy].timeline.order for policy in ("bfs", "dfs")]
@@ -93,17 +96,18 @@ def test_the_words_say_who_needs_how_much_and_where_the_orders_part(linear50: Co
     assert parted.first is linear50.graph.tasks[orders[0][parted.place]]
     assert parted.second is linear50.graph.tasks[orders[1][parted.place]]
     assert parted.first != parted.second
-    start = f"bfs and dfs part after {parted.place} tasks, which are the same: bfs runs AddmmBackward0 (linear, "
-    assert second.startswith(start)
-    assert f", which dfs runs {nth(orders[1].index(parted.first.id) + 1)}; dfs runs " in second
-    assert "under heap" in str(linear50.peak("bfs")) or "under dfs" in str(linear50.peak("bfs"))
+    says(second, "bfs", "dfs", parted.place, "AddmmBackward0 (linear, ", nth(orders[1].index(parted.first.id) + 1))
+    snapshot("compare", re.sub(r"\.py:\d+", ".py:LINE", f"{first}\n{second}"))
+    report = str(linear50.peak("bfs"))
+    assert "heap" in report or "dfs" in report
 
 
-def test_a_chain_leaves_nothing_to_choose() -> None:
+def test_a_chain_leaves_nothing_to_choose(snapshot: Snapshots) -> None:
     x = torch.ones(1000, requires_grad=True)
     comparison = compare(lambda: x.exp().tanh().sum())
     assert comparison.first_divergence("bfs", "heap") is None
-    assert comparison.sentences == ("The order makes no difference to the peak.",)
+    (said,) = comparison.sentences
+    snapshot("compare", said)
 
 
 def test_a_policy_of_ones_own_is_compared_by_its_name() -> None:
@@ -124,7 +128,7 @@ def test_the_table_is_text_rows_and_a_data_frame(linear50: Comparison, monkeypat
         assert lines[0].split()[:3] == ["policy", "peak", "predicted"]
         first = next(line for line in lines if line.startswith("bfs"))
         assert first.split()[:4] == ["bfs", "51.0", "MiB", "exact"]
-    assert repr(linear50) == "<Comparison of 104 tasks: bfs 51.0 MiB, dfs 3.0 MiB, heap 3.0 MiB>"
+    says(repr(linear50), "Comparison", 104, "bfs 51.0 MiB", "dfs 3.0 MiB", "heap 3.0 MiB")
     frame = pd.DataFrame(linear50.records())
     assert frame["peak_bytes"].tolist() == [row.peak_bytes for row in linear50.rows]
     assert frame["longest_queue"].tolist() == [51, 50, 50]
@@ -169,7 +173,7 @@ def test_random_numbers_are_the_same_in_each_run_and_the_callers_stay() -> None:
     assert len(others) == 13 and all(torch.equal(each, first) for each in others)
 
 
-def test_another_graph_each_time_is_refused_and_gradients_are_left() -> None:
+def test_another_graph_each_time_is_refused_and_gradients_are_left(snapshot: Snapshots) -> None:
     x = torch.ones(4, requires_grad=True)
     calls = count()
 
@@ -179,51 +183,60 @@ def test_another_graph_each_time_is_refused_and_gradients_are_left() -> None:
             y = y * 2
         return y.sum()
 
-    with pytest.raises(ValueError, match=r"another graph each time.*of 3 tasks at first, of 4 under bfs"):
+    with raises(ValueError, "make_loss", 3, 4, "bfs") as raised:
         compare(longer)
+    snapshot("compare", raised.value)
     assert x.grad is None
 
     def changing() -> Tensor:
         return (x.exp() if next(calls) % 2 else x.tanh()).sum()
 
-    with pytest.raises(ValueError, match=r"under \w+, \w+Backward0 \(.* is another task than at first"):
+    line = changing.__code__.co_firstlineno + 1
+    with raises(ValueError, "make_loss", f"test_compare.py:{line}") as raised:
         compare(changing)
+    assert "ExpBackward0" in str(raised.value) or "TanhBackward0" in str(raised.value)
     assert x.grad is None
 
 
-def test_what_cannot_be_compared_is_said() -> None:
+def test_what_cannot_be_compared_is_said(snapshot: Snapshots) -> None:
     x = torch.ones(4, requires_grad=True)
-    with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function that runs the forward"):
+    with raises(TypeError, "make_loss", "Tensor") as no_function:
         compare(x.sum())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="there is no policy 'lifo'; known are bfs, dfs, heap"):
+    with raises(ValueError, "'lifo'", "bfs, dfs, heap"):
         compare(lambda: x.sum(), ["lifo"])
-    with pytest.raises(ValueError, match="two policies of one name: bfs, bfs"):
+    with raises(ValueError, "bfs, bfs"):
         compare(lambda: x.sum(), ["bfs", "bfs"])
-    with pytest.raises(ValueError, match="two policies of one name: <lambda>, <lambda>; a function's is its __name__"):
+    with raises(ValueError, "<lambda>, <lambda>", "__name__", "`def`") as same_name:
         compare(lambda: x.sum(), [lambda ready, state: ready[0], lambda ready, state: ready[-1]])
-    with pytest.raises(ValueError, match="no policy to compare"):
+    with raises(ValueError) as no_policy:
         compare(lambda: x.sum(), [])
-    with pytest.raises(TypeError, match="policies is a list of names, Policy objects or functions, not None"):
+    with raises(TypeError, "policies", "Policy", None) as no_list:
         compare(lambda: x.sum(), None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'lpmf' is not compared here; compared are heap"):
+    with raises(ValueError, "'lpmf'", "heap") as not_compared:
         compare(lambda: x.sum(), ["heap"])["lpmf"]
     with pytest.raises(ZeroDivisionError):
         compare(lambda: 1 / 0)
+    for error in (no_function, same_name, no_policy, no_list, not_compared):
+        snapshot("compare", error.value)
 
 
 @pytest.mark.parametrize(
-    ("made", "error", "what"),
+    ("made", "error", "fact"),
     [
-        (None, TypeError, "returned None; expected a tensor, the loss"),
-        (3, TypeError, "returned an int; expected a tensor, the loss"),
-        ((torch.ones(1), nn.Linear(1, 1)), TypeError, r"returned a tuple of \(Tensor, Linear\); expected a tensor"),
-        (torch.ones(3, 4, requires_grad=True), ValueError, "returned a tensor of shape 3×4; expected one element"),
+        (None, TypeError, "None"),
+        (3, TypeError, "int"),
+        ((torch.ones(1), nn.Linear(1, 1)), TypeError, "(Tensor, Linear)"),
+        (torch.ones(3, 4, requires_grad=True), ValueError, "3×4"),
     ],
 )
-def test_what_make_loss_returns_is_checked_by_all_who_call_it(made: object, error: type[Exception], what: str) -> None:
+def test_what_make_loss_returns_is_checked_by_all_who_call_it(
+    made: object, error: type[Exception], fact: str, snapshot: Snapshots
+) -> None:
     for caller in (compare, profile):
-        with pytest.raises(error, match=rf"make_loss\(\) {what}"):
+        with raises(error, "make_loss()", fact) as raised:
             caller(lambda: made)  # type: ignore[arg-type, return-value]
+    if not isinstance(made, int):
+        snapshot("compare", raised.value)
 
 
 def test_one_policy_needs_no_list() -> None:
@@ -263,18 +276,19 @@ def test_a_comparison_keeps_no_node_and_so_nothing_that_these_keep() -> None:
     assert comparison.graph.nodes == () and not any(row.timeline.graph.nodes for row in comparison.rows)
     for row in comparison.rows:
         assert row.predicted is not None and row.predicted_bytes == row.peak_bytes
-        assert "exp in the forward" in str(comparison.peak(row.policy))
+        says(comparison.peak(row.policy), "exp")
         assert comparison.peak(row.policy).records()
 
 
-def test_the_forward_is_told_where_its_peak_is_higher() -> None:
+def test_the_forward_is_told_where_its_peak_is_higher(snapshot: Snapshots) -> None:
     frozen = nn.Sequential(nn.Linear(64, 8192), nn.ReLU(), nn.Linear(8192, 64)).requires_grad_(False)
     last, x = nn.Linear(64, 64), torch.randn(128, 64)
     comparison = compare(lambda: last(frozen(x)).sum(), repetitions=1)
     forward = comparison.rows[0].timeline.forward_peak_bytes
     assert forward is not None and forward > comparison.highest.peak_bytes
-    (said,) = [sentence for sentence in comparison.sentences if "forward's own peak" in sentence]
-    assert size_text(forward) in said and "any of these policies" in said
+    (said,) = [sentence for sentence in comparison.sentences if size_text(forward) in sentence]
+    says_none_of(said, "bfs", "dfs", "heap")
+    snapshot("compare", said)
     assert comparison.records()[0]["forward_peak_bytes"] == forward
 
 
@@ -287,22 +301,27 @@ def test_what_was_there_before_is_in_each_report() -> None:
     assert comparison.before.sentence in comparison.peak("bfs").answer
 
 
-def test_a_dry_run_that_is_off_is_explained() -> None:
+def test_a_dry_run_that_is_off_is_explained(snapshot: Snapshots) -> None:
     comparison = compare(small_model()[1], repetitions=1)
-    assert not any("dry run" in sentence for sentence in comparison.sentences)
+    silent = [dataclasses.replace(row, dry_run_bytes=None) for row in comparison.rows]
+    assert comparison.sentences == Comparison(comparison.graph, tuple(silent)).sentences
     first, *others = comparison.rows
     off = dataclasses.replace(first, dry_run_bytes=first.peak_bytes * 9 // 10, dry_run_estimates=())
-    (said,) = [each for each in Comparison(comparison.graph, (off, *others)).sentences if "dry run" in each]
-    assert re.search(r"off by \d+\.\d % under bfs\. The backward took \d.* more than the dry run found; why is", said)
+    missed = size_text(first.peak_bytes - first.peak_bytes * 9 // 10)
+    said = Comparison(comparison.graph, (off, *others)).sentences
+    assert len(said) == len(comparison.sentences) + 1
+    says(said[-1], f"{100 - 100 * (first.peak_bytes * 9 // 10) / first.peak_bytes:.1f} %", "bfs", missed)
+    snapshot("compare", said[-1])
     start = first.timeline.start_bytes - first.peak_bytes + off.dry_run_bytes
     left = dataclasses.replace(off, dry_run_start_bytes=start)
-    assert "The forward left" in Comparison(comparison.graph, (left, *others)).sentences[-1]
+    snapshot("compare", Comparison(comparison.graph, (left, *others)).sentences[-1])
     known = dataclasses.replace(off, dry_run_estimates=(Estimate("hooks were not run", "at least"),))
-    said = Comparison(comparison.graph, (known, *others)).sentences[-1]
-    assert said.endswith("under bfs. An estimate: hooks were not run. The true figure may be higher.")
+    why = Comparison(comparison.graph, (known, *others)).sentences[-1]
+    says(why, "bfs", *known.dry_run_estimates)
+    snapshot("compare", why)
 
 
-def test_times_are_those_of_backwards_that_nobody_recorded() -> None:
+def test_times_are_those_of_backwards_that_nobody_recorded(snapshot: Snapshots) -> None:
     x = torch.randn(5, requires_grad=True)
     forwards = Mock()
 
@@ -315,8 +334,12 @@ def test_times_are_those_of_backwards_that_nobody_recorded() -> None:
     for row in found.rows:
         assert len(row.times_ns) == 5
         assert min(row.times_ns) <= row.elapsed_ns <= max(row.times_ns)
-    with pytest.raises(ValueError, match="repetitions must be at least 1, not 0"):
+    with raises(ValueError, "repetitions", 1, 0) as raised:
         compare(make_loss, ["bfs"], repetitions=0)
+    snapshot("compare", raised.value)
+
+
+HEAP_LIST = Accumulation("list").of("heap")
 
 
 def fan_out() -> Tensor:
@@ -327,30 +350,35 @@ def fan_out() -> Tensor:
 
 def test_each_policy_under_each_rule_of_accumulation_is_a_row():
     found = compare(fan_out, ["heap", "bfs"], accumulate=["inplace", "list"], release=["eager", "never"], repetitions=1)
-    rules = ["", ", list", ", never released", ", list, never released"]
-    assert [row.policy for row in found.rows] == [policy + rule for policy in ("heap", "bfs") for rule in rules]
+    rules = [Accumulation(), Accumulation("list"), Accumulation(release="never"), Accumulation("list", "never")]
+    assert [row.policy for row in found.rows] == [rule.of(policy) for policy in ("heap", "bfs") for rule in rules]
     for row in found.rows:
         assert row.predicted_bytes == row.peak_bytes
         assert row.timeline.accumulation.of(row.policy.partition(",")[0]) == row.policy
         assert row.dry_run_bytes is not None
         assert len(row.times_ns) == 1
-    assert found["heap, list"].peak_bytes >= found["heap"].peak_bytes + 4 * 2000
-    assert found["heap"].timeline.order == found["heap, list"].timeline.order
-    assert "heap, list, never released" in str(found)
-    assert "gradients wait to be summed" in str(found.peak("heap, list"))
+    assert found[HEAP_LIST].peak_bytes >= found["heap"].peak_bytes + 4 * 2000
+    assert found["heap"].timeline.order == found[HEAP_LIST].timeline.order
+    says(found, rules[-1].of("heap"))
+    timeline = found[HEAP_LIST].timeline
+    listed = timeline.category_levels[Category.LISTED][timeline.peak_place]
+    assert listed
+    says(found.peak(HEAP_LIST), size_text(listed))
 
 
 def test_one_other_rule_alone_is_compared_by_policy():
     found = compare(fan_out, "heap", accumulate="list", repetitions=1)
-    assert [row.policy for row in found.rows] == ["heap, list"]
+    assert [row.policy for row in found.rows] == [HEAP_LIST]
 
 
-def test_rules_that_can_not_be_compared_are_sentences():
-    with pytest.raises(ValueError, match="there is no accumulate='lists'"):
+def test_rules_that_can_not_be_compared_are_sentences(snapshot: Snapshots):
+    with raises(ValueError, "accumulate='lists'") as unknown:
         compare(fan_out, accumulate=["inplace", "lists"])
-    with pytest.raises(ValueError, match="a rule is there twice: accumulate=list, list; release=eager"):
+    with raises(ValueError, "accumulate=list, list", "release=eager") as twice:
         compare(fan_out, accumulate=["list", "list"])
-    with pytest.raises(ValueError, match="accumulate= or release= is empty"):
+    with raises(ValueError, "accumulate=", "release=") as empty:
         compare(fan_out, release=[])
-    with pytest.raises(NotImplementedError, match="which has one queue"):
+    with raises(NotImplementedError) as queues:
         compare(fan_out, accumulate="list", queues="per device")
+    for error in (unknown, twice, empty, queues):
+        snapshot("compare", error.value)

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -23,6 +24,7 @@ from tapescope.engine.queue.policy import Policy
 from tapescope.engine.studies.gantt import Gantt, time_text
 from tapescope.engine.studies.makespan import makespan, task_times
 from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..backward_programs import random_program
 
@@ -218,25 +220,22 @@ def test_a_policy_that_plans_knows_the_times() -> None:
     assert planned.makespan_ns == makespan(graph, "bfs", [7] * len(graph), {"far": "other"}).makespan_ns
 
 
-def test_the_report_says_who_waits_for_whom() -> None:
+def test_the_report_says_who_waits_for_whom(snapshot: Snapshots) -> None:
     graph = two_devices()
     report = ts.makespan(graph, policies=POLICIES, durations=[10_000] * len(graph), device_of={"far": "cuda:0"})
-    assert report.sentences[0] == (
-        "The makespan is 1.97 ms under dfs and heap, 1.95 times that of bfs, 1.01 ms, which no order can beat."
-    )
-    assert re.sub(r", \w+\.py:\d+| \(\w+\.py:\d+\)", "", report.sentences[1]) == (
-        "Under dfs, cuda:0 stands still for 1.01 ms of 1.97 ms before NativeLayerNormBackward0 (far.11.2, "
-        "102nd), to which ToCopyBackward0 (101st) leads. That one waits 960 µs in the queue of cpu, which runs 96 "
-        "other tasks first."
-    )
-    assert report.cells[0] == ["policy", "makespan", "× best", "× lower bound", "idle on cpu", "idle on cuda:0"]
+    says(report.sentences[0], "1.97 ms", "dfs", "heap", 1.95, "bfs", "1.01 ms")
+    tasks = "NativeLayerNormBackward0", "far.11.2", "102nd", "ToCopyBackward0", "101st"
+    says(report.sentences[1], "dfs", "cuda:0", "1.01 ms", "1.97 ms", *tasks, "960 µs", "cpu", 96)
+    headings = " | ".join(report.cells[0])
+    says(headings, "cpu", "cuda:0")
+    snapshot("makespan", "\n".join([*(re.sub(r"\.py:\d+", ".py:LINE", each) for each in report.sentences), headings]))
     assert report.cells[2] == ["dfs", "1.97 ms", "1.95", "1.95", "960 µs (49 %)", "1.01 ms (51 %)"]
     assert str(report).splitlines()[-1].split()[:3] == ["heap", "1.97", "ms"]
     assert report["bfs"].cells[1][:3] == ["cpu", "101", "1.01 ms"]
     assert "ts-report" in report._repr_html_() and "ts-report" in report["bfs"]._repr_html_()
     assert report.records()[0]["idle_ns cuda:0"] == 50_000
-    assert repr(report) == "<MakespanReport of 197 tasks: bfs 1.01 ms, dfs 1.97 ms, heap 1.97 ms>"
-    assert repr(report["bfs"]) == "<Gantt of 197 tasks on 2 devices under bfs: 1.01 ms>"
+    says(repr(report), "MakespanReport", 197, "bfs 1.01 ms", "dfs 1.97 ms", "heap 1.97 ms")
+    says(repr(report["bfs"]), "Gantt", 197, 2, "bfs", "1.01 ms")
 
 
 def test_a_loss_is_taken_as_its_graph_is() -> None:
@@ -249,54 +248,58 @@ def test_a_loss_is_taken_as_its_graph_is() -> None:
     assert [row.policy for row in report.rows] == [*POLICIES] and not report.best.estimated
 
 
-def test_guessed_times_are_called_so() -> None:
+def test_guessed_times_are_called_so(snapshot: Snapshots) -> None:
     report = ts.makespan(fan(), policies=("heap", "bfs"))
-    assert report.best.estimated and "guesses" in report.sentences[-1] and "estimated" in repr(report["heap"])
-    assert report.sentences[0].startswith("The order makes no difference to the makespan")
+    assert report.best.estimated and report["heap"].estimated
+    assert repr(report["heap"]) != repr(replace(report["heap"], estimated=False))
+    snapshot("makespan", "\n".join(report.sentences))
 
 
-def test_wrong_times_devices_and_policies_are_told() -> None:
+def test_wrong_times_devices_and_policies_are_told(snapshot: Snapshots) -> None:
     graph = fan()
-    with pytest.raises(TypeError, match="expected a tensor or a sequence of tensors, got a str"):
+    with raises(TypeError, "str"):
         ts.makespan("loss")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="there are times for 3 tasks; the graph has 5"):
+    with raises(ValueError, 3, 5) as too_few:
         ts.makespan(graph, durations=[1, 2, 3])
-    with pytest.raises(ValueError, match="durations has no time for #4, AccumulateGrad"):
+    with raises(ValueError, "durations", "#4", "AccumulateGrad"):
         ts.makespan(graph, durations={0: 1, 1: 1, 2: 1, 3: 1})
-    with pytest.raises(ValueError, match="SinBackward0 can't take -3 ns"):
+    with raises(ValueError, "SinBackward0", "-3 ns"):
         ts.makespan(graph, durations=[1, -3, 1, 1, 1])
     with pytest.raises(ValueError, match="far"):
         ts.makespan(graph, device_of={"far": "cuda:0"})
-    with pytest.raises(ValueError, match="no policy 'best'"):
+    with raises(ValueError, "'best'", "bfs"):
         ts.makespan(graph, "best")
-    with pytest.raises(ValueError, match="policy bfs is there twice"):
+    with raises(ValueError, "bfs") as twice:
         ts.makespan(graph, policies=("bfs", "heap", "bfs"))
-    with pytest.raises(ValueError, match="there is no policy to compare"):
+    with raises(ValueError, 'ts.makespan(loss, policies=("bfs", "dfs", "heap"))') as no_policy:
         ts.makespan(graph, policies=())
-    with pytest.raises(ValueError, match="'lifo' is not compared here; compared are bfs"):
+    with raises(ValueError, "'lifo'", "bfs") as not_compared:
         ts.makespan(graph, policies=["bfs"])["lifo"]
-    with pytest.raises(ValueError, match="policy live decides while the backward runs"):
+    with raises(ValueError, "live") as dynamic:
         ts.makespan(graph, Policy("live", "by what is known then", lambda task, arrival: (0,), dynamic=True))
+    for error in (too_few, twice, no_policy, not_compared, dynamic):
+        snapshot("makespan", error.value)
 
 
-def test_runs_that_have_no_times_are_told() -> None:
+def test_runs_that_have_no_times_are_told(snapshot: Snapshots) -> None:
     def loss() -> torch.Tensor:
         return nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)).sum()
 
     graph = ts.graph(loss())
-    with pytest.raises(ValueError, match="there is no run"):
+    with raises(ValueError) as no_run:
         task_times()
-    said = r'the run under heap took no note of when .*: ts.backward\(loss, policy="bfs", trace="off"\) records times'
-    with pytest.raises(ValueError, match=said):
+    with raises(ValueError, "heap", 'ts.backward(loss, policy="bfs", trace="off")', "durations=") as untimed:
         ts.makespan(graph, durations=ts.backward(loss()))
     x = torch.ones(1, requires_grad=True)
     other = ts.backward((x.exp() + x.sin()).sum(), trace="off")
-    with pytest.raises(ValueError, match="the run is another graph's, of 5 tasks; this one has 4"):
+    with raises(ValueError, 5, 4) as of_another:
         ts.makespan(graph, durations=other)
     kept = x.exp()
     partly = ts.backward((kept * torch.ones(1, requires_grad=True)).sum(), inputs=[x], trace="off")
-    with pytest.raises(ValueError, match="AccumulateGrad did not run to its end under heap; it has no time"):
+    with raises(ValueError, "AccumulateGrad", "heap") as partial:
         task_times(partly)
+    for error in (no_run, untimed, of_another, partial):
+        snapshot("makespan", error.value)
 
 
 @pytest.mark.parametrize(
@@ -340,13 +343,14 @@ def test_on_threads_too_a_device_starts_beside_the_other_under_bfs_alone(
     assert bool(beside) == (policy == "bfs")
 
 
-def test_a_device_that_stands_still_for_an_order_says_behind_what() -> None:
+def test_a_device_that_stands_still_for_an_order_says_behind_what(snapshot: Snapshots) -> None:
     graph = two_devices()
     assert makespan(graph, "bfs", None, {"far": "cuda:0"}).starved_text == ""
     simulated = makespan(graph, "heap", None, {"far": "cuda:0"})
     idle = simulated.starved
-    said = f"stands still {time_text(idle.elapsed_ns)}: ToCopy waits {time_text(idle.waited_ns)} behind "
-    assert simulated.starved_text == f"{said}{simulated.passed_by(idle.blocker)} tasks of cpu"
+    times = time_text(idle.elapsed_ns), time_text(idle.waited_ns)
+    says(simulated.starved_text, *times, "ToCopy", simulated.passed_by(idle.blocker), "cpu")
+    snapshot("makespan", simulated.starved_text)
 
 
 def test_times_of_a_run_give_the_bars_of_the_simulation_from_which_they_are(accelerators: object) -> None:

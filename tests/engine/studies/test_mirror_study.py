@@ -25,9 +25,11 @@ from tapescope.engine.studies.mirror_study import (
     save_studies,
 )
 from tapescope.engine.studies.ways_of_torch import checkpointed
+from tapescope.engine.words.sizes import percent_text
 from tapescope.engine.workloads.ready_workload import Parts, Workload
 from tapescope.engine.workloads.workloads import WORKLOADS, workload
 from tapescope.inspector.torch_internals.compiled import activation_memory_budget
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 pytestmark = pytest.mark.heavy
 
@@ -85,23 +87,27 @@ def test_checkpoints_take_less_and_a_mirror_at_their_price_no_more(study: Mirror
     assert study[BELOW].peak_bytes < study[BLOCKS].peak_bytes
     assert all(study.ratio(name) <= 1 for name in (WITHIN, BELOW))
     assert abs(study[BELOW].error or 0) < 0.005
-    assert study.sentences[0].startswith("Mirroring needs ") and " less memory than checkpoints " in study.sentences[0]
+    less = 1 - study[BELOW].peak_bytes / study[BLOCKS].peak_bytes
+    says(study.sentences[0], percent_text(less), study[BELOW].ratio_text, study[BLOCKS].ratio_text)
 
 
-def test_a_checkpoint_updates_running_statistics_twice_and_a_mirror_once() -> None:
+def test_a_checkpoint_updates_running_statistics_twice_and_a_mirror_once(snapshot: Snapshots) -> None:
     study = studied(NORMED)
-    assert study[BLOCKS].bits == "same gradients, other statistics"
-    assert study[BELOW].bits == "same bits" and study[NOTHING].same_state
+    assert study[BLOCKS].same_gradients and not study[BLOCKS].same_state
+    assert study[BELOW].same_gradients and study[BELOW].same_state and study[NOTHING].same_state
+    snapshot("studies", f"{study[BLOCKS].bits}\n{study[BELOW].bits}")
 
 
 def test_tiny_operations_are_left_alone_with_a_word() -> None:
     study = studied("lstm_cell", steps=5)
     assert study[WITHIN].plan is not None and study[WITHIN].plan.left_alone is not None
-    assert any(sentence.startswith(f"{WITHIN}: Left alone: ") for sentence in study.sentences)
+    assert any(sentence.startswith(f"{WITHIN}: {study[WITHIN].plan.left_alone}") for sentence in study.sentences)
     assert study[WITHIN].peak_bytes == study[NOTHING].peak_bytes
 
 
-def test_what_cannot_be_measured_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
+) -> None:
     def no_compiler(forward):
         def run(*inputs):
             raise RuntimeError("no working C++ compiler found.\nand much more")
@@ -110,11 +116,15 @@ def test_what_cannot_be_measured_is_left_out_with_its_reason(monkeypatch: pytest
 
     monkeypatch.setattr(module.torch, "compile", no_compiler)
     study = mirror_study("unet", size="small", repetitions=1, seconds=0.1, channels=2)
-    assert f"{COMPILED} was left out: RuntimeError: no working C++ compiler found." in study.sentences
-    assert "has been mutated" in study.refused[SELECTIVE], "a ReLU in place"
+    (said,) = [each for each in study.sentences if each.startswith(COMPILED)]
+    says(said, "RuntimeError: no working C++ compiler found.")
+    says_none_of(said, "and much more")
+    snapshot("studies", said)
+    assert "has been mutated" in study.refused[SELECTIVE], "a ReLU in place"  # PyTorch's words
     assert COMPILED not in study and SELECTIVE not in study
     study = studied("rnn", steps=3)
-    assert study.refused == dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
+    assert study.refused.keys() == {BLOCKS, SELECTIVE}
+    snapshot("studies", study.refused[BLOCKS])
 
 
 def test_the_model_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,29 +170,34 @@ def test_table_text_and_records_say_the_same(study: MirrorStudy) -> None:
             line.startswith(row.name) and all(cell in line for cell in cells) for line in capture.get().splitlines()
         )
         assert all(words.issuperset(text.split()) for text in (row.name, *cells))
-    assert str(study).startswith("gpt2: vocabulary=512 context=64 ")
+    says(study, "gpt2", "vocabulary=512 context=64")
     frame = pd.DataFrame(study.records()).set_index("way")
     assert frame.loc[BELOW, "predicted_bytes"] == study[BELOW].predicted_bytes
-    assert frame.loc[BLOCKS, "ratio"] == study.ratio(BLOCKS) and repr(study).endswith(": 5 rows>")
+    assert frame.loc[BLOCKS, "ratio"] == study.ratio(BLOCKS)
+    says(repr(study), study.title, 5)
 
 
-def test_words_for_what_differs(study: MirrorStudy) -> None:
+def test_words_for_what_differs(study: MirrorStudy, snapshot: Snapshots) -> None:
     row = study[BLOCKS]
-    assert row.bits == "same bits" and row.error is None and row.time_error is None
-    assert replace(row, same_gradients=False).bits == "rounded otherwise"
+    assert row.same_gradients and row.same_state and row.error is None and row.time_error is None
+    snapshot("studies", replace(row, same_gradients=False).bits)
     unsteady = replace(study, rows=(replace(study[NOTHING], same_gradients=False), row))
-    assert unsteady.sentences[:-1] == ("The gradients of this model are other bits in each run, with nothing done.",)
+    (said,) = unsteady.sentences[:-1]
+    snapshot("studies", said)
     as_much = replace(study, rows=(study[NOTHING], row, replace(row, name=BELOW)))
-    assert as_much.sentences[0].startswith("Mirroring needs as much memory as checkpoints per block; it takes ")
+    says(as_much.sentences[0], row.ratio_text)
+    snapshot("studies", as_much.sentences[0].replace(row.ratio_text, "RATIO"))
 
 
-def test_where_the_forward_needs_most_that_is_said(study: MirrorStudy) -> None:
+def test_where_the_forward_needs_most_that_is_said(study: MirrorStudy, snapshot: Snapshots) -> None:
     row = replace(study[BELOW], peak_bytes=3 * 2**20, backward_peak_bytes=2**20)
     said = replace(study, rows=(study[NOTHING], row)).sentences
-    assert said[:-1] == (f"{BELOW}: the peak is the forward's, which no plan lowers; the backward's is 1.0 MiB.",)
-    assert said[-1].startswith(f"A step takes, over one with nothing: {BELOW} {row.ratio_text}")
+    (peak,) = said[:-1]
+    says(peak, BELOW, "1.0 MiB")
+    says(said[-1], f"{BELOW} {row.ratio_text}")
+    snapshot("studies", peak)
     row = replace(row, backward_peak_bytes=row.peak_bytes)
-    assert not any("the forward's" in each for each in replace(study, rows=(study[NOTHING], row)).sentences)
+    assert replace(study, rows=(study[NOTHING], row)).sentences == said[1:]
 
 
 def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
@@ -193,26 +208,32 @@ def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("name", "given", "facts"),
     [
-        ("zzz", {}, "unknown workload 'zzz'"),
-        ("linear50", {}, 'workload linear50 has no size "desk"; those which have: rnn, lstm_cell'),
-        ("rnn", {"size": "tiny"}, "unknown size 'tiny'; known: small, desk, full"),
-        ("rnn", {"repetitions": 0}, "repetitions must be at least 1, not 0"),
-        ("rnn", {"device": "nowhere"}, "the device 'nowhere' can't be used here: "),
-        ("rnn", {"device": "meta"}, "there is nothing to measure on the device meta"),
+        ("zzz", {}, ("'zzz'", "resnet50")),
+        ("linear50", {}, ("linear50", '"desk"', "rnn, lstm_cell")),
+        ("rnn", {"size": "tiny"}, ("size", "'tiny'", "small, desk, full")),
+        ("rnn", {"repetitions": 0}, ("repetitions", 1, 0)),
+        ("rnn", {"device": "nowhere"}, ("device", "'nowhere'")),
+        ("rnn", {"device": "meta"}, ("device", "meta")),
     ],
 )
-def test_bad_input_is_a_sentence(name: str, given: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_a_sentence(
+    name: str, given: dict[str, object], facts: tuple[object, ...], snapshot: Snapshots
+) -> None:
+    with raises(ValueError, *facts) as raised:
         mirror_study(name, **given)
+    if name == "linear50" or given.get("device", "nowhere") != "nowhere":
+        snapshot("studies", raised.value)
 
 
-def test_what_cannot_be_found_is_a_sentence(study: MirrorStudy) -> None:
-    with pytest.raises(ValueError, match="'zzz' is not studied here; studied are nothing; checkpoint per block;"):
+def test_what_cannot_be_found_is_a_sentence(study: MirrorStudy, snapshot: Snapshots) -> None:
+    with raises(ValueError, "'zzz'", NOTHING, BLOCKS) as unknown:
         study["zzz"]
-    with pytest.raises(ValueError, match="there is no study to save"):
+    with raises(ValueError) as nothing:
         save_studies([], "page.html")
+    for error in (unknown, nothing):
+        snapshot("studies", error.value)
 
 
 def test_the_partitioner_is_given_its_budget_for_as_long() -> None:
