@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -59,6 +60,18 @@ def engine_order(graph: ts.Graph, backward: Callable[[], object]) -> list[int]:
     for handle in handles:
         handle.remove()
     return order
+
+
+@cache
+def second_time() -> str:
+    """Return PyTorch's own message for a second backward through a freed graph."""
+    loss = torch.ones(1, requires_grad=True).exp()
+    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("PyTorch ran it twice")
 
 
 def compiled_loss(x: Tensor) -> Tensor:

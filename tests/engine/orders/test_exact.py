@@ -20,6 +20,7 @@ from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.queue.ready_queue import PolicyError
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..prediction.test_simulate import tasks_of
 from .all_orders import legal_orders
@@ -268,17 +269,19 @@ def test_graphs_of_hundreds_of_tasks_are_solved(name: str, knobs: dict[str, int]
     del model, make_loss  # until here what they hold was not the backward's to free
 
 
-def test_when_it_is_stopped_it_says_what_is_proven() -> None:
+def test_when_it_is_stopped_it_says_what_is_proven(snapshot: Snapshots) -> None:
     problem = xlas_counter_example()
     stopped = Exact((0, 1), 1280, 1024, False, 70, 0.5)
-    assert str(stopped) == (
-        "an order has a peak of 1.2 KiB, 25 % above the 1 KiB which no order is below, found in 0.5 s and 70 states"
-    )
+    says(stopped, "1.2 KiB", "25 %", "1 KiB", "0.5 s", 70)
+    snapshot("exact", stopped)
     for limits in ({"seconds": 0.0}, {"states": 1}):
         found = exact(problem, **limits)  # type: ignore[arg-type]
         assert found.bound_bytes <= 5 <= found.peak_bytes == problem.peak_bytes(found.order)
         assert found.proven is (found.bound_bytes == found.peak_bytes)
-    assert str(exact(problem)).startswith("no order has a lower peak than 5 B, found in ")
+    found = exact(problem)
+    assert found.proven
+    says(found, "5 B")
+    snapshot("exact", found)
 
 
 def test_an_interrupt_is_raised_unless_the_best_so_far_is_wanted() -> None:
@@ -300,14 +303,15 @@ def test_what_ran_already_stays_where_it_is() -> None:
         assert found.peak_bytes == found.bound_bytes == min(map(problem.peak_bytes, rest))
 
 
-def test_the_policy_gives_a_proven_order_or_says_what_was_found() -> None:
+def test_the_policy_gives_a_proven_order_or_says_what_was_found(snapshot: Snapshots) -> None:
     problem = xlas_counter_example()
     assert problem.peak_bytes(optimal_order(problem, (), 10.0)) == 5
     with (
         mock.patch("tapescope.engine.orders.exact.exact", return_value=Exact((), 9, 4, False, 7, 0.0)),
-        pytest.raises(PolicyError, match=r"can't tell the least peak of 7 tasks in 10 s: .* as in \"optimal\(100\)\""),
+        raises(PolicyError, 7, "10 s", "9 B", "4 B", '"optimal(100)"') as raised,
     ):
         optimal_order(problem, (), 10.0)
+    snapshot("plan_order", raised.value)
 
 
 def test_a_backward_runs_in_the_best_order_as_predicted() -> None:

@@ -15,6 +15,7 @@ from tapescope.engine.orders.policies import portfolio
 from tapescope.engine.orders.problem import Problem
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises
 
 from .problems import is_legal, least_peak, problem_of, random_problem
 
@@ -112,11 +113,12 @@ def test_out_of_time_it_stops() -> None:
     assert not found.interrupted
 
 
-def test_an_order_that_is_not_legal_is_refused() -> None:
+def test_an_order_that_is_not_legal_is_refused(snapshot: Snapshots) -> None:
     x = torch.randn(3, requires_grad=True)
     problem = Problem(ts.graph(x.exp().sum()))
-    with pytest.raises(ValueError, match="not a legal order"):
+    with raises(ValueError, "AccumulateGrad (1st)", "ExpBackward0 (2nd)") as raised:
         search(problem, problem.heap_order[::-1])
+    snapshot("simulate", raised.value)
 
 
 def test_as_a_policy_it_starts_from_the_best_of_the_others_and_goes_on_from_what_has_run() -> None:

@@ -23,6 +23,7 @@ from tapescope.engine.queue.named_tasks import tasks_at
 from tapescope.engine.tasks.backward_inputs import needed_tasks
 from tapescope.engine.trace.buckets import buckets_of
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import random_program
 from .problems import Block, PosedProblem, is_legal, least_peak, problem_of, random_problem
@@ -382,15 +383,17 @@ def test_comm_first_asks_for_no_memory() -> None:
     assert not problem.knows_memory
 
 
-def test_comm_first_says_what_it_cannot_find() -> None:
+def test_comm_first_says_what_it_cannot_find(snapshot: Snapshots) -> None:
     model, graph = two_towers()
-    with pytest.raises(ValueError, match=r'called "rigth"; the nearest names are right'):
+    with raises(ValueError, '"rigth"', "right", "right.bias"):
         comm_first(Problem(graph), patterns=["rigth"])
-    with pytest.raises(ValueError, match=r'name a kind, a module or a parameter, as in "comm_first\(encoder\.\*\)"'):
+    with raises(ValueError, "DistributedDataParallel", '"comm_first(encoder.*)"') as no_buckets:
         comm_first(Problem(graph))
     only_left = needed_tasks(graph, [model["left"][0].weight])
-    with pytest.raises(ValueError, match=r"leaves out all that it names, such as AccumulateGrad \(right.bias, "):
+    with raises(ValueError, '"right.bias"', "AccumulateGrad (right.bias, test_planners.py:") as left_out:
         comm_first(Problem(graph, needed=only_left), patterns=["right.bias"])
+    for raised in (no_buckets, left_out):
+        snapshot("backward", raised.value)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")

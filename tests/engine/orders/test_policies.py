@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from tapescope.engine.queue.pending import dependencies, queue_lengths
 from tapescope.engine.queue.policy import QueueState
 from tapescope.engine.workloads.workloads import WORKLOADS
 from tapescope.inspector.graph.kinds import Kind
+from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import random_program
 
@@ -128,32 +128,37 @@ def test_queue_lengths_count_the_ready_tasks_at_each_pick() -> None:
     assert queue_lengths(graph, schedule(graph, "bfs")) == [1, 3, 2, 1, 1]
 
 
-def test_an_unknown_policy_is_told_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="no policy 'best'; known are bfs, dfs, heap"):
+def test_an_unknown_policy_is_told_with_those_there_are(snapshot: Snapshots) -> None:
+    with raises(ValueError, "'best'", "bfs", "dfs", "heap"):
         schedule(fan(), "best")
-    with pytest.raises(TypeError, match="policy is an int; expected a name"):
+    with raises(TypeError, "policy", "int", "bfs", "dfs", "heap") as raised:
         schedule(fan(), 7)  # type: ignore[arg-type]
+    snapshot("backward", raised.value)
 
 
-def test_a_policy_that_returns_what_is_not_ready_is_told_what_is() -> None:
+def test_a_policy_that_returns_what_is_not_ready_is_told_what_is(snapshot: Snapshots) -> None:
     graph = fan()
 
     def eager(ready: list[ts.Task], state: QueueState) -> ts.Task:
         return state.graph.tasks[4]
 
-    with pytest.raises(ts.PolicyError, match="eager returned AccumulateGrad, which is not ready; expected Stack"):
+    with raises(ts.PolicyError, "eager", "AccumulateGrad", "StackBackward0"):
         schedule(graph, eager)
-    with pytest.raises(ts.PolicyError, match="returned None, which is not a ts.Task; expected Stack"):
+    with raises(ts.PolicyError, "None", "ts.Task", "StackBackward0") as no_task:
         schedule(graph, lambda ready, state: None)  # type: ignore[arg-type,return-value]
     other = fan()
-    with pytest.raises(ts.PolicyError, match="a task of another graph"):
+    with raises(ts.PolicyError, "<Task 3 Stack>", "StackBackward0") as of_another:
         schedule(graph, lambda ready, state: other.tasks[ready[0].id])
 
     def again(ready: list[ts.Task], state: QueueState) -> ts.Task:
         return state.graph.tasks[state.order[0]] if state.order else ready[0]
 
-    with pytest.raises(ts.PolicyError, match="Stack.* not ready; expected one of the 3 ready tasks: Exp.*, Sin.*, Cos"):
+    with raises(
+        ts.PolicyError, "again", "StackBackward0", 3, "ExpBackward0", "SinBackward0", "CosBackward0"
+    ) as not_ready:
         schedule(graph, again)
+    for raised in (no_task, of_another, not_ready):
+        snapshot("backward", raised.value)
 
 
 def test_labels_are_arrivals_or_creation_ranks() -> None:

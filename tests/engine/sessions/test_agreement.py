@@ -15,6 +15,7 @@ import torch.distributed as dist
 import tapescope as ts
 from tapescope.engine.sessions import agreement
 from tapescope.engine.sessions.agreement import _Asking, _Question, may_communicate
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 from tapescope.tests.warm_python import WarmPython
 
 from ..ranks import logs_of_ranks
@@ -69,14 +70,22 @@ def test_an_order_that_all_ranks_ask_for_runs(ranks: list[dict[str, Any]]) -> No
     assert ranks[0]["agreed"][0]["order"] == ranks[1]["agreed"][0]["order"] != ranks[0]["other orders"]["order"]
 
 
-def test_where_one_asks_for_another_order_all_run_pytorchs_and_say_so(ranks: list[dict[str, Any]]) -> None:
+def test_where_one_asks_for_another_order_all_run_pytorchs_and_say_so(
+    ranks: list[dict[str, Any]], snapshot: Snapshots
+) -> None:
     assert [rank["other orders"]["policy"] for rank in ranks] == ["bfs: heap", "oldest: heap"]
     for name in ("other orders", "other orders once"):
         notes = {rank[name]["note"] for rank in ranks}
-        assert len(notes) == 1 and "have planned other orders" in notes.pop()
+        assert len(notes) == 1
+        says(*notes, 0, 1)
+        says_none_of(*notes, "wait_for_ranks")
         assert ranks[0][name]["order"] == ranks[1][name]["order"]
         assert ranks[0][name]["note"] in ranks[0][name]["text"]
-    assert ranks[0]["one keeps its own"]["note"] == "rank 1 runs PyTorch's own order"
+    snapshot("backward", ranks[0]["other orders"]["note"].replace("1", "0"))  # either rank may be named first
+    note = ranks[0]["one keeps its own"]["note"]
+    says(note, 1, "PyTorch")
+    says_none_of(note, 0)
+    snapshot("backward", note)
 
 
 def test_what_is_measured_is_of_the_order_that_is_named(ranks: list[dict[str, Any]]) -> None:
@@ -88,19 +97,21 @@ def test_what_is_measured_is_of_the_order_that_is_named(ranks: list[dict[str, An
     assert policies == ["bfs: heap", "oldest: heap"]
 
 
-def test_an_order_that_was_refused_is_not_measured(ranks: list[dict[str, Any]]) -> None:
+def test_an_order_that_was_refused_is_not_measured(ranks: list[dict[str, Any]], snapshot: Snapshots) -> None:
     for rank, policy in zip(ranks, ("bfs", "oldest"), strict=True):
         for said in (rank["compared, other orders"]["refused"], rank["timed, other orders"]):
-            assert f"policy {policy} can't be measured here" in said
-            assert "have planned other orders" in said and "on every rank" in said
+            says(said, policy, "PyTorch", 0, 1, "rank", '"heap"')
+    snapshot("compare", ranks[0]["compared, other orders"]["refused"].replace("1", "0"))
 
 
 def test_a_rank_that_is_at_another_graph_or_does_not_ask_is_not_waited_for_longer_than_the_limit(
-    ranks: list[dict[str, Any]],
+    ranks: list[dict[str, Any]], snapshot: Snapshots
 ) -> None:
     assert {rank["other kinds"]["policy"] for rank in ranks} == {"bfs: heap"}
     silent = ranks[0]["nobody answers"]
-    assert silent["policy"] == "bfs: heap" and "1 of 2 ranks" in silent["note"]
+    assert silent["policy"] == "bfs: heap"
+    says(silent["note"], 1, 2, f"{LIMIT_S:g} s", "wait_for_ranks")
+    snapshot("backward", silent["note"])
     assert ranks[0]["after that"]["policy"] == "bfs: heap" and ranks[0]["after that"]["seconds"] < LIMIT_S
 
 
@@ -108,10 +119,10 @@ def test_each_rank_warns_once(ranks: list[dict[str, Any]]) -> None:
     assert [len(rank["warnings"]) for rank in ranks] == [1, 1]
 
 
-def test_a_session_keeps_the_order_on_which_ranks_agreed(ranks: list[dict[str, Any]]) -> None:
+def test_a_session_keeps_the_order_on_which_ranks_agreed(ranks: list[dict[str, Any]], snapshot: Snapshots) -> None:
     for rank in ranks:
-        assert rank["session"]["refused"].startswith("PolicyError: ")
-        assert "policy heap can't take over here" in rank["session"]["refused"]
+        says(rank["session"]["refused"], "PolicyError", "heap", "rank")
+    snapshot("debug", ranks[0]["session"]["refused"])
 
 
 # The decision, on a store without processes
@@ -150,7 +161,7 @@ def short_limit() -> Any:
 def test_who_gives_up_waiting_decides_for_those_who_come_late() -> None:
     _, (first, second) = members(dist.HashStore())
     alone = first._decide("key", "answer")
-    assert alone is not None and "1 of 2 ranks" in alone
+    says(alone, 1, 2, "0.2 s", "wait_for_ranks")
     assert second._decide("key", "answer") == alone
 
 
@@ -187,12 +198,13 @@ class Broken:
 
 
 @pytest.mark.usefixtures("short_limit")
-def test_once_a_rank_has_answered_it_runs_nothing_without_a_verdict() -> None:
+def test_once_a_rank_has_answered_it_runs_nothing_without_a_verdict(snapshot: Snapshots) -> None:
     _, (first, _) = members(Broken(1))
-    with pytest.raises(RuntimeError, match="nothing of it has run"):
+    with raises(RuntimeError, "connection closed by peer", "wait_for_ranks(0)") as raised:
         first._decide("key", "answer")
+    snapshot("backward", raised.value)
     _, (first, _) = members(Broken(0))
-    assert "can't be reached" in (first._decide("key", None) or "")  # had nothing to ask for
+    says(first._decide("key", None), "connection closed by peer")  # had nothing to ask for
 
 
 @pytest.mark.usefixtures("short_limit")
@@ -216,10 +228,11 @@ def test_what_could_communicate() -> None:
     handle.remove()
 
 
-def test_a_limit_is_a_time() -> None:
+def test_a_limit_is_a_time(snapshot: Snapshots) -> None:
     for wrong in (-1, float("nan"), float("inf"), "soon"):
-        with pytest.raises(ValueError, match="a number from 0 on"):
+        with raises(ValueError, 0, repr(wrong)) as raised:
             ts.wait_for_ranks(wrong)  # type: ignore[arg-type]
+    snapshot("backward", raised.value)
 
 
 DEBUGGED = """
@@ -264,4 +277,5 @@ def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> N
     for rank, text in enumerate(said):
         assert ("(tapescope)" in text) == (rank == prompted), text
         assert f"rank {rank} 29.5" in text
-    assert "timeout" in said[prompted] and "runs without a prompt" in said[1 - prompted]
+    says(said[prompted], "init_process_group", "timeout=")
+    says(said[1 - prompted], f"rank {prompted}", "--rank")

@@ -117,7 +117,7 @@ def test_refusals_errors_and_chance_are_told_apart(
     assert outcome(program("random", by_chance)) == "nondeterministic"
 
     def refuses(*arguments: object, **options: object) -> None:
-        raise NotImplementedError("the direct engine cannot run this")
+        raise NotImplementedError('use engine="native"')
 
     monkeypatch.setattr(conformance.checks.ts, "backward", refuses)
     assert outcome(cube) == "refused"

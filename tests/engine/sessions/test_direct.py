@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.tasks.input_buffer import InputBuffer
+from tapescope.tests.says import Snapshots, raises, says
 
 
 def fan(x: Tensor) -> Tensor:
@@ -75,16 +76,18 @@ def test_what_waits_for_a_task_can_be_seen_and_kept() -> None:
     assert all(torch.equal(gradient, copy) for gradient, copy in kept), "a gradient that was looked at has been changed"
 
 
-def test_a_task_that_is_not_ready_is_refused_with_the_reason() -> None:
+def test_a_task_that_is_not_ready_is_refused_with_the_reason(snapshot: Snapshots) -> None:
     session = ts.debug(fan(torch.ones(1, requires_grad=True)))
     leaf = session.graph.tasks[-1]
-    with pytest.raises(ValueError, match=r"AccumulateGrad \(6th\) is not ready: it waits for 3 more gradients"):
+    with raises(ValueError, "AccumulateGrad (6th)", 3) as waits:
         session.step(leaf)
     done = session.step()
-    with pytest.raises(ValueError, match=r"SumBackward0 \(1st\) is not ready: it has run"):
+    with raises(ValueError, "SumBackward0 (1st)") as has_run:
         session.step(done)
-    with pytest.raises(ValueError, match=r"no task 99; this graph has tasks 0 to 5"):
+    with raises(ValueError, 99, 0, 5, "step(count=99)"):
         session.step(99)
+    for raised in (waits, has_run):
+        snapshot("debug", raised.value)
     session.run()
 
 
@@ -94,14 +97,14 @@ def test_after_the_last_task_there_is_none() -> None:
     for _ in range(len(session.graph)):
         session.step()
     assert session.current is None and session.ready == []
-    with pytest.raises(RuntimeError, match="all 6 have run"):
+    with raises(RuntimeError, 6):
         session.step()
 
 
 def test_a_user_policy_that_chooses_wrongly_can_be_overruled() -> None:
     x = torch.ones(1, requires_grad=True)
     session = ts.debug(fan(x), policy=lambda ready, state: state.graph.tasks[5])
-    with pytest.raises(ts.PolicyError, match="not ready"):
+    with raises(ts.PolicyError, "AccumulateGrad", "SumBackward0"):
         session.step()
     assert session.order == []
     while session.ready:
@@ -109,7 +112,7 @@ def test_a_user_policy_that_chooses_wrongly_can_be_overruled() -> None:
     assert x.grad is not None
 
 
-def test_a_failed_step_ends_the_session_and_says_where() -> None:
+def test_a_failed_step_ends_the_session_and_says_where(snapshot: Snapshots) -> None:
     layer = nn.Linear(2, 2)
     with ts.capture():
         hidden = layer(torch.ones(1, 2))
@@ -124,10 +127,11 @@ def test_a_failed_step_ends_the_session_and_says_where() -> None:
     session.step()
     with pytest.raises(ZeroDivisionError) as caught:
         session.step()
-    assert "AddmmBackward0 (3rd, test_direct.py:" in caught.value.__notes__[0]
-    with pytest.raises(RuntimeError, match=r"session is over \(ZeroDivisionError in AddmmBackward0 \(3rd, "):
+    says(caught.value.__notes__[0], "AddmmBackward0", "3rd", "test_direct.py:")
+    with raises(RuntimeError, "ZeroDivisionError", "AddmmBackward0", "3rd", "ts.debug(loss)") as over:
         session.step()
-    assert "ZeroDivisionError" in repr(session)
+    snapshot("debug", over.value)
+    says(repr(session), "ZeroDivisionError")
     assert torch.is_grad_enabled()
 
 
@@ -138,7 +142,7 @@ def test_a_closed_session_holds_no_gradients_and_does_not_go_on() -> None:
         assert session.waiting(0)[0] is not None
     session.close()
     assert session.waiting(0) == (None,)
-    with pytest.raises(RuntimeError, match=r"over \(closed\)"):
+    with raises(RuntimeError, "closed", "ts.debug(loss)"):
         session.run()
 
 
@@ -169,11 +173,13 @@ def test_gradients_retained_at_a_stop_are_filled(length: int) -> None:
     assert x.grad is not None
 
 
-def test_a_session_says_what_it_is_doing() -> None:
+def test_a_session_says_what_it_is_doing(snapshot: Snapshots) -> None:
     session = ts.debug(fan(torch.ones(1, requires_grad=True)), policy="bfs")
-    assert repr(session) == "<Stepper under bfs: 0 of 6 tasks have run, 1 ready>"
+    says(repr(session), "Stepper", "bfs", "0 of 6", 1)
+    snapshot("debug", repr(session))
     run = session.run()
-    assert repr(run).startswith("<Run of 6 tasks under bfs, direct engine:") and "longest queue 3" in repr(run)
+    says(repr(run), "Run", 6, "bfs", "direct", 3)
+    snapshot("debug", repr(run))
 
 
 def test_only_sums_that_nobody_else_holds_are_added_to_in_place() -> None:
@@ -359,7 +365,7 @@ def test_a_session_is_not_told_to_go_on_from_inside_itself(verb: str) -> None:
     y = x.exp()
     y.register_hook(lambda gradient: call())
     session = ts.debug(y.sum())
-    with pytest.raises(RuntimeError, match=r"only stop\(\) and close\(\) may be called from a hook"):
+    with raises(RuntimeError, f"session.{verb}", "session.run()", "stop()", "close()", "hook"):
         session.run()
 
 
@@ -371,7 +377,7 @@ def test_a_session_closed_in_a_hook_ends_after_that_task() -> None:
     run = session.run()
     assert [run.graph.tasks[task].short_name for task in run.order] == ["Sum", "Exp"] and x.grad is None
     assert session.current is None and session.ready == []
-    with pytest.raises(RuntimeError, match="closed"):
+    with raises(RuntimeError, "closed", "ts.debug(loss)"):
         session.step()
 
 
@@ -403,14 +409,16 @@ def test_a_policy_that_fails_leaves_the_session_to_another() -> None:
     assert x.grad is not None
 
 
-def test_what_is_given_to_a_session_must_be_its_own() -> None:
+def test_what_is_given_to_a_session_must_be_its_own(snapshot: Snapshots) -> None:
     one, other = (ts.debug(fan(torch.ones(1, requires_grad=True))) for _ in range(2))
-    with pytest.raises(ValueError, match="a task of another graph"):
+    with raises(ValueError, repr(other.current), repr(one.graph.tasks[other.current.id])) as of_another:
         one.step(other.current)
-    with pytest.raises(TypeError, match="not a float"):
+    with raises(TypeError, "gradient", "float") as no_gradient:
         one.replace(0.0)
-    with pytest.raises(TypeError, match="got a Linear, which is a model: pass the loss"):
+    with raises(TypeError, "Linear", "model", "loss") as no_loss:
         ts.debug(nn.Linear(1, 1))
+    for raised in (of_another, no_gradient, no_loss):
+        snapshot("debug", raised.value)
 
 
 def test_hooks_on_several_tensors_on_an_accelerator_belong_to_one_backward(accelerator: torch.device) -> None:

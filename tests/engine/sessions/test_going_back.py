@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import weakref
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_sel
 import tapescope as ts
 from tapescope.engine.sessions.stepper import Stepper
 from tapescope.engine.tasks.backward_call import BackwardCall
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 from ..backward_programs import random_policy, random_program
+from ..comparing import second_time
 
 BUDGETS = [1 << 30, 300, 0]
 
@@ -207,9 +210,7 @@ def test_a_comparison_has_each_branchs_gradients_order_and_peak(rule: ts.types.A
         ts.simulate(ts.graph(make_loss()), policy, accumulate=rule.accumulate, release=rule.release).peak_bytes
         for policy in ("heap", "bfs")
     ]
-    assert (two.peak_bytes > one.peak_bytes) == (rule == ts.types.Accumulation()), (
-        "lists have to wait for all that comes"
-    )
+    assert (two.peak_bytes > one.peak_bytes) == (rule == ts.types.Accumulation()), "lists wait"
     assert "(current)" in str(session.compare_branches()) and "<table" in session.compare_branches()._repr_html_()
 
 
@@ -226,12 +227,13 @@ def test_the_trace_tells_of_the_branch_that_is_current() -> None:
     assert len(session.trace) == 1 and session.trace.of(edited) is None and not session.trace.edits
     session.policy = "bfs"
     session.run()
-    assert session.trace.policy == "heap, then bfs" and len(session.trace) == len(session.graph)
+    says(session.trace.policy, "heap", "bfs")
+    assert session.trace.policy.startswith("heap") and len(session.trace) == len(session.graph)
     session.back(len(session.order))
     assert session.policy == "heap" and session.trace.policy == "heap"
 
 
-def test_an_edit_is_undone_by_restore_or_by_going_back_before_it() -> None:
+def test_an_edit_is_undone_by_restore_or_by_going_back_before_it(snapshot: Snapshots) -> None:
     _, make_loss = small_model()
     session = Stepper(make_loss(), history=True)
     session.step()
@@ -243,12 +245,14 @@ def test_an_edit_is_undone_by_restore_or_by_going_back_before_it() -> None:
     session.scale(3)
     session.step()
     session.back()
-    assert torch.equal(session.gradients[0], was * 3), "it goes with the task before which it was made"
+    assert torch.equal(session.gradients[0], was * 3), "an edit belongs to its task"
     session.back()
     session.step()
     assert torch.equal(session.gradients[0], was)
-    with pytest.raises(ValueError, match=r"the gradients of \w+ \(\d+(st|nd|rd|th)\) were not edited"):
+    current = session.graph.describe(session.current.id)
+    with raises(ValueError, current) as raised:
         session.restore()
+    snapshot("debug", raised.value)
 
 
 def test_history_holds_no_more_gradients_than_its_budget() -> None:
@@ -261,14 +265,15 @@ def test_history_holds_no_more_gradients_than_its_budget() -> None:
     assert session.history.gradient_bytes == 0
 
 
-def test_what_a_history_may_take_is_a_size_as_people_write_it() -> None:
+def test_what_a_history_may_take_is_a_size_as_people_write_it(snapshot: Snapshots) -> None:
     session = Stepper(small_model()[1](), history="2 KiB")
     assert session.history is not None and session.history.budget_bytes == 2048
     session = Stepper(small_model()[1]())
     session.keep_history("2kB")
     assert session.history is not None and session.history.budget_bytes == 2000
-    with pytest.raises(ValueError, match="history is 'much'; expected how many bytes may be kept"):
+    with raises(ValueError, "history", "'much'", '"8GB"') as raised:
         Stepper(small_model()[1](), history="much")
+    snapshot("debug", raised.value)
 
 
 def test_history_says_what_saved_tensors_it_holds() -> None:
@@ -287,11 +292,11 @@ def test_after_the_session_the_graph_is_freed_as_after_any_backward() -> None:
     session = Stepper(loss, history=True)
     session.run()
     session.close()
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+    with raises(RuntimeError, second_time()):
         loss.backward()
 
 
-def test_forget_frees_what_ran_and_begins_anew() -> None:
+def test_forget_frees_what_ran_and_begins_anew(snapshot: Snapshots) -> None:
     saved = torch.ones(2)
     alive = weakref.ref(saved)
     x = torch.ones(2, requires_grad=True)
@@ -302,8 +307,9 @@ def test_forget_frees_what_ran_and_begins_anew() -> None:
     assert alive() is not None
     session.forget()
     assert alive() is None and session.history.nbytes == 0
-    with pytest.raises(ValueError, match="no tasks can be taken back: forget\\(\\) was called after 2 tasks"):
+    with raises(ValueError, "back(1)", "forget()", 2) as raised:
         session.back()
+    snapshot("debug", raised.value)
     session.run()
     session.back(2)
     assert x.grad is None
@@ -433,14 +439,15 @@ def test_statistics_that_a_checkpoint_writes_again_are_written_once_after_going_
             assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_task_that_can_not_be_taken_back_says_why() -> None:
+def test_a_task_that_can_not_be_taken_back_says_why(snapshot: Snapshots) -> None:
     model, _ = small_model()
     x = torch.randn(4, 6, requires_grad=True)
     session = Stepper(checkpoint(model, x, use_reentrant=True).sum(), history=True)
     session.run()
     after = grads(model)
-    with pytest.raises(ValueError, match="CheckpointFunctionBackward.* ran a backward of its own"):
+    with raises(ValueError, f"back({len(session.order)})", 1, "CheckpointFunctionBackward (2nd)", ".grad") as raised:
         session.back(len(session.order))
+    snapshot("debug", raised.value)
     assert same(grads(model), after)
 
 
@@ -450,7 +457,7 @@ def selective(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("way", ["back", "goto"])
-def test_a_selective_checkpoint_is_not_taken_back_as_it_computes_again_only_once(way: str) -> None:
+def test_a_selective_checkpoint_is_not_taken_back_as_it_computes_again_only_once(way: str, snapshot: Snapshots) -> None:
     model, _ = small_model()
     x = torch.randn(4, 6)
     selective(model, x).sum().backward()
@@ -460,11 +467,13 @@ def test_a_selective_checkpoint_is_not_taken_back_as_it_computes_again_only_once
     begin = session.current
     session.step()
     session.back()
-    assert session.current is begin, "what comes before the region can be taken back"
+    assert session.current is begin, "a task above the region"
     session.run()
     go = {"back": lambda: session.back(len(session.order)), "goto": lambda: session.goto(begin)}[way]
-    with pytest.raises(ValueError, match="selective checkpoint"):
+    with raises(ValueError, create_selective_checkpoint_contexts.__name__) as raised:
         go()
+    if way == "back":
+        snapshot("debug", raised.value)
     assert same(grads(model), expected)
 
 
@@ -489,7 +498,7 @@ def test_beside_a_selective_checkpoint_no_region_is_computed_again() -> None:
         assert torch.equal(x.grad, expected)
 
 
-def test_an_optimizers_step_in_a_hook_is_not_taken_back() -> None:
+def test_an_optimizers_step_in_a_hook_is_not_taken_back(snapshot: Snapshots) -> None:
     def step(leaf: Tensor) -> None:
         with torch.no_grad():
             leaf.sub_(leaf.grad)
@@ -503,8 +512,10 @@ def test_an_optimizers_step_in_a_hook_is_not_taken_back() -> None:
         weight.register_post_accumulate_grad_hook(hook)
         session = Stepper((weight * 2).sum(), history=True)
         session.run()
-        with pytest.raises(ValueError, match="had a hook that changed the parameter itself, as an optimizer's step"):
+        with raises(ValueError, "back(1)", "AccumulateGrad (3rd)", "hook") as raised:
             session.back()
+        if hook is step:
+            snapshot("debug", raised.value)
         assert torch.equal(weight, torch.full((2,), -1.0))
 
 
@@ -574,28 +585,31 @@ def test_callbacks_and_hooks_on_several_tensors_run_at_the_end_of_what_ran_last(
     session.step()
     session.back(2)
     session.run()
-    assert seen == ["end"], "the callback of what was taken back is gone"
+    assert seen == ["end"], "the callback of an undone task"
 
 
-def test_going_back_too_far_or_without_a_history_is_refused() -> None:
+def test_going_back_too_far_or_without_a_history_is_refused(snapshot: Snapshots) -> None:
     _, make_loss = small_model()
     session = Stepper(make_loss())
     session.step()
-    with pytest.raises(RuntimeError, match="keeps no history to go back in: start it with ts.debug"):
+    with raises(RuntimeError, "history=True", "keep_history()") as without:
         session.back()
     session.keep_history()
-    with pytest.raises(ValueError, match="no tasks can be taken back: a history was asked for after 1 task"):
+    with raises(ValueError, "back(1)", 1) as too_far:
         session.back()
+    says_none_of(too_far.value, "forget()")
     session.step()
-    with pytest.raises(ValueError, match=r"back\(0\): the number of tasks to take back must be at least 1"):
+    with raises(ValueError, "back(0)", 1) as too_few:
         session.back(0)
     session.back()
     assert len(session.order) == 1
-    with pytest.raises(ValueError, match="there is no branch 7; there is 1"):
+    with raises(ValueError, "branch", 7, 1) as no_branch:
         session.goto(branch=7)
     session.close()
-    with pytest.raises(RuntimeError, match="this session is over"):
+    with raises(RuntimeError, "closed", "ts.debug(loss)"):
         session.back()
+    for raised in (without, too_far, too_few, no_branch):
+        snapshot("debug", raised.value)
 
 
 def test_nothing_is_left_of_a_session_that_went_back() -> None:
@@ -637,13 +651,14 @@ def test_sparse_gradients_go_back(budget: int) -> None:
         assert session.history.gradient_bytes >= 0
 
 
-def test_what_others_added_to_a_grad_is_not_lost() -> None:
+def test_what_others_added_to_a_grad_is_not_lost(snapshot: Snapshots) -> None:
     weight = torch.ones(2, requires_grad=True)
     session = Stepper((weight * 2).sum(), history=True)
     session.run()
     (weight * 3).sum().backward()
-    with pytest.raises(RuntimeError, match=r"the .grad of AccumulateGrad \(3rd\) was changed after its task"):
+    with raises(RuntimeError, ".grad", "AccumulateGrad (3rd)", "None") as raised:
         session.back()
+    snapshot("debug", raised.value)
     assert torch.equal(weight.grad, torch.full((2,), 5.0)) and not session.left
     weight.grad = None
     session.back()
@@ -651,7 +666,7 @@ def test_what_others_added_to_a_grad_is_not_lost() -> None:
     assert torch.equal(weight.grad, torch.full((2,), 2.0))
 
 
-def test_a_function_that_frees_by_itself_is_not_run_twice() -> None:
+def test_a_function_that_frees_by_itself_is_not_run_twice(snapshot: Snapshots) -> None:
     class Frees(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -667,35 +682,39 @@ def test_a_function_that_frees_by_itself_is_not_run_twice() -> None:
     x = torch.ones(2, requires_grad=True)
     session = Stepper(Frees.apply(x * 2).sum(), history=True)
     session.run()
-    with pytest.raises(ValueError, match=r"FreesBackward \(2nd\) has freed what it saved by itself"):
+    with raises(ValueError, "back(4)", 2, "FreesBackward (2nd)") as raised:
         session.back(4)
+    snapshot("debug", raised.value)
     session.back(2)
     session.run()
     assert torch.allclose(x.grad, 2 * torch.full((2,), 2.0).exp())
 
 
-def test_a_root_gradient_changed_in_place_refuses_what_it_spoils_and_leaves_the_session() -> None:
+def test_a_root_gradient_changed_in_place_refuses_what_it_spoils_and_leaves_the_session(snapshot: Snapshots) -> None:
     x = torch.ones(2, requires_grad=True)
     hidden = x * 2
     hidden.register_hook(lambda gradient: gradient.mul_(2))
     gradient = torch.ones(2)
     session = Stepper(BackwardCall(hidden, gradient), history=True)
     session.run()
-    with pytest.raises(RuntimeError, match="the gradient with which the history begins was modified in place"):
+    with raises(RuntimeError, "history", "gradient", "in place") as raised:
         session.back(2)
+    snapshot("debug", raised.value)
     assert not session.left and torch.equal(x.grad, torch.full((2,), 4.0))
     session.back()
     session.run()
     assert torch.equal(x.grad, torch.full((2,), 4.0))
 
 
-def test_what_was_taken_back_of_a_branch_is_told_until_it_has_run_again() -> None:
+def test_what_was_taken_back_of_a_branch_is_told_until_it_has_run_again(snapshot: Snapshots) -> None:
     _, make_loss = small_model()
     session = Stepper(make_loss(), history=True)
     session.run()
     session.back(4)
     (branch,) = session.branches
-    assert (len(branch.order), branch.ahead) == (len(session.graph) - 4, 4) and "4 more taken back" in repr(branch)
+    assert (len(branch.order), branch.ahead) == (len(session.graph) - 4, 4)
+    says(repr(branch), 4)
+    snapshot("debug", repr(branch))
     session.goto(branch=1)
     assert not session.left and session.branches[0].ahead == 0
 
@@ -717,12 +736,15 @@ def test_a_module_is_entered_again_after_going_back() -> None:
     assert session.current == first
 
 
-def test_a_branch_with_nan_is_said_to_have_it() -> None:
+def test_a_branch_with_nan_is_said_to_have_it(snapshot: Snapshots) -> None:
     weight = torch.ones(2, requires_grad=True)
     session = Stepper((weight * 2).sum(), history=True)
     session.run()
     session.back(2)
     session.scale(float("nan"))
     session.run()
-    said = str(session.compare_branches())
-    assert "1 of 1 differ" in said and "is not finite where that of branch 2 is, or the other way round" in said
+    compared = session.compare_branches()
+    (leaf,) = compared.rows[0].different
+    assert leaf.relative is None or not math.isfinite(leaf.relative)
+    says(compared, "1 of 1", leaf.name, "branch 2")
+    snapshot("debug", compared)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tapescope as ts
 from tapescope.inspector.graph.collector import collector_paused
+from tapescope.tests.says import raises
 
 from ..interrupts import interrupted, lines_run
 
@@ -61,10 +62,10 @@ def after_an_interrupt(kind: str, verb: Callable[[Any], object], at: int, left: 
         assert torch.equal(weight.grad, right()), place
     else:
         assert weight.grad is None or torch.equal(weight.grad, right()), place
-        with pytest.raises(RuntimeError, match="this session is over"):
+        with raises(RuntimeError, session.over, "ts.debug(loss)"):
             session.step()
     session.close()
-    assert saved() is None, f"interrupted at {place}, it holds what the forward saved"
+    assert saved() is None, f"interrupted at {place}, it holds saved tensors"
     assert not left(), place
     loss, weight, _ = program()
     ts.backward(loss, engine="direct")

@@ -15,6 +15,7 @@ import tapescope as ts
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.studies.makespan import makespan
 from tapescope.engine.workloads.workload_models_pr4746 import TwoDevices
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 from tapescope.widgets.deck.run_document import run_document
 
 from ..comparing import assert_equal, engine_order
@@ -136,19 +137,24 @@ def test_one_queue_is_the_policys_total_order(accelerators: Devices) -> None:
     assert run.order == makespan(graph, "bfs").order
 
 
-def test_a_device_goes_ahead_until_it_waits_for_another(accelerators: Devices) -> None:
+def test_a_device_goes_ahead_until_it_waits_for_another(accelerators: Devices, snapshot: Snapshots) -> None:
     model, x = branches(accelerators)
     expected = pytorchs_gradients(model, x)
     first, second = map(str, accelerators)
     with ts.debug(model(x), history=True) as session:
-        with pytest.raises(ValueError, match=f"{first} stands still: .* waits for .*, which runs .*, on cpu"):
+        coming = next(task for task in session.planned if str(session.graph.tasks[task].device) == first)
+        with raises(ValueError, first, "cpu", session.graph.describe(coming)) as stands_still:
             session.step(device=first)
-        assert step_until_it_waits(session, "cpu") == "cpu has run all of its tasks"
-        said = step_until_it_waits(session, accelerators[1])
-        assert re.fullmatch(f"{second} stands still: .*, waits for .*, which runs .*, on {first}", said)
+        snapshot("debug", str(stands_still.value).replace(first, "DEVICE"))
+        said = step_until_it_waits(session, "cpu")
+        says(said, "cpu")
+        says_none_of(said, first, second)
+        snapshot("debug", said)
+        says(step_until_it_waits(session, accelerators[1]), second, first)
         session.run()
-        with pytest.raises(ValueError, match=f"{first} has run all of its tasks"):
+        with raises(ValueError, first) as all_run:
             session.step(device=first)
+        says_none_of(all_run.value, second, "cpu")
     assert_equal([parameter.grad for parameter in model.parameters()], expected, bitwise=False)
 
 
@@ -221,16 +227,17 @@ def test_a_users_policy_is_offered_the_tasks_of_one_device(accelerators: Devices
     assert_equal([parameter.grad for parameter in model.parameters()], expected, bitwise=False)
 
 
-def test_what_several_queues_do_not_do_is_refused(accelerators: Devices) -> None:
+def test_what_several_queues_do_not_do_is_refused(accelerators: Devices, snapshot: Snapshots) -> None:
     model, x = branches(accelerators)
     loss = model(x)
-    with pytest.raises(NotImplementedError, match="batch="):
+    with raises(NotImplementedError, "batch=") as raised:
         ts.debug(loss, batch="auto", queues="per device")
+    snapshot("debug", raised.value)
     with ts.debug(loss, batch="auto") as session:
         assert session.queues == "one"
     with ts.debug(model(x), engine="native") as session:
         assert session.queues == "one"
-        with pytest.raises(NotImplementedError, match="one queue for all devices"):
+        with raises(NotImplementedError, session.current.name, accelerators[0], 'queues="per device"'):
             session.step(device=accelerators[0])
 
 
@@ -243,19 +250,22 @@ def test_on_the_cpu_there_is_one_queue_whatever_is_asked_for() -> None:
             session.run()
 
 
-def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence() -> None:
+def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence(snapshot: Snapshots) -> None:
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match="queues"):
+    with raises(ValueError, "queues", "'two'", "'one'", "'per device'") as no_number:
         ts.debug(x.exp().sum(), queues="two")
-    with pytest.raises(ValueError, match="queues"):
+    with raises(ValueError, "queues", "'two'", "'one'", "'per device'"):
         ts.debug(x.exp().sum(), queues="two", engine="native")
+    snapshot("debug", no_number.value)
     with ts.debug(x.exp().sum()) as session:
-        with pytest.raises(ValueError, match="no task of this backward runs on cuda:3; it runs on cpu"):
+        with raises(ValueError, "cuda:3", "cpu") as nothing_there:
             session.step(device="cuda:3")
-        with pytest.raises(TypeError, match="device"):
+        with raises(TypeError, "device", "int", '"cuda:0"') as no_device:
             session.step(device=3)
-        with pytest.raises(ValueError, match="give one of the two"):
+        with raises(ValueError, "step()", "task", "device") as two:
             session.step(session.current, device="cpu")
+    for raised in (nothing_there, no_device, two):
+        snapshot("debug", raised.value)
 
 
 def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies_would_do(
@@ -270,7 +280,8 @@ def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies
     assert content["queues"] == "per device"
     (still,) = own["clock"]["still"]
     assert content["devices"][still["device"]] == str(accelerators[0])
-    assert re.fullmatch(r"stands still .*: ToCopy waits .* behind \d+ tasks of cpu", still["text"])
+    says(still["text"], "ToCopy", "cpu")
+    assert re.search(r"\d+ \w*s\b.*\d+ \w*s\b", still["text"]), "two times"
     bfs = next(each for each in others if each["policy"] == "bfs")
     assert bfs["order"] == list(makespan(run.graph, "bfs", run).order)
     assert len(bfs["clock"]["start"]) == len(run.graph)

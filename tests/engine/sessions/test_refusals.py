@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tapescope as ts
 from tapescope.engine.queue.policy import Policy
+from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import Scale
 from ..comparing import ENGINES
@@ -45,24 +46,26 @@ def test_the_direct_engine_finds_hooks_of_frozen_objects_and_minds_no_stranger()
     assert torch.equal(x.grad, torch.zeros(1))
 
 
-def test_the_direct_engine_refuses_nested_gradients() -> None:
+def test_the_direct_engine_refuses_nested_gradients(snapshot: Snapshots) -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
-    with pytest.raises(NotImplementedError, match="nested gradients"):
+    with raises(NotImplementedError, "nested", "AccumulateGrad", 'engine="native"') as raised:
         ts.backward(nested.to_padded_tensor(0.0).sum(), engine="direct")
+    snapshot("backward", raised.value)
 
 
 @pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="needs Tensor.grad_dtype")
-def test_a_leaf_that_takes_gradients_of_any_dtype_is_left_to_pytorchs_engine() -> None:
+def test_a_leaf_that_takes_gradients_of_any_dtype_is_left_to_pytorchs_engine(snapshot: Snapshots) -> None:
     leaf = torch.ones(2, requires_grad=True)
     leaf.grad_dtype = None
-    with pytest.raises(NotImplementedError, match="AccumulateGrad in the dtype in which it comes"):
+    with raises(NotImplementedError, "AccumulateGrad", "grad_dtype", 'engine="native"') as raised:
         ts.backward((leaf * 2).sum(), engine="direct")
+    snapshot("backward", raised.value)
     assert leaf.grad is None
     ts.backward((leaf * 2).sum(), policy="bfs")
     assert torch.equal(leaf.grad, torch.full((2,), 2.0))
 
 
-def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
+def test_the_direct_engine_refuses_what_it_would_do_differently(snapshot: Snapshots) -> None:
     x = torch.ones(2, requires_grad=True)
 
     def loss() -> Tensor:
@@ -70,8 +73,9 @@ def test_the_direct_engine_refuses_what_it_would_do_differently() -> None:
 
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         for engine in ENGINES:
-            with pytest.raises((NotImplementedError, RuntimeError), match="compiled autograd"):
+            with raises((NotImplementedError, RuntimeError), "compiled autograd") as raised:
                 ts.backward(loss(), engine=engine)
+            snapshot("backward", raised.value)
     assert x.grad is None
 
 

@@ -29,6 +29,7 @@ from tapescope.engine.queue.pending import dependencies
 from tapescope.engine.queue.policy import Policy
 from tapescope.engine.trace.run import Engine
 from tapescope.inspector.torch_internals.hooks import node_hooks
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of
@@ -164,46 +165,51 @@ def test_a_dynamic_policy_foretells_the_queue_at_each_stop(seed: int) -> None:
     assert session.current is None
 
 
-def test_run_to_stops_before_a_task_and_run_finishes() -> None:
+def test_run_to_stops_before_a_task_and_run_finishes(snapshot: Snapshots) -> None:
     x, loss = fan()
     session = native(loss, policy="bfs")
     sine = next(task for task in session.graph.tasks if task.short_name == "Sin")
     assert session.run_to(sine) is sine is session.current
     assert names([session.graph.tasks[task] for task in session.order]) == ["Sum", "Stack", "Exp"]
     assert session.run_to(sine) is sine
-    with pytest.raises(ValueError, match="has run already"):
+    with raises(ValueError, "SumBackward0 (1st)") as ran:
         session.run_to(session.order[0])
+    snapshot("debug", ran.value)
     run = session.run()
     assert len(run.order) == len(session.graph) == len(session.trace)
     expected = x.detach().exp() + x.detach().cos() - x.detach().sin()
     torch.testing.assert_close(x.grad, expected)
-    assert repr(session) == "<NativeSession under bfs: 6 of 6 tasks have run, 0 ready>"
-    with pytest.raises(RuntimeError, match="no task is left: all 6 have run"):
+    says(repr(session), "NativeSession", "bfs", "6 of 6", 0)
+    snapshot("debug", repr(session))
+    with raises(RuntimeError, 6) as over:
         session.step()
+    snapshot("debug", over.value)
     assert session.run().order == run.order
 
 
-def test_run_to_what_inputs_make_needless_is_refused() -> None:
+def test_run_to_what_inputs_make_needless_is_refused(snapshot: Snapshots) -> None:
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     with native((x.exp() * y.sin()).sum(), inputs=[x]) as session:
         needless = next(task for task in session.graph.tasks if task.short_name == "Sin")
-        with pytest.raises(ValueError, match="inputs= makes it needless"):
+        with raises(ValueError, "SinBackward0", "inputs=") as raised:
             session.run_to(needless)
+    snapshot("debug", raised.value)
 
 
-def test_another_task_than_the_next_is_refused() -> None:
+def test_another_task_than_the_next_is_refused(snapshot: Snapshots) -> None:
     _, loss = fan()
     with native(loss, policy="bfs") as session:
         session.step()
         session.step()
         current, other, _ = session.ready
-        with pytest.raises(NotImplementedError, match=r'Exp\w+ \(3rd\).*cannot run Sin\w+ \(4th\).*engine="direct"'):
+        with raises(NotImplementedError, "ExpBackward0 (3rd)", "SinBackward0 (4th)", 'engine="direct"') as raised:
             session.step(other)
+        snapshot("debug", raised.value)
         assert session.step(current) is current.task
         assert session.step(other.task.id) is other.task
 
 
-def test_gradients_are_seen_and_replaced_at_a_stop() -> None:
+def test_gradients_are_seen_and_replaced_at_a_stop(snapshot: Snapshots) -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 3
     y.register_hook(lambda gradient: gradient * 10)
@@ -214,8 +220,9 @@ def test_gradients_are_seen_and_replaced_at_a_stop() -> None:
     (gradient,) = session.gradients
     assert gradient.tolist() == [10.0, 10.0]
     assert session.waiting(session.current)[0] is gradient
-    with pytest.raises(NotImplementedError, match=r'what waits for AccumulateGrad \(3rd\).*engine="direct"'):
+    with raises(NotImplementedError, "AccumulateGrad (3rd)", 'engine="direct"') as raised:
         session.waiting(2)
+    snapshot("debug", raised.value)
     session.replace([torch.tensor([1.0, 2.0])])
     assert session.gradients[0].tolist() == [1.0, 2.0]
     run = session.run()
@@ -225,22 +232,24 @@ def test_gradients_are_seen_and_replaced_at_a_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "error", "facts"),
     [
-        (lambda: [torch.ones(3)], ValueError, r"gradient 0 of Sum.* has shape torch.Size\(\[\]\)"),
-        (lambda: [torch.ones((), dtype=torch.float64)], ValueError, "has dtype torch.float32; the new one has torch.f"),
-        (lambda: [torch.ones((), device="meta")], ValueError, "has device cpu"),
-        (lambda: [3], TypeError, "must be a tensor or None, not an int"),
-        (lambda: [None, None], ValueError, "takes 1 gradients, not 2"),
+        (lambda: [torch.ones(3)], ValueError, (0, "shape", "torch.Size([])", "torch.Size([3])")),
+        (lambda: [torch.ones((), dtype=torch.float64)], ValueError, (0, "dtype", "torch.float32", "torch.float64")),
+        (lambda: [torch.ones((), device="meta")], ValueError, (0, "device", "cpu", "meta")),
+        (lambda: [3], TypeError, (0, "None", "int")),
+        (lambda: [None, None], ValueError, (1, 2)),
     ],
+    ids=["shape", "dtype", "device", "type", "number"],
 )
 def test_gradients_that_do_not_fit_are_refused_and_the_session_goes_on(
-    make: Callable[[], list[object]], error: type[Exception], message: str
+    make: Callable[[], list[object]], error: type[Exception], facts: tuple[object, ...], snapshot: Snapshots
 ) -> None:
     x = torch.ones(2, requires_grad=True)
     session = native(x.exp().sum())
-    with pytest.raises(error, match=message):
+    with raises(error, "SumBackward0", *facts) as raised:
         session.replace(make())
+    snapshot("debug", raised.value)
     session.run()
     torch.testing.assert_close(x.grad, x.detach().exp())
 
@@ -327,7 +336,7 @@ def test_stop_from_a_signal_stops_a_run() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
-def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on() -> None:
+def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on(snapshot: Snapshots) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -343,8 +352,9 @@ def test_an_interrupt_of_the_caller_ends_the_session_and_goes_on() -> None:
     assert not session_threads()
     assert_untouched(graph, before)
     assert len(session.order) == 22 and x.grad is None
-    with pytest.raises(RuntimeError, match="this session is over .KeyboardInterrupt while it ran"):
+    with raises(RuntimeError, "KeyboardInterrupt", "ts.debug(loss)") as raised:
         session.step()
+    snapshot("debug", raised.value)
 
 
 def test_an_interrupt_while_the_thread_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +394,7 @@ VERBS: dict[str, Callable[[ts.types.NativeSession], object]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_verbs_are_refused_from_inside_the_backward_and_in_two_threads_at_once(verb: str) -> None:
+def test_verbs_are_refused_from_inside_the_backward_and_in_two_threads_at_once(verb: str, snapshot: Snapshots) -> None:
     refused: list[str] = []
 
     def refuse() -> None:
@@ -403,14 +413,21 @@ def test_verbs_are_refused_from_inside_the_backward_and_in_two_threads_at_once(v
     session = native(loss)
     session.run()
     inside, twice = refused
-    assert inside.startswith(f"session.{verb}") and "from inside the backward that the session runs" in inside
-    assert twice.startswith(f"session.{verb}") and "while session.run() is under way, in another thread" in twice
+    for said in refused:
+        says(said, f"session.{verb}", "session.run()", "stop()", "close()")
+    says(inside, "hook")
+    says_none_of(inside, "thread")
+    says(twice, "thread")
+    says_none_of(twice, "hook")
+    if verb == "step":
+        snapshot("debug", inside)
+        snapshot("debug", twice)
     assert torch.equal(x.grad, torch.ones(2))
     session.close()  # its hooks hold it, and it the graph which holds them
 
 
 @pytest.mark.parametrize("where", ["a hook", "another thread"])
-def test_close_while_the_session_runs_ends_it(where: str) -> None:
+def test_close_while_the_session_runs_ends_it(where: str, snapshot: Snapshots) -> None:
     closers: list[threading.Thread] = []
 
     def hook(number: int) -> None:
@@ -430,15 +447,17 @@ def test_close_while_the_session_runs_ends_it(where: str) -> None:
         closer.join()
     assert x.grad is None and not session_threads()
     assert_untouched(graph, numbers)
-    with pytest.raises(RuntimeError, match="this session is over .closed"):
+    with raises(RuntimeError, "closed", "ts.debug(loss)") as raised:
         session.step()
+    if where == "a hook":
+        snapshot("debug", raised.value)
 
 
 def test_a_close_in_the_hooks_before_the_first_task_refuses_the_step() -> None:
     loss = torch.ones(2, requires_grad=True).exp().sum()
     session = native(loss)
     loss.register_hook(lambda gradient: session.close())
-    with pytest.raises(RuntimeError, match="this session is over .closed"):
+    with raises(RuntimeError, "closed", "ts.debug(loss)"):
         session.step()
 
 
@@ -527,8 +546,8 @@ def test_an_abandoned_session_leaves_no_thread_hook_or_number(how: str) -> None:
     elif how != "collected":
         session.close()
         session.close()
-        assert repr(session).endswith("closed>")
-        with pytest.raises(RuntimeError, match="this session is over .closed"):
+        says(repr(session), "closed")
+        with raises(RuntimeError, "closed", "ts.debug(loss)"):
             session.step()
     else:
         del session
@@ -575,7 +594,7 @@ class Failing(torch.autograd.Function):
         raise ZeroDivisionError("mine")
 
 
-def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
+def test_an_error_arrives_in_the_caller_with_task_module_and_line(snapshot: Snapshots) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -593,15 +612,17 @@ def test_an_error_arrives_in_the_caller_with_task_module_and_line() -> None:
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         session.run()
     (note,) = caught.value.__notes__
-    assert note.startswith("tapescope: raised in FailingBackward (module 0, 2nd, test_session.py:")
+    says(note, "tapescope", "FailingBackward", "module 0", "2nd", "test_session.py:")
+    snapshot("debug", note)
     assert [entry.name for entry in caught.traceback][-1] == "backward"
     assert not session_threads()
     assert_untouched(graph, numbers)
-    with pytest.raises(RuntimeError, match="over .ZeroDivisionError in the backward"):
+    with raises(RuntimeError, "ZeroDivisionError", "ts.debug(loss)") as over:
         session.run()
+    snapshot("debug", over.value)
 
 
-def test_a_hook_that_raises_at_a_stop_is_told_from_the_task_that_had_run() -> None:
+def test_a_hook_that_raises_at_a_stop_is_told_from_the_task_that_had_run(snapshot: Snapshots) -> None:
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
 
@@ -612,7 +633,9 @@ def test_a_hook_that_raises_at_a_stop_is_told_from_the_task_that_had_run() -> No
     session = native(y.sum())
     with pytest.raises(ZeroDivisionError) as caught:
         session.step()
-    assert caught.value.__notes__ == ["tapescope: raised in the hooks that run before ExpBackward0 (2nd)"]
+    (note,) = caught.value.__notes__
+    says(note, "tapescope", "hooks", "ExpBackward0 (2nd)")
+    snapshot("debug", note)
     assert session.order == [1]
 
 
@@ -719,17 +742,23 @@ def test_torchs_state_of_the_caller_holds_in_the_sessions_thread() -> None:
     assert [name for name in found[1] if "mul" in name] == [name for name in expected[1] if "mul" in name]
 
 
-def test_what_the_sessions_thread_cannot_have_is_refused() -> None:
+def test_what_the_sessions_thread_cannot_have_is_refused(snapshot: Snapshots) -> None:
     _, loss = fan()
-    with torch.profiler.profile(), pytest.raises(NotImplementedError, match=r'a profiler.*engine="direct"'):
+    with torch.profiler.profile(), raises(NotImplementedError, "profiler", 'engine="direct"') as profiled:
         native(loss)
+    snapshot("debug", profiled.value)
     _, loss = fan()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(), pytest.raises(NotImplementedError, match="FakeTensorMode"):
+    with FakeTensorMode(), raises(NotImplementedError, "FakeTensorMode", 'engine="direct"') as fake:
         native(loss)
-    with torch._dynamo.compiled_autograd._enable(lambda graph: graph), pytest.raises(RuntimeError, match="compiled"):
+    snapshot("debug", fake.value)
+    with (
+        torch._dynamo.compiled_autograd._enable(lambda graph: graph),
+        raises(RuntimeError, "compiled autograd") as compiled,
+    ):
         native(loss)
+    snapshot("debug", compiled.value)
 
 
 def test_hundreds_of_sessions_leave_nothing() -> None:
@@ -806,12 +835,13 @@ def test_a_session_in_a_thread_other_than_the_main_one() -> None:
     assert len(runs[0].order) == 6 and x.grad is not None
 
 
-def test_debug_picks_the_engine() -> None:
+def test_debug_picks_the_engine(snapshot: Snapshots) -> None:
     _, loss = fan()
     assert type(ts.debug(loss)) is ts.types.Stepper
     assert type(ts.debug(loss, engine="native")) is ts.types.NativeSession
-    with pytest.raises(ValueError, match="no engine 'turbo'; known are native, direct"):
+    with raises(ValueError, "'turbo'", "native", "direct") as raised:
         ts.debug(loss, engine="turbo")
+    snapshot("debug", raised.value)
 
 
 def test_a_session_has_the_callers_device_and_streams_and_one_queue(accelerator: torch.device) -> None:
@@ -891,11 +921,15 @@ GOING_BACK: list[Callable[[ts.types.NativeSession], object]] = [
 
 
 @pytest.mark.parametrize("verb", GOING_BACK)
-def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[ts.types.NativeSession], object]) -> None:
+def test_what_goes_back_is_refused_as_a_history_is(
+    verb: Callable[[ts.types.NativeSession], object], snapshot: Snapshots
+) -> None:
     x, loss = fan()
     with pytest.raises(NotImplementedError) as of_a_history:
         native(loss, history=True)
-    assert str(of_a_history.value).startswith("PyTorch's engine can't take back a task that has run")
+    says(of_a_history.value, "history", 'engine="direct"')
+    if verb is GOING_BACK[0]:
+        snapshot("debug", of_a_history.value)
     with native(loss) as session:
         session.step()
         with pytest.raises(NotImplementedError) as refusal:
@@ -904,19 +938,21 @@ def test_what_goes_back_is_refused_as_a_history_is(verb: Callable[[ts.types.Nati
         session.run()
     y, again = fan()
     again.backward()
-    assert torch.equal(x.grad, y.grad), "the session goes on as if nothing had been asked"
+    assert torch.equal(x.grad, y.grad), "the refusals changed nothing"
 
 
-def test_goto_goes_on_and_restore_says_what_is_not_kept() -> None:
+def test_goto_goes_on_and_restore_says_what_is_not_kept(snapshot: Snapshots) -> None:
     _, loss = fan()
     with native(loss) as session:
         target = session.planned[3]
         assert session.goto(target) is session.graph.tasks[target] is session.current
         session.scale(2.0)
-        with pytest.raises(NotImplementedError, match="keeps no gradients that were replaced"):
+        with raises(NotImplementedError, "gradients", 'engine="direct"') as not_kept:
             session.restore()
-        with pytest.raises(ValueError, match=r"goto\(\) where\? Give a task"):
+        snapshot("debug", not_kept.value)
+        with raises(ValueError, "goto()", "task") as nowhere:
             session.goto()
+        snapshot("debug", nowhere.value)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -931,7 +967,7 @@ def test_a_count_of_steps_runs_what_so_many_steps_run(engine: Engine) -> None:
         assert session.step(count=1000).id == one_by_one[-1] and session.left == 0 and session.stopped is None
         assert session.order == one_by_one
         assert torch.equal(x.grad, expected)
-        with pytest.raises(RuntimeError, match="no task is left"):
+        with raises(RuntimeError, len(one_by_one)):
             session.step(count=2)
 
 
@@ -951,15 +987,20 @@ def test_a_count_of_steps_ends_early_at_what_stops_a_run(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_count_that_is_no_number_of_tasks_is_refused_before_anything_runs(engine: Engine) -> None:
+def test_a_count_that_is_no_number_of_tasks_is_refused_before_anything_runs(
+    engine: Engine, snapshot: Snapshots
+) -> None:
     _, loss = fan()
     with ts.debug(loss, engine=engine) as session:
         for count in (0, -1):
-            with pytest.raises(ValueError, match="the number of tasks to run must be at least 1"):
+            with raises(ValueError, f"step(count={count})", 1) as too_few:
                 session.step(count=count)
-        for wrong in (2.5, "3", None, True):
-            with pytest.raises(TypeError, match="count is .*; expected how many tasks to run"):
+        for wrong, kind in ((2.5, "float"), ("3", "str"), (None, "None"), (True, "True")):
+            with raises(TypeError, "count", kind) as no_number:
                 session.step(count=wrong)
+        if engine == "direct":
+            snapshot("debug", too_few.value)
+            snapshot("debug", no_number.value)
         assert session.order == []
 
 

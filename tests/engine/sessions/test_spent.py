@@ -15,8 +15,9 @@ import tapescope as ts
 from tapescope.engine.programs.debug import debug
 from tapescope.engine.sessions.stepper import Stepper
 from tapescope.engine.tasks.backward_call import BackwardCall
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
-SECOND_TIME = "Trying to backward through the graph a second time"
+from ..comparing import second_time
 
 
 class Cubed(torch.autograd.Function):
@@ -92,7 +93,7 @@ def refused(call: Callable[[], object]) -> bool:
     try:
         call()
     except RuntimeError as error:
-        return str(error).startswith(SECOND_TIME)
+        return str(error).startswith(second_time())
     return False
 
 
@@ -137,7 +138,7 @@ def test_however_the_session_ends(program: Callable[[Tensor], Tensor], end: str)
     elif end == "forget":
         session.forget()
     del session
-    with pytest.raises(RuntimeError, match=SECOND_TIME):
+    with raises(RuntimeError, second_time()):
         loss.backward()
 
 
@@ -180,17 +181,18 @@ def test_two_sessions_on_one_graph_do_not_run_a_task_twice() -> None:
     one, other = Stepper(loss, history=True), Stepper(loss, history=True)
     one.run()
     other.step()
-    with pytest.raises(RuntimeError, match=SECOND_TIME):
+    with raises(RuntimeError, second_time()):
         other.run()
 
 
-def test_debug_says_at_once_where_the_graph_is_freed() -> None:
+def test_debug_says_at_once_where_the_graph_is_freed(snapshot: Snapshots) -> None:
     for engine in ("direct", "native"):
         w = torch.ones(3, requires_grad=True)
         loss = (w * 2).exp().sum()
         loss.backward()
-        with pytest.raises(RuntimeError, match=rf"{SECOND_TIME}.*MulBackward0; compute the loss again, then ts\.debug"):
+        with raises(RuntimeError, second_time(), "MulBackward0", "ts.debug(loss)") as raised:
             debug(loss, engine=engine)
+    snapshot("debug", raised.value)
 
 
 @pytest.mark.parametrize(
@@ -206,19 +208,21 @@ def test_debug_says_at_once_where_the_graph_is_freed() -> None:
     ],
 )
 def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
-    verb: Callable[[Tensor], object], options: dict[str, Any]
+    verb: Callable[[Tensor], object], options: dict[str, Any], snapshot: Snapshots
 ) -> None:
     loss = plain(torch.ones(2, requires_grad=True))
     session = ts.debug(loss, **options)
     session.step(count=2)
-    told = f"an open session has run 2 of {len(session.graph)} tasks there: its run() goes on, its close() ends it"
     with pytest.raises(RuntimeError) as caught:
         verb(loss)
-    assert told in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    says(told, f"2 of {len(session.graph)}", "run()", "close()")
+    if not options:
+        snapshot(verb.__name__, told)
     session.close()
     with pytest.raises(RuntimeError) as caught:
         ts.plan_order(loss)
-    assert "open session" not in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    says_none_of("\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), "run()", "close()")
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
@@ -228,14 +232,18 @@ def test_a_session_does_not_speak_of_itself_as_open_elsewhere(engine: Any) -> No
     with ts.debug(loss, engine=engine) as session:
         session.step()
         (shared * 3).sum().backward()  # frees what this session is to run yet
-        with pytest.raises(RuntimeError, match=SECOND_TIME) as caught:
+        with raises(RuntimeError, second_time()) as caught:
             session.run()
-    assert "open session" not in "\n".join(caught.value.__notes__)
+    says_none_of("\n".join(caught.value.__notes__), "run()", "close()")
 
 
 @pytest.mark.parametrize("start", [ts.debug, ts.deck])
-def test_a_number_of_tasks_given_as_a_task_is_told_how_to_say_it(start: Callable[[Tensor], Any]) -> None:
+def test_a_number_of_tasks_given_as_a_task_is_told_how_to_say_it(
+    start: Callable[[Tensor], Any], snapshot: Snapshots
+) -> None:
     session = start(plain(torch.ones(2, requires_grad=True)))
-    with pytest.raises(ValueError, match=r"there is no task 100; .* For 100 tasks: step\(count=100\)"):
+    with raises(ValueError, 100, 0, 3, "step(count=100)") as raised:
         session.step(100)
+    if start is ts.debug:
+        snapshot("debug", raised.value)
     session.close()

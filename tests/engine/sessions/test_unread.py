@@ -27,8 +27,10 @@ from tapescope.engine.orders.auto import forget_plans
 from tapescope.engine.sessions import unread
 from tapescope.inspector.graph import facts
 from tapescope.inspector.torch_internals.nodes import notes_on
+from tapescope.tests.says import raises, says
 
 from ..backward_programs import random_program
+from ..comparing import second_time
 
 STATIC = [name for name in ts.orders.POLICIES if name not in ("comm_first", "search", "optimal")]
 
@@ -98,9 +100,9 @@ def test_a_run_read_late_is_the_one_that_was_read_before() -> None:
     assert [task.name for task in late.graph.tasks] == [task.name for task in read.graph.tasks]
     assert (late.graph.edges, late.order, late.planned) == (read.graph.edges, read.order, read.planned)
     assert (late.policy, late.engine, late.note, late.trace) == (read.policy, read.engine, read.note, read.trace)
-    assert repr(late).startswith(f"<Run of {len(read.graph)} tasks under heap, native engine: ")
+    says(repr(late), "Run", len(read.graph), "heap", "native")
     assert replace(ts.backward(make_loss()), note="mine").order == read.order
-    with pytest.raises(AttributeError, match="'Run' object has no attribute 'ordre'"):
+    with raises(AttributeError, "'Run'", "'ordre'"):
         late.ordre  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -372,7 +374,7 @@ def test_what_a_hook_raises_leaves_all_numbers_as_they_were(error: type[BaseExce
     handle.remove()
     assert [node._sequence_nr() for node in graph.nodes] == numbers
     if error is ValueError:
-        assert any("tapescope: " in note for note in raised.value.__notes__)
+        says("\n".join(raised.value.__notes__), "tapescope")
     model.zero_grad()
     expected = torch.autograd.grad(make_loss(), list(model.parameters()))
     ts.backward(make_loss(), policy="bfs")
@@ -387,9 +389,9 @@ def test_a_second_backward_is_refused_with_the_task(policy: str) -> None:
     ts.backward(make_loss(), policy=policy)
     loss = make_loss()
     ts.backward(loss, policy=policy)
-    with pytest.raises(RuntimeError, match="backward through the graph a second time") as raised:
+    with raises(RuntimeError, second_time()) as raised:
         ts.backward(loss, policy=policy)
-    assert any("PowBackward0" in note for note in raised.value.__notes__)
+    says("\n".join(raised.value.__notes__), "PowBackward0")
 
 
 def test_threads_that_share_leaves_take_turns_or_read() -> None:

@@ -20,6 +20,7 @@ from torch.autograd.function import FunctionCtx
 
 import tapescope as ts
 from tapescope.engine.trace.run import Engine
+from tapescope.tests.says import raises
 
 from ..comparing import ENGINES, gradients_of
 
@@ -243,7 +244,7 @@ def test_a_prediction_says_that_it_is_an_estimate_where_gradients_of_different_d
     buffer.grad_dtype = None
     buffer.mul_(torch.ones(6, dtype=HALF, requires_grad=True))
     loss = (buffer * torch.ones(6, dtype=DOUBLE)).sum() + (buffer * torch.ones(6)).sum()
-    assert any("different dtypes" in why for why in ts.simulate(ts.graph(loss)).estimates)
+    assert any("dtypes" in why for why in ts.simulate(ts.graph(loss)).estimates)
 
 
 @declares
@@ -257,7 +258,7 @@ def test_a_session_shows_changes_and_takes_back_declared_gradients() -> None:
     session.run_to(task.id)
     gradients = session.gradients
     assert_same([(each.dtype, each) for each in gradients], got[0])
-    with pytest.raises(ValueError, match="dtype"):
+    with raises(ValueError, "dtype", SINGLE, HALF):
         session.replace([gradients[0].to(HALF), gradients[1]])
     session.replace([gradients[0] * 2, gradients[1]])
     session.step()
@@ -374,7 +375,7 @@ def test_a_recorded_step_is_replayed_to_the_bit(tmp_path: Path) -> None:
     with ts.training(net, optimizer, black_box=tmp_path):
         net(torch.linspace(-1, 1, 64).reshape(8, 8)).sum().backward()
         optimizer.step()
-    with pytest.warns(UserWarning, match="was called with"):
+    with pytest.warns(UserWarning, match="DataLoader"):
         again = ts.replay(tmp_path / "step_0", WithAnInfiniteGradient, lambda model, batch: model(*batch).sum())
     assert again.same_gradients
     assert sum(bool(each.isfinite().all()) for each in again.gradients.values()) == 8
