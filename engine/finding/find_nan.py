@@ -71,7 +71,7 @@ class NanReport:
             not known.
         before: the operation of the forward that put the infinite value there which `maker` could not take.
         after: the operation of the forward that made NaN of the infinite value which `maker` made.
-        harmless: where a watchpoint stopped at a bad gradient that got into no leaf's gradient.
+        harmless: the ids of the tasks that gave a bad gradient which got into no leaf's gradient.
         not_run: the ids of the leaves whose hooks did not run.
         sums: how many leaves get a sum of gradients that PyTorch's engine does not show.
     """
@@ -89,7 +89,7 @@ class NanReport:
     maker: ForwardFind | None = None
     before: ForwardFind | None = None
     after: ForwardFind | None = None
-    harmless: tuple[Stop, ...] = ()
+    harmless: tuple[int, ...] = ()
     not_run: tuple[int, ...] = ()
     sums: int = 0
 
@@ -391,7 +391,7 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         bare,
         unread,
         maker=found.maker,
-        harmless=found.harmless,
+        harmless=tuple(each.task for each in found.harmless if each.task is not None),
     )
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.tests.says import says_none_of
 from tapescope.engine.finding.aligned_tasks import aligned
+from tapescope.tests.says import says_none_of
 
 Program = Callable[[Tensor, Tensor], Tensor]
 
