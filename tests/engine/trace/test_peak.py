@@ -330,7 +330,7 @@ def test_names_are_data() -> None:
 def test_long_lists_end_in_how_many_more() -> None:
     assert joined(["a"]) == "a"
     assert joined(["a", "b"]) == "a and b"
-    assert joined(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    says(joined(["a", "b", "c", "d", "e"]), "a", "b", "c", 2)
     assert [nth(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111, 112, 1003)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th", "112th", "1,003rd")
     ]
