@@ -23,7 +23,7 @@ from ...inspector.torch_internals.operators import InFloat64
 from ...inspector.torch_internals.tensors import dense
 from .derivative import ALLOWED, DIRECTIONS, STEP, FiniteDifferences, is_symmetric
 from .function_backward import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
-from .furthest_element import furthest_element
+from .furthest_element import Element, furthest_element
 from .kept_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
 from .operation_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
 from .own_backward import compare_own
@@ -55,6 +55,7 @@ class Check:
         lines: what is wrong, what was compared and how far apart it is, or why it can't be. One sentence each.
         warnings: those among the lines that say what is to be mended though it gives no wrong gradient, such as memory
             that is kept too long.
+        elements: the elements whose gradient is furthest from finite differences, one per wrong gradient.
     """
 
     task: int
@@ -62,6 +63,7 @@ class Check:
     ok: bool | None
     lines: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    elements: tuple[Element, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -89,11 +91,13 @@ class _Findings:
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    elements: list[Element] = field(default_factory=list)
 
     def add(self, other: _Findings) -> None:
         self.faults += other.faults
         self.warnings += other.warnings
         self.notes += other.notes
+        self.elements += other.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def check_task(
     ok = False if findings.faults else True if compared else None
     warnings = tuple(map(_sentence, findings.warnings))
     lines = (*map(_sentence, findings.faults), *warnings, *map(_sentence, findings.notes))
-    return Check(task.id, graph.describe(task), ok, lines, warnings)
+    return Check(task.id, graph.describe(task), ok, lines, warnings, tuple(findings.elements))
 
 
 def _sentence(line: str) -> str:
@@ -425,6 +429,7 @@ class _Comparison:
             except UncheckableError:  # what is wrong is known already
                 continue
             if element is not None:
+                self._findings.elements.append(element)
                 name = self._replay.varied[place].name
                 where = f"at {list(element.index)}, where {name} is {element.value:.4g}" if element.index else "there"
                 return [

@@ -67,6 +67,13 @@ class NanReport:
         stop: of the backward what a watchpoint stopped at; holds the tensors it speaks of.
         graph: the backward's graph without its nodes; None where the loss has none.
         unread: the ids of the tasks whose gradients could not be read, as on the meta device.
+        maker: the operation of the forward that is to blame, also for a bad gradient of the backward; None: none, or
+            not known.
+        before: the operation of the forward that put the infinite value there which `maker` could not take.
+        after: the operation of the forward that made NaN of the infinite value which `maker` made.
+        harmless: the ids of the tasks that gave a bad gradient which got into no leaf's gradient.
+        not_run: the ids of the leaves whose hooks did not run.
+        sums: how many leaves get a sum of gradients that PyTorch's engine does not show.
     """
 
     where: Literal["forward", "backward"] | None
@@ -79,6 +86,12 @@ class NanReport:
     stop: Stop | None
     graph: Graph | None
     unread: tuple[int, ...] = ()
+    maker: ForwardFind | None = None
+    before: ForwardFind | None = None
+    after: ForwardFind | None = None
+    harmless: tuple[int, ...] = ()
+    not_run: tuple[int, ...] = ()
+    sums: int = 0
 
     def __bool__(self) -> bool:
         return self.where is not None or bool(self.unread)
@@ -324,7 +337,11 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | 
         *(() if story.before is None else (f"Before that, {_said(story.before)}.",)),
         *(() if story.after is None else (f"Then {_said(story.after)}.",)),
     )
-    return NanReport("forward", sentences, first.operation, first.module, first.source, loss, tuple(finds), None, bare)
+    where = first.operation, first.module, first.source
+    before, after = story.before, story.after
+    return NanReport(
+        "forward", sentences, *where, loss, tuple(finds), None, bare, maker=first, before=before, after=after
+    )
 
 
 def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, hooked: Sequence[Task]) -> NanReport:
@@ -342,7 +359,10 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
             said += f", but for what {leaves} in sum from several: PyTorch's engine does not show it"
             said += '; engine="direct" does' if found.direct_works else ""
         sentences = (f"{said}.", *_not_run(graph, hooked), *_passing(finds))
-        return NanReport(None, sentences, None, None, None, loss, tuple(finds), stop, bare, unread)
+        not_run = tuple(task.id for task in hooked)
+        return NanReport(
+            None, sentences, None, None, None, loss, tuple(finds), stop, bare, unread, not_run=not_run, sums=sums
+        )
     task = graph.tasks[stop.task]
     _, _, gave = stop.text.partition(": ")
     sentences = (
@@ -359,7 +379,20 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         *_passing(finds),
     )
     module, finds = graph.module(task), tuple(finds)
-    return NanReport("backward", sentences, task.name, module, task.source, loss, finds, stop, bare, unread)
+    return NanReport(
+        "backward",
+        sentences,
+        task.name,
+        module,
+        task.source,
+        loss,
+        finds,
+        stop,
+        bare,
+        unread,
+        maker=found.maker,
+        harmless=tuple(each.task for each in found.harmless if each.task is not None),
+    )
 
 
 def _unread(found: _Backward) -> str:

@@ -74,6 +74,8 @@ class UnusedParameter:
         operation, module, source: where; of what led nowhere, its last operation. None where there is none, or where
             that is not known.
         task: the id of the task where the zeros begin, if it is in the graph.
+        origins: the tasks where a missing or zero gradient begins, if it is in the graph.
+        calls: how many times its module ran, if it was never used.
     """
 
     name: str
@@ -86,6 +88,8 @@ class UnusedParameter:
     module: str | None = None
     source: Source | None = None
     task: int | None = None
+    origins: tuple[ZeroOrigin, ...] = ()
+    calls: int | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -423,14 +427,14 @@ class _Modules:
         if calls := self._flow.calls[module]:
             times = "once" if calls == 1 else f"{calls:,} times"
             story = f"{_title(path, module)} was called {times}, and no operation took it"
-            return UnusedParameter(*told, "never used", story, module=path)
+            return UnusedParameter(*told, "never used", story, module=path, calls=calls)
         while path:
             around = path.rpartition(".")[0]
             if not around or around in self._reached:
                 break
             path = around
         story = f"{_title(path, self._modules[path])} was never called"
-        return UnusedParameter(*told, "never used", story, module=path)
+        return UnusedParameter(*told, "never used", story, module=path, calls=0)
 
 
 def _is_container(module: nn.Module) -> bool:
@@ -443,7 +447,9 @@ def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     stories = [_origin(drawn, origin) for origin in arrived.origins]
     task = drawn.tasks[arrived.origins[0].task]
     name = None if task.operation is None else task.operation.name
-    return UnusedParameter(*told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id)
+    return UnusedParameter(
+        *told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id, arrived.origins
+    )
 
 
 def _origin(drawn: Graph, origin: ZeroOrigin) -> str:

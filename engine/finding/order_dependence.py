@@ -15,6 +15,7 @@ from ..words.phrases import counted, joined
 from ..words.sizes import percent_text
 
 How = Literal["rounding", "result", "written", "unsteady"]
+Cause = Literal["write", "random", "hook"]
 
 _PERCENT = 0.01
 
@@ -33,6 +34,8 @@ class Departure:
         story: what happens there, in sentences.
         advice: what to do; "" where there is nothing to be done.
         writer: the id of another task that writes in place into what this one reads; None where none was seen.
+        cause: a "write" in place into what the task reads; "random" numbers that it draws; a "hook" that runs there.
+            None: not seen.
     """
 
     task: int
@@ -43,6 +46,7 @@ class Departure:
     story: str
     advice: str
     writer: int | None = None
+    cause: Cause | None = None
 
     @property
     def is_dependence(self) -> bool:

@@ -14,7 +14,7 @@ from ...inspector.torch_internals.tensors import equal_elements
 from ..stops.origin import index_text, number_text
 from ..tasks.function_nodes import APPLIED
 from ..words.phrases import joined
-from .order_dependence import Departure, How
+from .order_dependence import Cause, Departure, How
 from .order_run import Looked, OrderRun
 from .storage_touches import SharedWrite
 
@@ -68,7 +68,7 @@ def departure_of(graph: Graph, told: AtDeparture) -> Departure:
     task = graph.tasks[told.task]
     write = told.write
     writer = None if write is None or write.task == task.id else write.task
-    story, advice = "", ""
+    story, advice, cause = "", "", _cause(told)
     if told.how == "unsteady":
         story = "Something else comes of equal gradients each time, in the same order, too."
         advice = (
@@ -78,7 +78,15 @@ def departure_of(graph: Graph, told: AtDeparture) -> Departure:
     elif told.how != "rounding":
         story = " ".join(_story(graph, task, told))
         advice = _advice(graph, task, told)
-    return Departure(task.id, told.how, told.orders, graph.module(task), task.source, story, advice, writer)
+    return Departure(task.id, told.how, told.orders, graph.module(task), task.source, story, advice, writer, cause)
+
+
+def _cause(told: AtDeparture) -> Cause | None:
+    if told.write is not None:
+        return "write"
+    if told.draws:
+        return "random"
+    return "hook" if told.hooks else None
 
 
 def _story(graph: Graph, task: Task, told: AtDeparture) -> Sequence[str]:

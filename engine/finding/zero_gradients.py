@@ -20,7 +20,7 @@ from ...inspector.torch_internals.hooks import register_post_hook
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import computable, elements_of
 from ..programs.make_loss import own_gradients
-from .zero_reasons import passing, reason_of
+from .zero_reasons import Cause, passing, reason_of
 
 State = bool | None
 """The state of a gradient: None if it is undefined, else whether any element is, or may be, non-zero."""
@@ -38,6 +38,8 @@ class ZeroOrigin:
         gradients: how many gradients the task takes; 0: it is the loss's, where the backward starts.
         reason: why the task returns zeros, if its kind and its saved tensors tell.
         empty: the shape of the task's output, if that has no elements.
+        cause: the reason's name.
+        in_part: whether the reason holds only for the elements with a non-zero gradient.
     """
 
     task: int
@@ -46,6 +48,8 @@ class ZeroOrigin:
     gradients: int
     reason: str | None = None
     empty: tuple[int, ...] | None = None
+    cause: Cause | None = None
+    in_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +238,10 @@ class _Watch:
         for edge in edges:
             if self._takes(edge.task):
                 undefined = self._gives(edge.task, edge.output) is None
-                reason = None if undefined else self._reason(edge.task, edge.output)
+                reason, cause, in_part = (None, None, False) if undefined else self._reason(edge.task, edge.output)
                 empty = self._empty.get((edge.task, edge.output))
-                here[ZeroOrigin(edge.task, "task", undefined, len(self._taken[edge.task]), reason, empty)] = None
+                gradients = len(self._taken[edge.task])
+                here[ZeroOrigin(edge.task, "task", undefined, gradients, reason, empty, cause, in_part)] = None
             else:
                 found = self._origins[edge.task]
                 above[id(found)] = found
@@ -250,19 +255,20 @@ class _Watch:
     def _takes(self, task_id: int) -> bool:
         return any(self._taken.get(task_id, ()))
 
-    def _reason(self, task_id: int, output: int) -> str | None:
-        """Return the reason why an output is zero, if the kind's possible reason holds here."""
+    def _reason(self, task_id: int, output: int) -> tuple[str | None, Cause | None, bool]:
+        """Return the reason why an output is zero, its name, and whether it holds in part. None: unknown."""
+        unknown = None, None, False
         reason = reason_of(self._graph.tasks[task_id].short_name, output)
         if reason is None:
-            return None
+            return unknown
         if reason.stops is None:
-            return reason.everywhere
+            return reason.everywhere, reason.cause, False
         if (task_id, output) not in self._passes:
-            return None
+            return unknown
         through, arriving = self._passes[task_id, output]
         if not through():
-            return reason.everywhere
-        return None if arriving() else reason.where
+            return reason.everywhere, reason.cause, False
+        return unknown if arriving() or reason.where is None else (reason.where, reason.cause, True)
 
 
 def is_unknown(gradient: Tensor) -> str:

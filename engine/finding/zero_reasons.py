@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,17 +18,23 @@ _Kept = Mapping[str, Tensor | float]
 """A node's saved values, by name."""
 
 
+Cause = Literal["dead", "outside", "masked", "zero factor", "flat", "overwritten", "padding_idx", "ignore_index"]
+"""Names a reason why a task returns zeros."""
+
+
 @dataclass(frozen=True, slots=True)
 class ZeroReason:
     """A reason why all of an output may be zero.
 
     Attributes:
+        cause: its name.
         everywhere: the sentence where no element passes the gradient on.
         where: the sentence where no element with a non-zero gradient passes it on; None: the gradient and the saved
             tensor do not have the same elements, as in a product of matrices.
         stops: from the node's saved values the mask of elements that pass nothing on; None: no element ever does.
     """
 
+    cause: Cause
     everywhere: str
     where: str | None = None
     stops: Callable[[_Kept], Tensor | bool] | None = None
@@ -103,17 +110,19 @@ def _equal(slot: str, number: str) -> Callable[[_Kept], Tensor | bool]:
     return lambda kept: kept[slot] == kept[number]
 
 
-def _elements(what: str, more: str = "") -> tuple[str, str]:
-    return f"every element {what}{more}", f"every element with a non-zero gradient {what}"
+def _elements(cause: Cause, what: str, more: str = "") -> tuple[Cause, str, str]:
+    return cause, f"every element {what}{more}", f"every element with a non-zero gradient {what}"
 
 
-_DEAD = _elements("was zero or below", " (a dead ReLU)")
-_OUTSIDE = _elements("was outside the range in which it passes gradients")
-_MASKED = _elements("was masked")
+_DEAD = _elements("dead", "was zero or below", " (a dead ReLU)")
+_OUTSIDE = _elements("outside", "was outside the range in which it passes gradients")
+_MASKED = _elements("masked", "was masked")
 _FACTOR = "the other factor is all zero"
 _FACTOR_THERE = "the other factor is zero wherever the gradient is not"
-_FLAT = ZeroReason("its derivative is zero everywhere")
-_OVERWRITTEN = ZeroReason("the value was overwritten")
+_FLAT = ZeroReason("flat", "its derivative is zero everywhere")
+_OVERWRITTEN = ZeroReason("overwritten", "the value was overwritten")
+_PADDING = ZeroReason("padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx"))
+_IGNORED = ZeroReason("ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index"))
 
 _REASONS = {
     ("Relu", 0): ZeroReason(*_DEAD, _not_positive),
@@ -126,10 +135,10 @@ _REASONS = {
     ("Where", 0): ZeroReason(*_MASKED, _unset("condition")),
     ("Where", 1): ZeroReason(*_MASKED, _set("condition")),
     ("NativeDropout", 0): ZeroReason(*_MASKED, _unset("result1")),
-    ("Mul", 0): ZeroReason(_FACTOR, _FACTOR_THERE, _unset("other")),
-    ("Mul", 1): ZeroReason(_FACTOR, _FACTOR_THERE, _unset("self")),
+    ("Mul", 0): ZeroReason("zero factor", _FACTOR, _FACTOR_THERE, _unset("other")),
+    ("Mul", 1): ZeroReason("zero factor", _FACTOR, _FACTOR_THERE, _unset("self")),
     **{
-        (name, output): ZeroReason(_FACTOR, None, _unset(slot))
+        (name, output): ZeroReason("zero factor", _FACTOR, None, _unset(slot))
         for name, factors in {
             "Mm": {0: "mat2", 1: "self"},
             "Bmm": {0: "mat2", 1: "self"},
@@ -142,9 +151,15 @@ _REASONS = {
         }.items()
         for output, slot in factors.items()
     },
-    ("Embedding", 0): ZeroReason("every index was the padding_idx", None, _equal("indices", "padding_idx")),
-    ("NllLoss", 0): ZeroReason("every target was the ignore_index", None, _equal("target", "ignore_index")),
-    ("NllLoss2D", 0): ZeroReason("every target was the ignore_index", None, _equal("target", "ignore_index")),
+    ("Embedding", 0): ZeroReason(
+        "padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx")
+    ),
+    ("NllLoss", 0): ZeroReason(
+        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
+    ),
+    ("NllLoss2D", 0): ZeroReason(
+        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
+    ),
     **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
     **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -61,6 +61,12 @@ _VIEWING = (
 )
 
 
+HintKind = Literal[
+    "indexing", "float64", "accumulate", "release", "held by hook", "held output", "held on ctx", "copy", "order"
+]
+"""Names the cause that a hint is about."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hint:
     """One thing that could be done about a peak.
@@ -69,11 +75,16 @@ class Hint:
         nbytes: how many bytes of the peak this is about.
         fact: what is the case.
         advice: what to do.
+        kind: the cause: "indexing" (a gradient filled with zeros), "float64", "accumulate" and "release" (rules of
+            PyTorch's that this backward did not follow), "held by hook" (gradients), "held output" (values that the
+            program holds), "held on ctx" (values of a custom Function), "copy" (saved beside its original), "order"
+            (gradients that wait).
     """
 
     nbytes: int
     fact: str
     advice: str
+    kind: HintKind
 
     def __str__(self) -> str:
         return f"{size_text(self.nbytes)}: {self.fact}. {self.advice[:1].upper()}{self.advice[1:]}."
@@ -146,6 +157,7 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
             f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero"
             f"{_zeros(peak, dict.fromkeys(task.id for _, task, _ in each))}",
             _PICKING_EARLIER if alone else _PICKING[name],
+            "indexing",
         )
 
 
@@ -221,6 +233,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
         nbytes,
         f"float64, {whose}; it begins at {where}; in {widest} that would be {size_text(nbytes // 2)}",
         _narrowing(turning[0], wide, widest),
+        "float64",
     )
 
 
@@ -244,12 +257,14 @@ def other_rule(peak: Peak) -> Iterator[Hint]:
             sum(storage.nbytes for storage in listed),
             peak.words.kept_by(listed, Category.LISTED, since),
             'added to one sum as they come, by PyTorch\'s rule (accumulate="inplace"), they would take one of them',
+            "accumulate",
         )
     if consumed := peak.of(Category.CONSUMED):
         yield Hint(
             sum(storage.nbytes for storage in consumed),
             f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
             'PyTorch\'s rule (release="eager") lets a gradient go when the task that consumed it has run',
+            "release",
         )
 
 
@@ -275,6 +290,7 @@ def held_gradients(peak: Peak) -> Iterator[Hint]:
                 f"{_count(held, noun)} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
                 f"{f': {_listed(by)}' if by else ''}",
                 f"{advice}; call retain_grad() only while you look",
+                "held by hook",
             )
 
 
@@ -307,6 +323,7 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
             f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} needed by no task any more, but your "
             f"code holds {'them' if len(outputs) > 1 else 'it'}",
             f"let go of {_them(outputs)} before the backward, or keep what is small; `.detach()` keeps all the bytes",
+            "held output",
         )
 
 
@@ -330,6 +347,7 @@ def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
             f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} needed by no task any more, but "
             f"{_is(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
             f"`ctx.save_for_backward` lets go of {_them(kept)} when the task has run, as an attribute does not",
+            "held on ctx",
         )
 
 
@@ -362,6 +380,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
             f"{_count(found, 'saved tensor')} {_is(found)} a copy of a tensor that is saved, too: "
             f"{joined([told_apart(graph, task) for task in tasks])} copied {_them(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
+            "copy",
         )
 
 
@@ -410,6 +429,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
             nbytes,
             f"{kept_by}, made by {peak.words.made_by(each)}",
             f"an order that runs these tasks as soon as they are ready keeps fewer of them waiting{better}",
+            "order",
         )
 
 

@@ -27,8 +27,9 @@ from ..words.sizes import share_text, size_text
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
 _NOTE = "tapescope: when it was asked for more, "
-_PARAMETERS, _BUFFERS, _GRADIENTS, _STATE = "parameters", "buffers", "gradients", "optimizer state"
-_SAVED, _OTHERS = "saved by tasks that had not run", "other tensors"
+# the categories of what holds memory
+PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
+SAVED, OTHERS = "saved by tasks that had not run", "other tensors"
 _MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
 _WHY_UNNAMED = {
     "cycle": "held by a cycle, which gc.collect() may free",
@@ -37,11 +38,11 @@ _WHY_UNNAMED = {
 }
 _UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
 _HELP = {
-    _SAVED: "computing some of it again instead of saving it, ts.plan_recompute(make_loss), and a smaller batch",
-    _PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
-    _GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
-    _STATE: "an optimizer with less state",
-    _OTHERS: "letting go of what is no longer needed",
+    SAVED: "computing some of it again instead of saving it, ts.plan_recompute(make_loss), and a smaller batch",
+    PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
+    GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
+    STATE: "an optimizer with less state",
+    OTHERS: "letting go of what is no longer needed",
     _UNSEEN: "another order of the tasks, ts.plan_order(loss), and a smaller batch",
 }
 
@@ -106,11 +107,11 @@ class _Holding:
         self._error = error
         tensors, optimizers, modules = _alive()
         parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
-        self._add(_PARAMETERS, parameters)
-        self._add(_BUFFERS, [buffer for module in modules for buffer in module._buffers.values()])
+        self._add(PARAMETERS, parameters)
+        self._add(BUFFERS, [buffer for module in modules for buffer in module._buffers.values()])
         leaves = (each for each in tensors if each.is_leaf and each.requires_grad)
-        self._add(_GRADIENTS, [each.grad for each in leaves])
-        self._add(_STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
+        self._add(GRADIENTS, [each.grad for each in leaves])
+        self._add(STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
         self._add_saved(tensors, graph)
         self.largest = self._add_others(tensors)
         unseen = _allocated(device) - self.parts.total()
@@ -140,7 +141,7 @@ class _Holding:
                 names[node] = task_name(task), task.parameter or graph.module(task) or ""
         reached = _reached(each.grad_fn for each in tensors if each.grad_fn is not None)
         for node in sorted(names.keys() | reached, key=current_number):
-            nbytes = self._add(_SAVED, [slot.tensor for slot in saved_slots(node)])
+            nbytes = self._add(SAVED, [slot.tensor for slot in saved_slots(node)])
             if nbytes:
                 name, where = names.get(node, (node.name(), ""))
                 before, places = self.savers.get((name, pattern(where)), (0, []))
@@ -151,7 +152,7 @@ class _Holding:
         most = 0
         largest: list[Tensor] = []
         for each in tensors:
-            nbytes = self._add(_OTHERS, [each])
+            nbytes = self._add(OTHERS, [each])
             if nbytes > most:
                 most, largest[:] = nbytes, [each]
         if not largest:
@@ -180,10 +181,10 @@ class _Holding:
         )
 
     def _details(self, category: str) -> str:
-        if category == _SAVED:
+        if category == SAVED:
             most = sorted(self.savers.items(), key=lambda saver: -saver[1][0])[:3]
             return ", the most by " + joined([_saver(name, *found) for (name, _), found in most])
-        return f", the largest {self.largest}" if category == _OTHERS else ""
+        return f", the largest {self.largest}" if category == OTHERS else ""
 
 
 def _saver(name: str, nbytes: int, places: Sequence[str]) -> str:

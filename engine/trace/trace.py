@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -185,6 +185,10 @@ class Trace:
         return tuple(found)
 
 
+ChoiceKind = Literal["hand", "batch", "only", "function", "first", "passed over", "unseen"]
+"""Names how a task was picked, see `TaskRecord.choice`."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskRecord:
     """What happened to one task.
@@ -247,26 +251,47 @@ class TaskRecord:
         return self.trace.queue(self.place + 1)
 
     @property
-    def reason(self) -> str:
-        """Why it was picked."""
+    def choice(self) -> ChoiceKind:
+        """How it was picked.
+
+        By "hand"; with the other tasks of its "batch"; as the "only" ready task; by a user's "function"; as the "first"
+        under the policy; before the first, which was "passed over"; or before its gradients were seen to arrive:
+        "unseen".
+        """
         trace, task_id = self.trace, self._id
         replay = trace._replay
-        count = replay.length(self.place)
         if not replay.holds(self.place, task_id):
-            return "ran before all of its gradients were seen to arrive"
+            return "unseen"
         if self.by_hand:
+            return "hand"
+        if self._ran_with is not None:
+            return "batch"
+        if replay.length(self.place) == 1:
+            return "only"
+        if term_at(trace.terms, self.place).key is None:
+            return "function"
+        return "first" if replay.first(self.place) == task_id else "passed over"
+
+    @property
+    def reason(self) -> str:
+        """Why it was picked."""
+        trace, choice = self.trace, self.choice
+        count = trace._replay.length(self.place)
+        term = term_at(trace.terms, self.place)
+        if choice == "unseen":
+            return "ran before all of its gradients were seen to arrive"
+        if choice == "hand":
             return f"chosen by hand out of {count}"
         if (batch := self._ran_with) is not None:
             begins = nth(trace._places[batch.tasks[0]] + 1)
             return f"as one with {counted(len(batch.tasks) - 1, 'other task')}, from the {begins} on"
-        if count == 1:
+        if choice == "only":
             return "the only ready task"
-        term = term_at(trace.terms, self.place)
-        if term.key is None:
+        if choice == "function":
             return f"chosen by {term.policy} out of {count}"
-        first = replay.first(self.place)
-        if first == task_id:
+        if choice == "first":
             return f"first of {count} under {term.policy}: {term.rule}"
+        first = trace._replay.first(self.place)
         if first is None:
             return f"not the first of {count} under {term.policy}"
         waits = any(batch.kind != "tree" for batch in trace.batches.of(first))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import tapescope as ts
+from tapescope.tests.says import says
 
 from ..measuring.test_accelerator_memory import measured, two_and_cpu
 
@@ -20,7 +21,7 @@ def test_memory_is_compared_on_each_device_that_both_have(accelerators: tuple[to
         first, second = each.timelines
         assert first.device == second.device
         assert each.peaks == (heap.timelines[first.device].peak_bytes, bfs.timelines[first.device].peak_bytes)
-        assert f"The peak of memory on {first.device} is " in str(found)
+        says(found, first.device)
     assert found.differs
 
 

@@ -18,6 +18,7 @@ import tapescope as ts
 from tapescope.engine.finding.bit_prints import BitPrints
 from tapescope.engine.finding.open_pairs import count_pairs
 from tapescope.inspector.torch_internals.hooks import node_hooks
+from tapescope.tests.says import Snapshots, raises, says
 
 
 def line_of(function: Callable[..., object], text: str) -> str:
@@ -96,7 +97,9 @@ def apart(make_loss: Callable[[], Tensor], *leaves: Tensor) -> bool:
     return not all(torch.allclose(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_function_that_writes_into_its_gradient_is_named_with_its_line(leaves: tuple[Tensor, Tensor]) -> None:
+def test_a_function_that_writes_into_its_gradient_is_named_with_its_line(
+    leaves: tuple[Tensor, Tensor], snapshot: Snapshots
+) -> None:
     w, v = leaves
 
     def make_loss() -> Tensor:
@@ -108,13 +111,17 @@ def test_a_function_that_writes_into_its_gradient_is_named_with_its_line(leaves:
     assert found.first is not None and found.graph is not None
     task, writer = found.graph.tasks[found.first.task], found.graph.tasks[found.first.writer or 0]
     assert (found.first.how, task.name, writer.name) == ("written", "TanhBackward0", "InPlaceBackward")
-    assert f"mul_ at {line_of(InPlace.backward, 'mul_(2)')}" in found.first.story
-    assert "grad * 2, not grad.mul_(2)" in found.first.advice
+    assert found.first.cause == "write"
+    says(found.first.story, "mul_", line_of(InPlace.backward, "mul_(2)"))
+    says(found.first.advice, "grad * 2", "grad.mul_(2)")
+    snapshot("find_order_dependence", f"{found.first.story}\n{found.first.advice}")
     assert "bfs" in found.first.orders and not found.gradients[0].close
     assert line_of(make_loss, "v.tanh()") in str(found) and "<table" in found._repr_html_()
 
 
-def test_a_buffer_that_tasks_share_is_found_where_they_read_it(leaves: tuple[Tensor, Tensor]) -> None:
+def test_a_buffer_that_tasks_share_is_found_where_they_read_it(
+    leaves: tuple[Tensor, Tensor], snapshot: Snapshots
+) -> None:
     w, v = leaves
 
     def make_loss() -> Tensor:
@@ -125,7 +132,9 @@ def test_a_buffer_that_tasks_share_is_found_where_they_read_it(leaves: tuple[Ten
     found = ts.find_order_dependence(make_loss)
     assert [each.how for each in found.departures] == ["result", "result"]
     assert {each.writer for each in found.departures} == {each.task for each in found.departures}
-    assert "64 of 64 elements, first at [0], 384 instead of 256" in found.departures[0].story
+    assert {each.cause for each in found.departures} == {"write"}
+    says(found.departures[0].story, 64, "[0]", 384, 256)
+    snapshot("find_order_dependence", f"{found.departures[0].story}\n{found.departures[0].advice}")
     assert not Shared.buffer and w.grad is None  # as before
 
 
@@ -140,19 +149,23 @@ def test_what_a_function_overwrites_that_another_node_has_saved(leaves: tuple[Te
     assert apart(make_loss, w, v)
     first = ts.find_order_dependence(make_loss).first
     assert first is not None and first.how == "result"
-    assert "OverwritesBackward" in first.story and line_of(Overwrites.backward, "zero_()") in first.story
+    says(first.story, "OverwritesBackward", line_of(Overwrites.backward, "zero_()"))
 
 
-def test_random_numbers_of_a_backward(leaves: tuple[Tensor, Tensor]) -> None:
+def test_random_numbers_of_a_backward(leaves: tuple[Tensor, Tensor], snapshot: Snapshots) -> None:
     w, v = leaves
     before = torch.get_rng_state()
     found = ts.find_order_dependence(lambda: (Drops.apply(w * 2) + Drops.apply(v * 3) * 2).sum(), "bfs")
     assert [each.how for each in found.departures] == ["result", "result"]
-    assert "draws random numbers" in found.departures[0].story
+    assert {each.cause for each in found.departures} == {"random"}
+    says(found.departures[0].advice, "ctx.save_for_backward")
+    snapshot("find_order_dependence", f"{found.departures[0].story}\n{found.departures[0].advice}")
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_hook_that_goes_by_the_order_in_which_it_is_called(leaves: tuple[Tensor, Tensor]) -> None:
+def test_a_hook_that_goes_by_the_order_in_which_it_is_called(
+    leaves: tuple[Tensor, Tensor], snapshot: Snapshots
+) -> None:
     w, v = leaves
 
     def make_loss() -> Tensor:
@@ -170,20 +183,25 @@ def test_a_hook_that_goes_by_the_order_in_which_it_is_called(leaves: tuple[Tenso
 
     assert apart(make_loss, w, v)
     found = ts.find_order_dependence(make_loss)
-    assert found.first is not None and "later_ones_count_more" in found.first.story
-    assert "Let hooks go by the gradient alone" in found.first.advice
+    assert found.first is not None and found.first.cause == "hook"
+    assert "later_ones_count_more" in found.first.story
+    snapshot("find_order_dependence", f"{found.first.story}\n{found.first.advice}")
 
 
-def test_what_differs_in_the_same_order_is_not_called_a_dependence(leaves: tuple[Tensor, Tensor]) -> None:
+def test_what_differs_in_the_same_order_is_not_called_a_dependence(
+    leaves: tuple[Tensor, Tensor], snapshot: Snapshots
+) -> None:
     w, _ = leaves
     calls = count(1)
-    with pytest.warns(UserWarning, match=r"advanced `calls`, an iterator \(count\)"):
+    with pytest.warns(UserWarning, match="`calls`") as warned:
         found = ts.find_order_dependence(lambda: w.sum() * next(calls), "bfs")
     assert not found and [each.how for each in found.departures] == ["unsteady"]
-    assert "can't be told" in str(found)
+    says(warned[0].message, "`calls`", "count")
+    says(found.departures[0].advice, "torch.use_deterministic_algorithms(True)")
+    snapshot("find_order_dependence", found.sentences[0])
 
 
-def test_sums_in_another_order_are_rounding() -> None:
+def test_sums_in_another_order_are_rounding(snapshot: Snapshots) -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(16, 16), torch.randn(8, 16)
     found = ts.find_order_dependence(lambda: torch.stack([linear(x * scale).tanh() for scale in range(1, 6)]).sum())
@@ -191,6 +209,7 @@ def test_sums_in_another_order_are_rounding() -> None:
     assert {each.how for each in found.departures} == {"rounding"}
     assert {found.graph.tasks[each.task].parameter for each in found.departures} <= {"weight", "bias"}  # type: ignore[union-attr]
     assert all(each.close and 0 < each.share < 1e-5 for each in found.gradients)
+    snapshot("find_order_dependence", found.sentences[0])
 
 
 @pytest.mark.parametrize(("name", "knobs"), [("linear50", {"uses": 5, "width": 16}), ("din", {})])
@@ -215,33 +234,34 @@ def test_no_ready_model_depends_on_it(name: str) -> None:
     assert all(each.close for each in found.gradients)
 
 
-def test_a_chain_has_no_order_to_depend_on() -> None:
+def test_a_chain_has_no_order_to_depend_on(snapshot: Snapshots) -> None:
     x = nn.Parameter(torch.ones(()))
     found = ts.find_order_dependence(lambda: x.sin().cos(), "bfs")
     assert not found and found.same_bits and found.open_pairs == 0
-    assert "leaves no two tasks in either order" in str(found)
+    snapshot("find_order_dependence", found)
 
 
-def test_a_loss_without_a_graph() -> None:
-    assert "has no graph" in str(ts.find_order_dependence(lambda: torch.ones(())))
+def test_a_loss_without_a_graph(snapshot: Snapshots) -> None:
+    found = ts.find_order_dependence(lambda: torch.ones(()))
+    assert found.graph is None
+    snapshot("find_order_dependence", found)
 
 
-def test_another_graph_each_time_is_refused() -> None:
+def test_another_graph_each_time_is_refused(snapshot: Snapshots) -> None:
     x, calls = nn.Parameter(torch.ones(3)), count(1)
 
     def make_loss() -> Tensor:
         return (x.sin() if next(calls) % 2 else x.cos().cos()).sum()
 
-    with (
-        pytest.warns(UserWarning, match="advanced `calls`"),
-        pytest.raises(ValueError, match="builds another graph each time, under heap"),
-    ):
+    with pytest.warns(UserWarning, match="`calls`"), raises(ValueError, "make_loss", "heap") as refused:
         ts.find_order_dependence(make_loss)
+    snapshot("find_order_dependence", refused.value)
 
 
-def test_only_the_order_that_runs_anyway_is_refused() -> None:
-    with pytest.raises(ValueError, match="no policy to hold against heap"):
+def test_only_the_order_that_runs_anyway_is_refused(snapshot: Snapshots) -> None:
+    with raises(ValueError, "heap", "policies=") as refused:
         ts.find_order_dependence(lambda: torch.ones(()), "heap")
+    snapshot("find_order_dependence", refused.value)
 
 
 def test_pairs_of_a_diamond() -> None:

@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.__main__ import main
+from tapescope.engine.memory.timeline import Category
+from tapescope.engine.words.sizes import size_text
+from tapescope.tests.says import Snapshots, says, says_none_of
 
 
 class Net(nn.Module):
@@ -31,7 +34,9 @@ def measured(checkpointed: bool) -> ts.Run:
     return ts.profile(lambda: model(x), trace="cheap")
 
 
-def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what_differs(tmp_path: Path) -> None:
+def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what_differs(
+    tmp_path: Path, snapshot: Snapshots
+) -> None:
     plain, saving = (ts.load(measured(each).save(tmp_path / "run")) for each in (False, True))
     difference = ts.diff(plain, saving, names=("plain", "saving"))
     memory = difference.memory
@@ -46,20 +51,22 @@ def test_with_checkpoints_and_without_the_gradients_are_equal_and_memory_is_what
     gap = [sum(group.nbytes for group in groups) for groups in memory.only]
     assert gap[0] - gap[1] == memory.peaks[0] - memory.peaks[1], "what is alive at both is as large in both"
     said = " ".join(difference.sentences)
-    assert "The peak of memory is " in said and " in plain, in TanhBackward0 (blocks.2.1, " in said
-    assert "saved activation" in said
-    assert "before the first task" in difference._repr_html_() and "before the first task" in repr(difference)
+    says(said, "plain", "saving", "TanhBackward0", "blocks.2.1", *map(size_text, memory.peaks))
+    says(said, Category.SAVED.plural, *map(size_text, memory.first.nbytes))
+    for shown in (difference._repr_html_(), repr(difference)):
+        says(shown, *map(size_text, memory.first.nbytes))
+    snapshot("diff", "\n".join(difference.sentences))
 
 
-def test_equal_runs_have_one_peak_and_nothing_is_alive_in_one_alone() -> None:
+def test_equal_runs_have_one_peak_and_nothing_is_alive_in_one_alone(snapshot: Snapshots) -> None:
     first, second = measured(False), measured(False)
     difference = ts.diff(first, second)
     assert difference.memory is not None and not difference.differs
     assert difference.memory.first is None and difference.memory.only == ((), ())
-    assert difference.sentences[-1] == "While each task that both have runs, the memory is the same."
+    snapshot("diff", difference.sentences[-1])
 
 
-def test_another_order_holds_other_buffers() -> None:
+def test_another_order_holds_other_buffers(snapshot: Snapshots) -> None:
     x = torch.randn(64, 16)
     weights = [torch.randn(16, 16, requires_grad=True) for _ in range(4)]
     runs = []
@@ -68,23 +75,29 @@ def test_another_order_holds_other_buffers() -> None:
             weight.grad = None
         loss = torch.stack([(x @ weight).sum() for weight in weights]).sum()
         runs.append(ts.backward(loss, policy=policy, memory=True))
-    memory = ts.diff(*runs).memory
+    difference = ts.diff(*runs)
+    memory = difference.memory
     assert memory is not None and memory.peaks == (runs[0].peak_bytes, runs[1].peak_bytes)
     first = memory.first
     assert first is not None and first.tasks is not None and first.nbytes[0] != first.nbytes[1]
+    snapshot("diff", difference)
 
 
-def test_where_one_was_not_measured_that_is_said_and_where_none_was_nothing() -> None:
+def test_where_one_was_not_measured_that_is_said_and_where_none_was_nothing(snapshot: Snapshots) -> None:
     loss = torch.ones(2, requires_grad=True).sum()
     bare = ts.backward(loss, retain_graph=True)
     known = ts.backward(loss, retain_graph=True, memory=True)
-    assert "Memory is not compared: that of run_b was not measured." in repr(ts.diff(known, bare))
-    assert "emory" not in repr(ts.diff(bare, bare))
+    difference = ts.diff(known, bare)
+    assert difference.memory is None and difference.memory_known == (True, False)
+    says(difference, "run_b", "ts.backward(loss, memory=True)", "ts.profile(make_loss)")
+    snapshot("diff", difference.sentences[-1])
+    says_none_of(ts.diff(bare, bare), "memory=True", "ts.profile(make_loss)")
 
 
 def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(measured(each).save(tmp_path / f"{each}.json")) for each in (False, True)]
+    runs = [measured(each) for each in (False, True)]
+    paths = [str(run.save(tmp_path / f"{number}.json")) for number, run in enumerate(runs)]
     assert main(["diff", paths[0], paths[0]]) == 0
-    assert "The peak of memory is" in capsys.readouterr().out
+    says(capsys.readouterr().out, size_text(runs[0].peak_bytes))
     assert main(["diff", *paths]) == 1
-    assert "The peak of memory is" in capsys.readouterr().out
+    says(capsys.readouterr().out, *(size_text(run.peak_bytes) for run in runs))

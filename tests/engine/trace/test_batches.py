@@ -8,6 +8,7 @@ import io
 from rich.console import Console
 
 import tapescope as ts
+from tapescope.tests.says import Snapshots, says
 
 STACK = ts.types.Batch("bmm", (7, 3, 5), 9, 5, 2048, 0, 30_000)
 TREE = ts.types.Batch("tree", (7, 8), 3, 3, 1024, 512, 20_000)
@@ -22,22 +23,23 @@ def test_sums_are_of_all_and_each_task_knows_its_own() -> None:
     assert found.steps == [[7, 3, 5]]
 
 
-def test_it_is_said_in_words_everywhere() -> None:
-    why = ts.types.Fallback("bmm", (11, 12), "<b> (2nd) has the hook note, which sees that task alone")
+def test_it_is_said_in_words_everywhere(snapshot: Snapshots) -> None:
+    why = ts.types.Fallback("bmm", (11, 12), "<b> (2nd) has a hook")
     found = ts.types.Batches((STACK, TREE), (why,) * 7)
-    assert found.sentences[0] == "2 batches took 4 tasks: 12 launches became 8, in 0.05 ms, for 3 KiB of copies."
-    assert found.sentences[1].startswith("Not as one: 2 tasks: <b> (2nd) has the hook note")
-    assert found.sentences[-1] == "2 more groups in .fallbacks."
+    says(found.sentences[0], "2 batches", "4 tasks", 12, 8, "0.05 ms", "3 KiB")
+    says(found.sentences[1], "2 tasks", why.why)
+    says(found.sentences[-1], 2, ".fallbacks")
+    snapshot("batch", found)
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found)
     for shown in (repr(found), console.export_text()):
-        assert "9 → 5" in shown and "512 B" in shown
+        says(shown, "9 → 5", "512 B")
     page = found._repr_html_()
     assert html.escape("<b>") in page and "<b> has" not in page
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
-    assert ts.types.Batches().sentences == ("Nothing ran as one.",)
+def test_nothing_is_said_to_be_nothing(snapshot: Snapshots) -> None:
     assert not ts.types.Batches()
+    snapshot("batch", ts.types.Batches())
     many = ts.types.Batches((STACK,) * 50)
-    assert many.cells[-1][0] == "and 10 more"
+    says(many.cells[-1][0], 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.trace.out_of_memory import explain_out_of_memory
+from tapescope.engine.trace import out_of_memory
+from tapescope.engine.trace.out_of_memory import GRADIENTS, OTHERS, PARAMETERS, SAVED, STATE, explain_out_of_memory
+from tapescope.engine.words.sizes import size_text
+from tapescope.tests.says import Snapshots, says, says_none_of
 
 TOO_MUCH = 2**48
 
@@ -78,26 +81,49 @@ def parameters_alive() -> int:
     return sum(alive.values())
 
 
-def held(said: str, category: str) -> float:
-    """The bytes of a category, as a sentence says them; it rounds."""
-    found = re.search(rf"([\d.]+) (B|KiB|MiB) \([\w ]+%\) {category}", said)
-    assert found is not None, said
-    return float(found[1]) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[found[2]]
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """The bytes by category of each error that was explained."""
+    found: list[dict[str, int]] = []
+
+    def notes(self: Any) -> Iterator[str]:
+        found.append(dict(self.parts))
+        return said(self)
+
+    said = out_of_memory._Holding.notes
+    monkeypatch.setattr(out_of_memory._Holding, "notes", notes)
+    return found
+
+
+def says_all_of(note: str, parts: dict[str, int]) -> None:
+    """Assert that a note says the bytes of each category, and of all."""
+    says(note, *map(size_text, parts.values()), size_text(sum(parts.values())))
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_who_held_what_is_said_once(verb: str) -> None:
+def test_who_held_what_is_said_once(verb: str, held: list[dict[str, int]]) -> None:
     model, batch = Model(), torch.randn(512, 64)
     gc.collect()
     told = notes(lambda: VERBS[verb](lambda: model(batch)))
-    (holding,) = [note for note in told if "when it was asked for more, the CPU held" in note]
-    assert held(holding, "parameters") == pytest.approx(parameters_alive(), rel=0.01)
-    assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
-    assert "3 × SoftmaxBackward0" in holding
-    assert told[-1].startswith("tapescope: what may help: ")
+    (parts,) = held
+    (holding,) = [note for note in told if "SoftmaxBackward0" in note]
+    says_all_of(holding, parts)
+    assert parts[PARAMETERS] == pytest.approx(parameters_alive(), rel=0.01)
+    assert parts[SAVED] >= 3 * 512 * 64 * 4
+    says(holding, "CPU", "3 × SoftmaxBackward0")
+    says(told[-1], "ts.fits")
 
 
-def test_a_forward_that_fails_tells_gradients_and_state() -> None:
+def test_the_notes_name_what_holds_most_and_what_may_help(snapshot: Snapshots) -> None:
+    holding = out_of_memory._Holding.__new__(out_of_memory._Holding)
+    holding.device = torch.device("cuda", 1)
+    holding.parts = Counter({SAVED: 3 * 2**30, PARAMETERS: 2**30, OTHERS: 2**20})
+    holding.savers = {("SoftmaxBackward0", "blocks.*"): (2**31, ["blocks.0", "blocks.1"])}
+    holding.largest = "(131072,) float32, 512 KiB"
+    snapshot("backward", "\n".join(holding.notes()))
+
+
+def test_a_forward_that_fails_tells_gradients_and_state(held: list[dict[str, int]]) -> None:
     model = Model()
     optimizer = torch.optim.Adam(model.parameters())
     for layer in model.layers:
@@ -119,9 +145,12 @@ def test_a_forward_that_fails_tells_gradients_and_state() -> None:
 
     for call in (lambda: ts.profile(failing), lambda: ts.find_nan(failing), in_loop, in_training):
         holding, helping = notes(call)
-        assert held(holding, "gradients") >= 0.99 * weights
-        assert held(holding, "optimizer state") >= 0.99 * 2 * weights
-        assert helping.startswith("tapescope: what may help: ")
+        parts = held.pop()
+        assert not held
+        says_all_of(holding, parts)
+        assert parts[GRADIENTS] >= weights
+        assert parts[STATE] >= 2 * weights
+        says(helping, "ts.fits")
 
 
 def test_other_errors_get_no_such_note() -> None:
@@ -145,10 +174,9 @@ def test_who_holds_the_largest_of_the_others_is_said(verb: str) -> None:
     model, batch = Model(), torch.randn(4, 64)
     trainer = SimpleNamespace(store=[0, {"o": torch.ones(3 * 2**21)}])
     told = notes(lambda: VERBS[verb](lambda: model(batch)))
-    (holding,) = [note for note in told if "when it was asked for more, the CPU held" in note]
-    said = "local variable trainer of test_who_holds_the_largest_of_the_others_is_said() at test_out_of_memory.py:"
-    assert f"the largest (6291456,) float32, 24.0 MiB, held as {said}" in holding
-    assert re.search(r"at test_out_of_memory.py:\d+: trainer.store\[1\]\['o'\]", holding)
+    (holding,) = [note for note in told if "CPU" in note]
+    says(holding, "(6291456,) float32", "24.0 MiB", "trainer", "trainer.store[1]['o']", "test_out_of_memory.py")
+    says(holding, "test_who_holds_the_largest_of_the_others_is_said()")
     alive = ref(trainer.store.pop()["o"])
     assert alive() is None
 
@@ -157,7 +185,7 @@ def test_who_holds_the_largest_of_the_others_is_said(verb: str) -> None:
 def small(accelerators: tuple[torch.device, torch.device]) -> Iterator[torch.device]:
     device = accelerators[1]
     if device.type == "cuda":
-        pytest.skip("the limit of a CUDA device is a share of all it has")
+        pytest.skip("CUDA limits a share of its memory")
     gc.collect()  # else a tensor of the test before may be the largest
     module: Any = torch.get_device_module(device)
     module.set_memory_limit(device.index, module.memory_allocated(device.index) + 3 * 2**20)
@@ -166,14 +194,16 @@ def small(accelerators: tuple[torch.device, torch.device]) -> Iterator[torch.dev
 
 
 @pytest.mark.parametrize("verb", ["backward", "direct", "policy", "debug"])
-def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device) -> None:
+def test_a_device_with_a_limit_says_what_it_held(verb: str, small: torch.device, held: list[dict[str, int]]) -> None:
     model, batch = Model().to(small), torch.randn(512, 64, device=small)
     kept = torch.zeros(2**17, device=small)
     told = notes(lambda: VERBS[verb](lambda: model(batch)))
-    (holding,) = [note for note in told if f"when it was asked for more, {small} held" in note]
-    assert held(holding, "saved by tasks that had not run") >= 3 * 512 * 64 * 4
-    here = "test_a_device_with_a_limit_says_what_it_held() at test_out_of_memory.py"
-    assert f"the largest (131072,) float32, 512 KiB, held as local variable kept of {here}" in holding
+    (parts,) = held
+    (holding,) = [note for note in told if "(131072,)" in note]
+    says_all_of(holding, parts)
+    assert parts[SAVED] >= 3 * 512 * 64 * 4
+    says(holding, small, "(131072,) float32", "512 KiB", "kept", "test_out_of_memory.py")
+    says(holding, "test_a_device_with_a_limit_says_what_it_held()")
     assert kept.sum() == 0
 
 
@@ -184,6 +214,6 @@ def test_the_function_that_ran_out_is_named_and_none_of_tapescope(verb: str) -> 
         return torch.empty(2**46) * most_of_it
 
     gc.collect()
-    (held,) = [note for note in notes(lambda: getattr(ts, verb)(make_loss)) if "8.0 MiB, held as " in note]
-    assert "most_of_it" in held and f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno + 2}" in held
-    assert "traceback" not in held and "contextlib" not in held
+    (held,) = [note for note in notes(lambda: getattr(ts, verb)(make_loss)) if "most_of_it" in note]
+    says(held, "8.0 MiB", f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno + 2}")
+    says_none_of(held, "traceback", "contextlib")

@@ -28,6 +28,7 @@ from tapescope.engine.trace.statistics import (
     measure,
     statistics,
 )
+from tapescope.tests.says import Snapshots, says
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 3e38, -1e-40, 1e-12, 1e3])
 TENSORS = st.lists(FLOATS, max_size=20).map(torch.tensor)
@@ -221,7 +222,7 @@ READABLE = {
     "jagged": lambda values: torch.nested.nested_tensor([values[:2], values[2:]], layout=torch.jagged),
     "two tensors": lambda values: TwoTensor(values[:2].clone(), values[2:].clone()),
     "wrapper of a wrapper": lambda values: TwoTensor(*map(doubled, values.view(2, 2))),
-    "bytes of its own": OwnBytes,
+    "own bytes": OwnBytes,
     "mkldnn": lambda values: values.to_mkldnn(),
     "float8": lambda values: values.to(torch.float8_e5m2),
     "complex32": lambda values: values.to(torch.complex32),
@@ -251,22 +252,24 @@ def test_quantized_gradients_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "named"),
     [
-        (lambda: torch.ones(3, device="meta"), "meta device"),
-        (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "a FakeTensor computes in its own way"),
-        (lambda: LoggingTensor(torch.ones(3)), "a LoggingTensor computes in its own way"),
-        (lambda: Scaled(torch.ones(3, dtype=torch.int8), torch.tensor(math.nan)), "a Scaled computes in its own way"),
+        (lambda: torch.ones(3, device="meta"), "meta"),
+        (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "FakeTensor"),
+        (lambda: LoggingTensor(torch.ones(3)), "LoggingTensor"),
+        (lambda: Scaled(torch.ones(3, dtype=torch.int8), torch.tensor(math.nan)), "Scaled"),
     ],
     ids=["meta", "fake", "no inner tensors", "scaled"],
 )
-def test_what_cannot_be_measured_says_why(make, reason: str) -> None:
+def test_what_cannot_be_measured_says_why(make, named: str, snapshot: Snapshots) -> None:
     gradient = make()
     for level in ("cheap", "full"):
         seen = found(gradient, level)
-        assert reason in seen.unavailable
+        says(seen.unavailable, named)
         assert seen.min is seen.count is seen.nan_count is seen.histogram is None
         assert seen.dtype is gradient.dtype
+    if named in ("meta", "FakeTensor"):
+        snapshot("trace", seen.unavailable)
 
 
 def test_an_error_inside_is_told_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from tapescope.engine.tasks.task_hooks import Hook
 from tapescope.engine.trace import statistics_table
 from tapescope.engine.trace.recorder import Recorder
 from tapescope.inspector.graph.graph import TensorMeta
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -41,8 +42,12 @@ def gradient_like(meta: TensorMeta) -> Tensor:
     return torch.ones(meta.shape, dtype=meta.dtype)
 
 
+def no_hand(ready: list[int]) -> None:
+    return None
+
+
 def play(
-    graph: ts.Graph, policy: object, level: str = "off", by_hand: Callable[[list[int]], int | None] = lambda ready: None
+    graph: ts.Graph, policy: object, level: str = "off", by_hand: Callable[[list[int]], int | None] = no_hand
 ) -> tuple[ts.types.Trace, list[list[tuple[int, str]]]]:
     """Records a backward that does nothing. The trace, and the queue at each start and at the end as it really was."""
     chosen = find_policy(policy)  # type: ignore[arg-type]
@@ -91,22 +96,27 @@ def test_the_queue_is_shown_as_it_was_also_after_picks_by_hand(seed: int, policy
         assert trace[place].queue_before == queues[place]
 
 
-def test_reasons_say_who_picked() -> None:
+def test_reasons_say_who_picked(snapshot: Snapshots) -> None:
     graph = ts.graph(random_program(1)[1])
     trace, queues = play(graph, "dfs")
-    alone = "the only ready task"
-    for record, queue in zip(trace, queues, strict=False):
-        many = f"first of {len(queue)} under dfs: last ready, first run"
-        assert record.reason == (alone if len(queue) == 1 else many) and not record.by_hand
-    trace, queues = play(graph, last_ready)
-    for record, queue in zip(trace, queues, strict=False):
-        assert record.reason == (alone if len(queue) == 1 else f"chosen by last_ready out of {len(queue)}")
-    trace, queues = play(graph, "heap", by_hand=lambda ready: ready[-1])
-    for record, queue in zip(trace, queues, strict=False):
-        assert record.by_hand and record.reason == f"chosen by hand out of {len(queue)}"
+    reasons: dict[tuple[str, str], str] = {}
+    for policy, by_hand, name, choice in (
+        ("dfs", no_hand, "dfs", "first"),
+        (last_ready, no_hand, "last_ready", "function"),
+        ("heap", lambda ready: ready[-1], "", "hand"),
+    ):
+        trace, queues = play(graph, policy, by_hand=by_hand)
+        for record, queue in zip(trace, queues, strict=False):
+            assert record.choice == ("only" if len(queue) == 1 and choice != "hand" else choice)
+            assert record.by_hand is (choice == "hand")
+            if record.choice != "only":
+                says(record.reason, len(queue), name)
+            reasons.setdefault((name, record.choice), record.reason)
+    assert {choice for _, choice in reasons} == {"only", "first", "function", "hand"}
+    snapshot("trace", "\n".join(dict.fromkeys(reasons.values())))
 
 
-def test_what_an_engine_picks_against_the_policy_is_said() -> None:
+def test_what_an_engine_picks_against_the_policy_is_said(snapshot: Snapshots) -> None:
     graph = ts.graph(small_loss())
     leaf, inner = (6, 1)
     assert graph.tasks[leaf].is_leaf and not graph.tasks[inner].is_leaf
@@ -117,8 +127,9 @@ def test_what_an_engine_picks_against_the_policy_is_said() -> None:
     recorder.end([None])
     recorder.start(5, [None])
     first, second = recorder.trace()
-    assert first.reason == "not the first of 2 under heap, which was AccumulateGrad"
-    assert second.reason == "ran before all of its gradients were seen to arrive"
+    assert (first.choice, second.choice) == ("passed over", "unseen")
+    says(first.reason, 2, "heap", "AccumulateGrad")
+    snapshot("trace", f"{first.reason}\n{second.reason}")
     assert second.elapsed_ns is None and second.outputs == ()
 
 
@@ -302,7 +313,7 @@ def test_nothing_recorded_is_kept_alive() -> None:
         assert all(ref() is None for ref in alive)
 
 
-def test_a_trace_is_what_was_recorded_until_then() -> None:
+def test_a_trace_is_what_was_recorded_until_then(snapshot: Snapshots) -> None:
     graph = ts.graph(small_loss())
     recorder = Recorder(graph, find_policy("heap"))
     assert len(recorder.trace()) == 0 and list(recorder.trace()) == []
@@ -315,16 +326,18 @@ def test_a_trace_is_what_was_recorded_until_then() -> None:
     assert len(during) == 1 and during[0].elapsed_ns is None and during[0].queue_after == []
     assert len(recorder.trace()) == 2 and recorder.trace()[-2].elapsed_ns is not None
     assert during.of(4).place == 0 and during.of(3) is None
-    with pytest.raises(IndexError, match="there is no record 1: 1 tasks were recorded"):
+    with raises(IndexError, 1) as refused:
         during[1]
+    snapshot("trace", refused.value)
 
 
-def test_a_call_without_a_running_task_is_refused() -> None:
+def test_a_call_without_a_running_task_is_refused(snapshot: Snapshots) -> None:
     recorder = Recorder(ts.graph(small_loss()), find_policy("heap"))
-    with pytest.raises(RuntimeError, match="no task runs in this thread that could end"):
+    with raises(RuntimeError) as no_end:
         recorder.end([])
-    with pytest.raises(RuntimeError, match="whose pre hook f could be"):
+    with raises(RuntimeError, "pre", "f") as no_hook:
         recorder.hook("pre", "f")
+    snapshot("trace", f"{no_end.value}\n{no_hook.value}")
 
 
 def test_tasks_that_overlap_in_several_threads_keep_their_own_ends_and_hooks() -> None:
@@ -363,10 +376,11 @@ def test_tasks_that_overlap_in_several_threads_keep_their_own_ends_and_hooks() -
     assert {record.thread for record in trace} == {0, 1}
 
 
-def test_records_and_traces_read_as_sentences() -> None:
+def test_records_and_traces_read_as_sentences(snapshot: Snapshots) -> None:
     trace, _ = play(ts.graph(small_loss()), "heap")
-    assert repr(trace) == "<Trace of 7 of 7 tasks under heap, statistics off>"
-    assert repr(trace[0]).startswith("<<Task 4 Sum>, ") and repr(trace[0]).endswith(" µs, the only ready task>")
+    says(repr(trace), "Trace", 7, "heap", "off")
+    snapshot("trace", repr(trace))
+    says(repr(trace[0]), "<Task 4 Sum>", "µs", trace[0].reason)
 
 
 def test_statistics_on_an_accelerator_are_stacked_and_read_when_asked_for(
@@ -395,7 +409,7 @@ def test_a_task_runs_on_its_first_accelerator_and_meta_is_none() -> None:
     assert all(record.device == torch.device("cpu") for record in run.trace)
 
 
-OLDEST = ts.Policy("oldest", "first created, first run", lambda task, arrival: (task.id,), dynamic=True)
+OLDEST = ts.Policy("oldest", "by id", lambda task, arrival: (task.id,), dynamic=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -421,15 +435,15 @@ def test_after_another_policy_was_set_the_queue_and_the_reasons_go_by_it(
         session.step()
     order = tuple(session.order)
     run = ts.Run(session.graph, session.policy, engine, order, order, 5, session.trace)
-    assert ", then " in session.trace.policy
+    assert len(session.trace.terms) > 1
+    says(session.trace.policy, *(term.policy for term in session.trace.terms))
     for trace in (run.trace, ts.load(run.save(tmp_path / "run.json")).trace):
         for place in pick.sample(range(len(trace)), len(trace)):
             record, queue, policy = trace[place], queues[place], policies[place]
             shown = [task_id for task_id, _ in record.queue_before]
             assert sorted(shown) == sorted(queue) and (shown == queue or policy == "last_ready")
             if len(queue) == 1:
-                assert record.reason == "the only ready task"
-            elif policy == "last_ready":
-                assert record.reason == f"chosen by last_ready out of {len(queue)}"
+                assert record.choice == "only"
             else:
-                assert record.reason.startswith(f"first of {len(queue)} under {policy}: ")
+                assert record.choice == ("function" if policy == "last_ready" else "first")
+                says(record.reason, len(queue), policy)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import tapescope as ts
 from tapescope.engine.trace import run_reader, trace_file
 from tapescope.inspector.graph.json_columns import ColumnWriter, read_section
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 from tapescope.tests.warm_python import WarmPython
 
 from ..backward_programs import random_program
@@ -112,7 +113,7 @@ def test_a_session_driven_by_hand_comes_back_with_what_was_replaced(tmp_path: Pa
     run = ts.Run(session.graph, "heap", "direct", order, order, 5, trace)
     loaded = ts.load(run.save(tmp_path / "run.json"))
     assert_same(run, loaded)
-    assert any("by hand out of" in record.reason for record in loaded.trace)
+    assert any(record.choice == "hand" for record in loaded.trace)
 
 
 def test_a_loaded_graph_can_be_drawn_and_exported_and_shows_saved_lines(tmp_path: Path) -> None:
@@ -184,43 +185,50 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(
     content = path.read_bytes()
     for length in range(0, len(content), 97):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=f"{path} is not a run that this tapescope can load"):
+        with raises(ValueError, path):
             ts.load(path)
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "facts"),
     [
-        (b"", "is no JSON object, or is cut off"),
-        (b"[1, 2]", "is no JSON object"),
-        (b"{}", '"format" is not tapescope.trace'),
-        (b'{"format": "tapescope.graph", "version": 1}', '"format" is not tapescope.trace'),
-        (b'{"format": "tapescope.trace"}', '"version" is missing'),
-        (b'{"format": "tapescope.trace", "version": 2}', "it was written by a newer one"),
-        (b'{"format": "tapescope.trace", "version": true}', '"version" is not a whole number'),
-        (b'{"format": "tapescope.trace", "version": 1} {}', "goes on after its end"),
-        (b"\xff\xfe\x00", "codec can't decode"),
-        (b"\x1f\x8b\x08\x00", "damaged or cut off"),
-        (b"\x80\x04\x95", "codec can't decode"),
-        (b'{"a":' + b"[" * 100_000, "has more lists in it than a file of its size should have"),
+        pytest.param(b"", (), id="empty"),
+        pytest.param(b"[1, 2]", (), id="list"),
+        pytest.param(b"{}", ('"format"', "tapescope.trace"), id="no format"),
+        pytest.param(
+            b'{"format": "tapescope.graph", "version": 1}', ('"format"', "tapescope.trace"), id="another format"
+        ),
+        pytest.param(b'{"format": "tapescope.trace"}', ('"version"',), id="no version"),
+        pytest.param(b'{"format": "tapescope.trace", "version": 2}', ('"version"', 2, 1), id="newer"),
+        pytest.param(b'{"format": "tapescope.trace", "version": true}', ('"version"',), id="version of another type"),
+        pytest.param(b'{"format": "tapescope.trace", "version": 1} {}', (), id="longer"),
+        pytest.param(b"\xff\xfe\x00", ("utf-8", "0xff"), id="UTF-16"),
+        pytest.param(b"\x1f\x8b\x08\x00", (), id="half of a gzip"),
+        pytest.param(b"\x80\x04\x95", ("utf-8", "0x80"), id="pickle"),
+        pytest.param(b'{"a":' + b"[" * 100_000, (), id="many lists"),
     ],
 )
-def test_foreign_and_newer_files_are_refused(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_foreign_and_newer_files_are_refused(
+    content: bytes, facts: tuple[object, ...], tmp_path: Path, snapshot: Snapshots
+) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=reason) as caught:
+    with raises(ValueError, path, *facts) as caught:
         ts.load(path)
-    assert str(path) in str(caught.value)
+    snapshot("load", caught.value)
 
 
-def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
+) -> None:
     monkeypatch.setattr(run_reader, "_LARGEST", 10_000)
     path = tmp_path / "run.json"
     path.write_bytes(gzip.compress(b" " * 1_000_000))
-    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
+    with raises(ValueError, "10000 bytes") as caught:
         ts.load(path)
+    snapshot("load", caught.value)
     path.write_bytes(b" " * 1_000_000)
-    with pytest.raises(ValueError, match="unpacks to more than 10000 bytes"):
+    with raises(ValueError, "10000 bytes"):
         ts.load(path)
 
 
@@ -252,44 +260,49 @@ except ValueError as error:
     print(error, *(name for name in set(sys.modules) - before if name.startswith("torch._inductor")))
 """
     ran = fresh_python.run("-c", program)
-    assert ran.stdout.endswith("does not know: '_inductor'\n")
+    says(ran.stdout, "'_inductor'")
+    says_none_of(ran.stdout, "torch._inductor")
+
+
+CONTRADICTIONS: list[tuple[tuple[Any, ...], Any, tuple[str, ...]]] = [
+    (("graph", "edge_next_task", 0), 10**6, ('"graph.edge_next_task"',)),
+    (("graph", "edge_input", 0), 9, ('"graph.edge_input"',)),
+    (("graph", "edge_task", 0), 5, ('"graph.edge_output"', "output=0")),
+    (("graph", "roots"), [], ('"graph.roots"',)),
+    (("graph", "roots"), [[0]], ('"graph.roots"',)),
+    (("graph", "kinds", 0), "sorcery", ('"graph.kinds"', "'sorcery'")),
+    (("graph", "metas", 0), [[2], "float7", "cpu"], ('"graph.metas"', "'float7'")),
+    (("graph", "metas", 0), [[2], "nn", "cpu"], ('"graph.metas"', "'nn'")),
+    (("graph", "metas", 0), [[2], "float32", "toaster"], ('"graph.metas"', "'toaster'")),
+    (("graph", "metas", 0), [[2], "float32", 0], ('"graph.metas"',)),
+    (("graph", "metas", 0), [[-2], "float32", "cpu"], ('"graph.metas"',)),
+    (("graph", "sequence_nr", 0), "many", ('"graph.sequence_nr"',)),
+    (("graph", "calls", 0), ["", "M", 0, 0], ('"graph.calls"',)),
+    (("order",), [0, 0], ('"order"',)),
+    (("engine",), "steam", ('"engine"', "native", "direct")),
+    (("trace", "started_ns"), [1], ('"trace.started_ns"',)),
+    (("trace", "input_row", 0), 10**6, ('"trace.input_row"',)),
+    (("trace", "arrived", 0), 10**6, ('"trace.arrived"',)),
+    (("trace", "terms"), [], ('"trace.terms"',)),
+    (("trace", "terms", 0), [3, "dfs", None, True], ('"trace.terms"',)),
+    (("trace", "terms", 0, 3), False, ('"trace.terms"',)),
+    (("trace", "labels", 0), ["#", "colour"], ('"trace.labels"',)),
+    (("trace", "forms", 0), [[[2], "float32", "cpu", "nn"]], ('"trace.forms"',)),
+    (("trace", "forms"), [], ('"trace.forms"',)),
+    (("trace", "edits"), [[0, 99, None, -1, None, -1]], ('"trace.edits"',)),
+    (("trace", "statistics", "low", 0), "low", ('"trace.statistics.low"',)),
+    (("trace", "statistics", "bin_count", 0), 64, ('"trace.statistics.bin_count"',)),
+    (("trace", "statistics", "edges", 3), -5, ('"trace.statistics.edges"',)),
+]
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "reason"),
-    [
-        (("graph", "edge_next_task", 0), 10**6, '"graph.edge_next_task" has entries'),
-        (("graph", "edge_input", 0), 9, "leads to an input that is not there"),
-        (("graph", "edge_task", 0), 5, "is not sorted by task and output"),
-        (("graph", "roots"), [], '"graph.roots" is empty'),
-        (("graph", "roots"), [[0]], "does not have 2 fields"),
-        (("graph", "kinds", 0), "sorcery", "has a kind which this version does not know"),
-        (("graph", "metas", 0), [[2], "float7", "cpu"], "has a dtype which torch"),
-        (("graph", "metas", 0), [[2], "nn", "cpu"], "has a dtype which torch"),
-        (("graph", "metas", 0), [[2], "float32", "toaster"], "has a device which torch"),
-        (("graph", "metas", 0), [[2], "float32", 0], "has a device which torch"),
-        (("graph", "metas", 0), [[-2], "float32", "cpu"], "has a shape that is none"),
-        (("graph", "sequence_nr", 0), "many", "has an entry that is no whole number"),
-        (("graph", "calls", 0), ["", "M", 0, 0], "has a parent that is no earlier call"),
-        (("order",), [0, 0], '"order" has an entry twice'),
-        (("engine",), "steam", "known are native, direct"),
-        (("trace", "started_ns"), [1], '"trace.started_ns" has 1 entries, not'),
-        (("trace", "input_row", 0), 10**6, '"trace.input_row" has entries'),
-        (("trace", "arrived", 0), 10**6, '"trace.arrived" has entries'),
-        (("trace", "terms"), [], '"trace.terms" is empty'),
-        (("trace", "terms", 0), [3, "dfs", None, True], '"trace.terms" has an entry out of place'),
-        (("trace", "terms", 0, 3), False, '"trace.terms" don\'t fit the keys'),
-        (("trace", "labels", 0), ["#", "colour"], "has an entry that is no label"),
-        (("trace", "forms", 0), [[[2], "float32", "cpu", "nn"]], "has an entry that is no tensor's form"),
-        (("trace", "forms"), [], "does not begin with null"),
-        (("trace", "edits"), [[0, 99, None, -1, None, -1]], '"trace.edits" has an entry that leads nowhere'),
-        (("trace", "statistics", "low", 0), "low", "has an entry that is no number"),
-        (("trace", "statistics", "bin_count", 0), 64, '"trace.statistics.bin_count" leads beyond the bins'),
-        (("trace", "statistics", "edges", 3), -5, "are not those of this version's histograms"),
-    ],
+    ("where", "value", "facts"),
+    CONTRADICTIONS,
+    ids=[f"{'.'.join(map(str, where))}={json.dumps(value)}" for where, value, _ in CONTRADICTIONS],
 )
 def test_what_contradicts_itself_is_refused_and_named(
-    where: tuple[Any, ...], value: Any, reason: str, tmp_path: Path
+    where: tuple[Any, ...], value: Any, facts: tuple[object, ...], tmp_path: Path, snapshot: Snapshots
 ) -> None:
     path = captured_run().save(tmp_path / "run.json")
     content = json.loads(path.read_text())
@@ -298,19 +311,21 @@ def test_what_contradicts_itself_is_refused_and_named(
         inner = inner[key]
     inner[where[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=reason):
+    with raises(ValueError, *facts) as caught:
         ts.load(path)
+    snapshot("load", str(caught.value).replace(torch.__version__, "TORCH"))
 
 
-def test_edges_that_form_a_circle_are_refused(tmp_path: Path) -> None:
+def test_edges_that_form_a_circle_are_refused(tmp_path: Path, snapshot: Snapshots) -> None:
     path = captured_run().save(tmp_path / "run.json")
     content = json.loads(path.read_text())
     graph = content["graph"]
     last = len(graph["edge_task"]) - 1
     graph["edge_next_task"][0] = graph["edge_task"][last]
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="the edges form a circle"):
+    with raises(ValueError, path) as caught:
         ts.load(path)
+    snapshot("load", caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -395,8 +410,10 @@ def test_a_key_that_nobody_asks_for_is_passed_over(saved: tuple[Path, Any], tmp_
     assert_same(ts.load(path), ts.load(newer))
     for broken in ("[1, {]}", "[1, 2", '"', "tru", "", "[[]]]"):
         path.write_text('{"unknown": ' + broken + ', "format": "tapescope.trace"}')
-        with pytest.raises(ValueError, match="is no JSON object, or is cut off"):
+        with raises(ValueError, path) as caught:
             ts.load(path)
+        assert not isinstance(caught.value, UnicodeDecodeError)
+        says_none_of(caught.value, '"unknown"', '"format"')
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**400])
@@ -409,7 +426,7 @@ def test_a_rank_may_be_any_number_that_a_column_can_hold(number: int, tmp_path: 
     if number < 2**63:
         assert ts.load(path).queue_lengths
     else:
-        with pytest.raises(ValueError, match='"trace.key" has entries from'):
+        with raises(ValueError, '"trace.key"'):
             ts.load(path)
 
 
