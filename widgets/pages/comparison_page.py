@@ -7,12 +7,11 @@ from html import escape
 from ...engine.studies.comparison import Comparison, Row
 from ...engine.trace.peak import PeakReport
 from ...engine.words.sizes import size_text
-from .drawing import Drawing
 from .figure_page import figure_page, words_html
-from .glossary import CATEGORIES, COLUMNS
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
 from .mirrored_comparison import mirrored_html
-from .report_html import category_html, peak_html, table_html
+from .plotly_data import Drawing
+from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER
 
 _STYLE = """

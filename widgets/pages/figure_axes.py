@@ -9,7 +9,7 @@ from html import unescape
 from typing import Any
 
 from ...inspector.drawing.svg_text import escaped
-from .drawing import Drawing
+from .plotly_data import Drawing
 
 Box = tuple[float, float, float, float]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
-from .drawing import Drawing
 from .figure_axes import Axis, axes_of, drawn_axes
 from .figure_filled import filled
+from .plotly_data import Drawing
 from .theme import FONT, LIGHT
 from .treemap_still import drawn_treemap
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.storage_words import StorageWords
 from ...engine.memory.timeline import Category, Storage, Timeline
@@ -17,9 +15,11 @@ from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import LINE, Drawing, cut, escaped, wrapped
-from .shown_figure import ShownFigure
+from .plotly_data import LINE, Drawing, cut, escaped, figure_of, wrapped
 from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
 _MOST_BARS = 30
@@ -350,7 +350,7 @@ def _stays(group: PeakGroup) -> str:
 
 
 def _figure(drawing: Drawing) -> go.Figure:
-    return ShownFigure(drawing)
+    return figure_of(drawing)
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:

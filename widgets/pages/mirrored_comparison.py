@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING
 
 from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
 from ...engine.studies.comparison import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, escaped
+from .plotly_data import Drawing, escaped, figure_of
 from .report_html import cells_html
-from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _HEIGHT = 300
 _MOST_POINTS = 1500  # of one line
@@ -23,7 +24,7 @@ _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
     """See `Comparison.mirrored_figure`."""
-    return ShownFigure(mirrored_drawing(comparison, row, colours_of(theme)))
+    return figure_of(mirrored_drawing(comparison, row, colours_of(theme)))
 
 
 def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:

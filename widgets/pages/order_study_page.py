@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, cut, escaped
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
+from .plotly_data import Drawing, cut, escaped, figure_of
 from .report_html import STYLE
-from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
 _PATTERNS = ("", "/", "x")  # where there are more policies than colours
@@ -101,7 +101,7 @@ def study_figure(study: OrderStudy, theme: GraphTheme = "auto") -> go.Figure:
     """
     if not study.others or not study.rows:
         raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
-    return ShownFigure(study_drawing(study, colours_of(theme)))
+    return figure_of(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from .drawing import Drawing
+from .plotly_data import Drawing
 
 _HEAD = 18.0  # pixels at the top of a box with others in it, for its name
 _PAD = 3.0

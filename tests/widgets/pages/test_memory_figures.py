@@ -19,8 +19,8 @@ from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
 from tapescope.engine.workloads.workloads import workload
 from tapescope.widgets.pages.comparison_page import page_html
-from tapescope.widgets.pages.drawing import escaped
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
+from tapescope.widgets.pages.plotly_data import escaped
 from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
