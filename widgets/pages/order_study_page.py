@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.shown import GraphTheme
+from .figure_html import Figures
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .plotly_data import Drawing, cut, escaped, figure_of
@@ -38,24 +39,25 @@ _STYLE = """
 
 def page_html(study: OrderStudy, title: str) -> str:
     """The page of a study."""
-    drawings: dict[str, Drawing] = {}
+    figures = Figures()
     parts = [f"<section>{study_html(study)}</section>"]
     if study.others and study.rows:
-        drawings["ratios"] = study_drawing(study, LATER)
+        figure = figures.html("ratios", f"Peak and time against {study.reference}", study_drawing(study, LATER))
         parts.append(
             f"<section><h2>Against {escape(study.reference)}<span>to the right of the line is more, to the left less"
-            '</span></h2><div class="figure" data-drawing="ratios"></div></section>'
+            f"</span></h2>{figure}</section>"
         )
     for row in study.rows:
         if row.makespans is not None:
-            drawings[f"makespan {row.name}"] = gantt_drawing(row.makespans.rows, LATER, row.makespans.lower_bound_ns)
+            drawing = gantt_drawing(row.makespans.rows, LATER, row.makespans.lower_bound_ns)
+            figure = figures.html(f"makespan {row.name}", f"{row.name} on {row.devices} over time", drawing)
             parts.append(
                 f"<section><h2>{escape(row.name)} on {escape(row.devices)}<span>simulated with measured times of its "
-                f'tasks</span></h2><div class="figure" data-drawing="{escape(f"makespan {row.name}")}"></div></section>'
+                f"tasks</span></h2>{figure}</section>"
             )
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
     parts.append(f'<section class="said"><h2>How it was measured</h2>{said}</section>')
-    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), drawings, _STYLE)
+    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), figures, _STYLE)
 
 
 def study_html(study: OrderStudy) -> str:

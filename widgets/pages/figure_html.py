@@ -1,0 +1,335 @@
+"""Figures as HTML and SVG that fit any width, follow the reader's theme, and need no script to be seen.
+
+Across all is in percent of the plot, and only curves are stretched: words and signs keep their size on every screen,
+and the page's script, widgets/js/src/figures, zooms by making the plot's content wider than the plot. What is said
+under the pointer stands apart, once for all figures of a page.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from ...inspector.drawing.text_width import text_width
+from .figure_axes import Axis
+from .figure_marks import LINES, SIZE, Bar, Curve, Mark, Place, Plot, Sign, Stroke, Words, number, plot_of
+from .figure_svg import Hatches, key_of, plain, rich, sign, spans, stroke_of, text_attributes
+from .plotly_data import Drawing
+from .theme import LATER
+from .treemap import tiles
+
+_FINE = 10  # units of a pixel's height in a path
+_ACROSS = 10_000  # units of a path's width, where values are no whole numbers
+_ABOVE = 12.0  # pixels from the top to the plot: the legend is not in the picture
+_NOTE = 16.0  # more, where words stand above the plot
+_LEAST_RIGHT = 24.0  # pixels: half of the last number
+_INSIDE = LATER["panel"]  # of open signs: no line goes through them
+_USUAL_LEFT = 64.0  # pixels, where numbers stand: plots below each other begin alike
+_TREE_WIDTH = 1000.0  # pixels for which a treemap's boxes are made nearly square
+
+
+class Figures:
+    """The figures of one page, and what they say under the pointer: each text and each list of numbers once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, int] = {}
+        self._lists: dict[str, int] = {}
+        self._told: dict[str, Any] = {}
+
+    def html(self, name: str, title: str, drawing: Drawing) -> str:
+        """Return a figure.
+
+        Args:
+            name: unique on the page.
+            title: what it is called for those who do not see it.
+            drawing: data and layout of plotly's, in the colours `LATER`.
+
+        Raises:
+            ValueError: it has something that is not known here.
+        """
+        number_of = f"f{len(self._told)}"
+        plot = plot_of({"data": drawing["data"], "layout": _without_legend(drawing["layout"])})
+        if plot is None:
+            raise ValueError(f"the figure {name!r} has a kind of trace that tapescope does not draw")
+        if plot.traces and plot.traces[0]["type"] == "treemap":
+            return self._tree(name, title, plot)
+        page = _Fluid(plot, Hatches(number_of))
+        picture = page.picture()  # which makes the hatches
+        self._told[name] = {
+            "unified": plot.layout.get("hovermode") == "x unified",
+            "head": plot.layout.get("xaxis", {}).get("unifiedhovertitle", {}).get("text", ""),
+            "axes": {axis.name: _axis_content(axis) for axis in plot.axes.values() if axis.letter == "x"},
+            "traces": [self._trace(plot, trace) for trace in plot.traces],
+        }
+        kinds = " beside" if page.has_gutter else ""
+        kinds += "" if plot.layout.get("legend", {}).get("orientation") == "h" else " side"
+        margins = f"--left:{_left(plot):g}px;--right:{max(plot.margins['r'], _LEAST_RIGHT):g}px"
+        return (
+            f'<div class="figure{kinds}" data-figure="{escape(name)}" style="{margins}">{page.legend()}'
+            f'<div class="scroll"><div class="room" tabindex="0" role="group" aria-roledescription="figure" '
+            f'aria-label="{escape(title)}">{picture}</div></div></div>'
+        )
+
+    @property
+    def packed(self) -> str:
+        """All that is said under the pointer, for the page's script: JSON, gzip, base64."""
+        lists = [json.loads(each) for each in self._lists]
+        content = {"texts": list(self._texts), "lists": lists, "figures": self._told}
+        text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+        return b64encode(gzip.compress(text.encode("utf-8", "replace"), mtime=0)).decode("ascii")
+
+    def _trace(self, plot: Plot, trace: Drawing) -> dict[str, Any]:
+        """What a trace says, and where its points are."""
+        across, up = plot.across(trace), plot.up(trace)
+        found: dict[str, Any] = {"axis": across.name, "bars": trace["type"] == "bar"}
+        if trace.get("hoverinfo") == "skip" or "hovertemplate" not in trace:
+            return found
+        line, marker = trace.get("line", {}), trace.get("marker", {})
+        colour = trace.get("fillcolor") if "stackgroup" in trace else line.get("color") or marker.get("color")
+        found |= self._said(trace) | {"colour": colour if isinstance(colour, str) else ""}
+        found["steps"] = line.get("shape") == "hv"
+        found["x"] = self._list([round(value, 6) if isinstance(value, float) else value for value in trace["x"]])
+        if "stackgroup" in trace:
+            floor = up.at(0)
+            found["stack"] = self._list([round(_FINE * (floor - up.at(value))) for value in trace["y"]])
+        elif not found["bars"]:
+            found["y"] = self._list([round(up.at(value), 1) for value in trace["y"]])
+        return found
+
+    def _said(self, trace: Drawing) -> dict[str, Any]:
+        """A template, and by column what is put into it for each point."""
+        data = trace.get("customdata", ())
+        columns = list(zip(*data, strict=True)) if data and isinstance(data[0], tuple) else [data]
+        say = trace["hovertemplate"].replace("<extra></extra>", "")
+        return {"say": say, "told": [self._list(list(map(self._text, column))) for column in columns]}
+
+    def _text(self, text: str) -> int | list[int]:
+        """The number of a text, or of each of its lines."""
+        lines = [self._texts.setdefault(line, len(self._texts)) for line in LINES.split(text)]
+        return lines[0] if len(lines) == 1 else lines
+
+    def _list(self, values: list[Any]) -> int:
+        return self._lists.setdefault(json.dumps(values, separators=(",", ":")), len(self._lists))
+
+    def _tree(self, name: str, title: str, plot: Plot) -> str:
+        """A treemap: a box of HTML for each of its own."""
+        (trace,) = plot.traces
+        height = plot.bottom - plot.top
+        inner = set(trace["parents"])
+        boxes = []
+        order: dict[str, int] = {}
+        for index, (x, y, width, tall) in tiles(trace, (0.0, 0.0, _TREE_WIDTH, height), 0.0):
+            order[trace["ids"][index]] = index
+            colour = re.sub(r"\W", "", trace["marker"]["colors"][index].removeprefix("var(--"))
+            kind = f"c-{colour} in" if trace["ids"][index] in inner else f"c-{colour}"
+            left, wide = number(100 * x / _TREE_WIDTH), number(100 * width / _TREE_WIDTH)
+            place = f"left:{left}%;top:{number(y)}px;width:{wide}%;height:{number(tall)}px"
+            label = "<br>".join(map(rich, LINES.split(trace["labels"][index])))
+            boxes.append(f'<i class="{kind}" style="{place}"><s>{label}</s></i>')
+        places = {name: place for place, name in enumerate(order)}
+        self._told[name] = {
+            **self._said({**trace, "customdata": [trace["customdata"][index] for index in order.values()]}),
+            "sizes": self._list([trace["values"][index] for index in order.values()]),
+            "around": self._list([places.get(trace["parents"][index], -1) for index in order.values()]),
+        }
+        return (
+            f'<div class="tree" data-figure="{escape(name)}" style="height:{number(height)}px" tabindex="0" '
+            f'role="group" aria-roledescription="figure" aria-label="{escape(title)}">{"".join(boxes)}</div>'
+        )
+
+
+class _Fluid:
+    """Paints a plot's marks in percent of its width."""
+
+    def __init__(self, plot: Plot, hatches: Hatches) -> None:
+        self.plot = plot
+        self.hatches = hatches
+        self.has_gutter = False
+
+    def picture(self) -> str:
+        plot = self.plot
+        still = [mark for axis in plot.axes.values() if axis.letter == "y" for mark in plot.ticks(axis)]
+        still += plot.titles()
+        below, above, notes = list(plot.shapes(below=True)), list(plot.shapes(below=False)), list(plot.notes())
+        traces = [list(plot.drawn(trace)) for trace in plot.traces]
+        parts = [*self._painted([*still, *_at(below, "")])]
+        for axis in plot.axes.values():
+            if axis.letter == "y":
+                continue
+            place = f'x="{_percent(axis.begin)}" width="{_percent(axis.end - axis.begin)}"'
+            parts.append(f'<svg class="ticks" {place}>{"".join(self._painted(plot.ticks(axis)))}</svg>')
+            parts.append(f'<svg class="window" data-axis="{axis.name}" {place}><svg class="content">')
+            parts += self._painted(_at(below, axis.name))
+            for count, trace in enumerate(plot.traces):
+                if plot.across(trace) is axis:
+                    parts.append(f'<g data-trace="{count}">{"".join(self._painted(traces[count]))}</g>')
+            parts += [*self._painted([*_at(above, axis.name), *_at(notes, axis.name)]), "</svg></svg>"]
+        parts += self._painted([*_at(above, ""), *_at(notes, "")])
+        size = f'width="100%" height="{number(plot.height)}"'
+        edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
+        return f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
+
+    def legend(self) -> str:
+        """The names of the traces; a button each, where the figure lets its reader hide them."""
+        plot = self.plot
+        options = plot.layout.get("legend", {})
+        colour = options.get("font", {}).get("color", plot.ink)
+        entries = []
+        for trace in plot.named:
+            key = f'<svg width="24" height="12">{"".join(key_of(plot, trace, self.hatches, colour))}</svg>'
+            name = "<br>".join(map(rich, LINES.split(trace["name"])))
+            inside = f"{key}<span>{name}</span>"
+            group = trace.get("legendgroup")
+            members = [
+                count
+                for count, each in enumerate(plot.traces)
+                if each is trace or (group is not None and each.get("legendgroup") == group)
+            ]
+            hides = f'type="button" aria-pressed="true" data-traces="{" ".join(map(str, members))}"'
+            entries.append(
+                f"<span>{inside}</span>" if options.get("itemclick") is False else f"<button {hides}>{inside}</button>"
+            )
+        return f'<div class="legend">{"".join(entries)}</div>'
+
+    def _painted(self, marks: Iterable[Mark]) -> Iterator[str]:
+        for mark in marks:
+            match mark:
+                case Bar():
+                    yield self._bar(mark)
+                case Curve():
+                    yield self._curve(mark)
+                case Stroke(start=start, start_y=low, stop=stop, stop_y=high):
+                    ends = f'x1="{_percent(start.share)}" x2="{_percent(stop.share)}"'
+                    line = stroke_of(mark.line).removeprefix('fill="none" ')
+                    yield f'<line {ends} y1="{number(low)}" y2="{number(high)}" {line}/>'
+                case Sign():
+                    at = f'x="{_percent(mark.place.share)}" y="{number(mark.y)}"'
+                    yield f"<svg {at}><path {sign(mark.marker, mark.ink, _INSIDE)}/></svg>"
+                case Words():
+                    yield from self._words(mark)
+
+    def _bar(self, bar: Bar) -> str:
+        fill = self.hatches.fill_of(bar.fill, bar.hatch)
+        edge = f' stroke="{bar.edge["color"]}" stroke-width="{bar.edge["width"]}"' if bar.edge else ""
+        width = max(bar.stop.share - bar.start.share, 0.0004)
+        return (
+            f'<rect x="{_percent(bar.start.share)}" y="{number(bar.y)}" width="{_percent(width)}" '
+            f'height="{number(bar.height)}" fill="{fill}"{edge}/>'
+        )
+
+    def _curve(self, curve: Curve) -> str:
+        axis = self.plot.axes[curve.axis]
+        span = abs(axis.high - axis.low)
+        shares = [share for share, _ in curve.points]
+        whole = not axis.is_log and 0 < span <= _ACROSS and all(_is_whole(span * share) for share in shares)
+        width = round(span) if whole and _is_whole(span) else _ACROSS
+        points = [(round(width * share), round(_FINE * y)) for share, y in curve.points]
+        path = path_of(points, curve.steps)
+        painted = stroke_of(curve.line or {}, self.plot.ink)
+        if curve.floor is not None:
+            floor = [(x, round(_FINE * y)) for (x, _), y in zip(points, curve.floor, strict=True)]
+            path, painted = area_of(points, floor, curve.steps), f'fill="{curve.fill}"'
+        box = f"0 0 {width} {round(_FINE * self.plot.height)}"
+        return f'<svg viewBox="{box}" preserveAspectRatio="none"><path d="{path}" {painted}/></svg>'
+
+    def _words(self, words: Words) -> Iterator[str]:
+        place, attributes = words.place, text_attributes(words.colour, words.size, words.anchor)
+        if place == Place("", 1.0, place.more) and place.more > 0:
+            self.has_gutter = True
+            attributes += ' class="gutter"'
+        for count, line in enumerate(LINES.split(words.text)):
+            if not line:
+                continue
+            y = number(words.y + count * 1.3 * words.size)
+            if words.turned:
+                at = f'transform="translate({number(place.more)} {y}) rotate(-90)"'
+            else:
+                at = f'x="{_percent(place.share)}" y="{y}"' + (f' dx="{number(place.more)}"' if place.more else "")
+            yield f"<text {at} {attributes}>{spans(line)}</text>"
+
+
+def path_of(points: Sequence[tuple[int, int]], steps: bool) -> str:
+    """A path in whole numbers, each relative to the last; points on one level are one line."""
+    (x, y), *_ = points
+    return f"M{x} {y}{''.join(_moves(points, steps))}"
+
+
+def area_of(points: Sequence[tuple[int, int]], floor: Sequence[tuple[int, int]], steps: bool) -> str:
+    """The path of an area: along its points, and back along its floor."""
+    if not steps:
+        back = "".join(_moves(list(reversed(floor)), False))
+        return f"{path_of(points, False)}V{floor[-1][1]}{back}z"
+    # Back, a level holds from its point to the next as well, so it is entered where the next one stands.
+    xs = [x for x, _ in floor][::-1]
+    ys = [y for _, y in floor][::-1]
+    levels = [*ys[1:], ys[-1]]
+    back = "".join(_moves(list(zip(xs, levels, strict=True)), True))
+    return f"{path_of(points, True)}V{levels[0]}{back}z"
+
+
+def _moves(points: Sequence[tuple[int, int]], steps: bool) -> Iterator[str]:
+    across = 0
+    for (x, y), (next_x, next_y) in pairwise(points):
+        across += next_x - x
+        if next_y == y:
+            continue
+        if steps:
+            yield f"{f'h{across}' if across else ''}v{next_y - y}"
+        else:
+            yield f"l{across} {next_y - y}"
+        across = 0
+    if across:
+        yield f"h{across}"
+
+
+def _without_legend(layout: Drawing) -> Drawing:
+    """The layout without the room above its plot that is for a legend."""
+    margins = layout.get("margin", {})
+    above = any(note.get("yref") == "paper" and note["y"] >= 1 for note in layout.get("annotations", ()))
+    top = min(margins["t"], _ABOVE + (_NOTE if above else 0.0))
+    return {**layout, "margin": {**margins, "t": top}, "height": layout["height"] - margins["t"] + top}
+
+
+def _left(plot: Plot) -> float:
+    """The margin at the left: no more than its names need, where they are words of which some could be long."""
+    axes = [axis for axis in plot.axes.values() if axis.letter == "y"]
+    if any("title" in axis.options for axis in axes):
+        return plot.margins["l"]
+    widest = 0.0
+    for axis in axes:
+        size = axis.options.get("tickfont", {}).get("size", SIZE)
+        apart = 18 + axis.options.get("ticklabelstandoff", 0)
+        widest = max([widest, *(apart + text_width(plain(name), size) for _, name in axis.ticks())])
+    return float(min(plot.margins["l"], max(_USUAL_LEFT, round(widest))))
+
+
+def _axis_content(axis: Axis) -> dict[str, Any]:
+    found: dict[str, Any] = {"low": axis.low, "high": axis.high, "log": axis.is_log, "suffix": axis.suffix}
+    font = axis.options.get("tickfont", {})
+    found |= {"ink": font.get("color", ""), "grid": axis.options.get("gridcolor", "")}
+    if not axis.options.get("showgrid", True):
+        found["grid"] = ""
+    if "tickvals" in axis.options:
+        found["ticks"] = [[round(share, 5), text] for share, text in axis.ticks()]
+    return found
+
+
+def _at(marks: Iterable[Mark], axis: str) -> Iterator[Mark]:
+    """The words and straight lines that refer to an axis, or, "", to the whole plot."""
+    for mark in marks:
+        if (mark.place.axis if isinstance(mark, Words) else mark.start.axis) == axis:
+            yield mark
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 2):g}%"
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-6
