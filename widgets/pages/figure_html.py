@@ -27,6 +27,7 @@ from .treemap import tiles
 _FINE = 10  # units of a pixel's height in a path
 _ACROSS = 10_000  # units of a path's width, where values are no whole numbers
 _ABOVE = 12.0  # pixels from the top to the plot: the legend is not in the picture
+_NUMBERS = 22.0  # pixels below it, for numbers
 _NOTE = 16.0  # more, where words stand above the plot
 _LEAST_RIGHT = 24.0  # pixels: half of the last number
 _INSIDE = LATER["panel"]  # of open signs: no line goes through them
@@ -151,11 +152,13 @@ class _Fluid:
         self.plot = plot
         self.hatches = hatches
         self.has_gutter = False
+        self.across = [title for title in plot.titles() if not title.turned]
+        self.height = plot.bottom + _NUMBERS if self.across else plot.height
 
     def picture(self) -> str:
         plot = self.plot
         still = [mark for axis in plot.axes.values() if axis.letter == "y" for mark in plot.ticks(axis)]
-        still += plot.titles()
+        still += [title for title in plot.titles() if title.turned]
         below, above, notes = list(plot.shapes(below=True)), list(plot.shapes(below=False)), list(plot.notes())
         traces = [list(plot.drawn(trace)) for trace in plot.traces]
         parts = [*self._painted([*still, *_at(below, "")])]
@@ -171,9 +174,10 @@ class _Fluid:
                     parts.append(f'<g data-trace="{count}">{"".join(self._painted(traces[count]))}</g>')
             parts += [*self._painted([*_at(above, axis.name), *_at(notes, axis.name)]), "</svg></svg>"]
         parts += self._painted([*_at(above, ""), *_at(notes, "")])
-        size = f'width="100%" height="{number(plot.height)}"'
+        size = f'width="100%" height="{number(self.height)}"'
         edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
-        return f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
+        picture = f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
+        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)  # which may wrap
 
     def legend(self) -> str:
         """The names of the traces; a button each, where the figure lets its reader hide them."""
@@ -235,7 +239,7 @@ class _Fluid:
         if curve.floor is not None:
             floor = [(x, round(_FINE * y)) for (x, _), y in zip(points, curve.floor, strict=True)]
             path, painted = area_of(points, floor, curve.steps), f'fill="{curve.fill}"'
-        box = f"0 0 {width} {round(_FINE * self.plot.height)}"
+        box = f"0 0 {width} {round(_FINE * self.height)}"
         return f'<svg viewBox="{box}" preserveAspectRatio="none"><path d="{path}" {painted}/></svg>'
 
     def _words(self, words: Words) -> Iterator[str]:

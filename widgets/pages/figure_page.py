@@ -42,6 +42,7 @@ _FIGURE = """
 .room{padding:0 var(--right) 0 var(--left);outline-offset:-3px;
   min-width:calc(210px + var(--left) + var(--right))}
 .plot{display:block;overflow:visible;font-size:11px;touch-action:pan-y;user-select:none;-webkit-user-select:none}
+.room p{margin:3px 0 8px;color:var(--ink2);font-size:11px;line-height:14px;text-align:center}
 .plot svg{overflow:visible}
 .plot svg.cut{overflow:hidden}
 .plot path{vector-effect:non-scaling-stroke}

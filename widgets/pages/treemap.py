@@ -34,7 +34,8 @@ def tiles(trace: Drawing, room: Rect, least: float = _LEAST) -> Iterator[tuple[i
         head = _HEAD if least else min(_HEAD, height / 4)
         inside = (x + _PAD, y + head, max(width - 2 * _PAD, 0.0), max(height - head - _PAD, 0.0))
         if parts and min(inside[2:]) >= least:
-            waiting += zip(parts, _squarified([values[each] for each in parts], inside), strict=True)
+            places = _squarified([values[each] for each in parts], inside)
+            waiting += reversed(list(zip(parts, places, strict=True)))  # the largest is next
 
 
 def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:
