@@ -10,7 +10,8 @@ from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, Studi
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
 from .figure_page import studies_page
-from .plotly_data import Drawing, escaped, figure_of
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
 from .report_html import COLUMNS, cells_html
 from .theme import Colours, colours_of, figure_style, hover_label
 

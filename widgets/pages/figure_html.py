@@ -18,8 +18,8 @@ from typing import Any
 
 from ...inspector.drawing.text_width import text_width
 from .figure_axes import Axis
-from .figure_marks import LINES, SIZE, Bar, Curve, Mark, Place, Plot, Sign, Stroke, Words, number, plot_of
-from .figure_svg import Hatches, key_of, plain, rich, sign, spans, stroke_of, text_attributes
+from .figure_marks import LINES, SIZE, Across, Curve, Mark, Marker, Plot, Rectangle, Stroke, Words, number, plot_of
+from .figure_svg import Hatches, key_of, marker_attributes, plain, rich, spans, stroke_of, text_attributes
 from .plotly_data import Drawing
 from .theme import LATER
 from .treemap import tiles
@@ -204,7 +204,7 @@ class _Fluid:
     def _painted(self, marks: Iterable[Mark]) -> Iterator[str]:
         for mark in marks:
             match mark:
-                case Bar():
+                case Rectangle():
                     yield self._bar(mark)
                 case Curve():
                     yield self._curve(mark)
@@ -212,13 +212,13 @@ class _Fluid:
                     ends = f'x1="{_percent(start.share)}" x2="{_percent(stop.share)}"'
                     line = stroke_of(mark.line).removeprefix('fill="none" ')
                     yield f'<line {ends} y1="{number(low)}" y2="{number(high)}" {line}/>'
-                case Sign():
+                case Marker():
                     at = f'x="{_percent(mark.place.share)}" y="{number(mark.y)}"'
-                    yield f"<svg {at}><path {sign(mark.marker, mark.ink, _INSIDE)}/></svg>"
+                    yield f"<svg {at}><path {marker_attributes(mark.marker, mark.ink, _INSIDE)}/></svg>"
                 case Words():
                     yield from self._words(mark)
 
-    def _bar(self, bar: Bar) -> str:
+    def _bar(self, bar: Rectangle) -> str:
         fill = self.hatches.fill_of(bar.fill, bar.hatch)
         edge = f' stroke="{bar.edge["color"]}" stroke-width="{bar.edge["width"]}"' if bar.edge else ""
         width = max(bar.stop.share - bar.start.share, 0.0004)
@@ -244,7 +244,7 @@ class _Fluid:
 
     def _words(self, words: Words) -> Iterator[str]:
         place, attributes = words.place, text_attributes(words.colour, words.size, words.anchor)
-        if place == Place("", 1.0, place.more) and place.more > 0:
+        if place == Across("", 1.0, place.more) and place.more > 0:
             self.has_gutter = True
             attributes += ' class="gutter"'
         for count, line in enumerate(LINES.split(words.text)):
@@ -324,7 +324,7 @@ def _axis_content(axis: Axis) -> dict[str, Any]:
     return found
 
 
-def _at(marks: Iterable[Mark], axis: str) -> Iterator[Mark]:
+def _at(marks: Iterable[Words | Stroke], axis: str) -> Iterator[Words | Stroke]:
     """The words and straight lines that refer to an axis, or, "", to the whole plot."""
     for mark in marks:
         if (mark.place.axis if isinstance(mark, Words) else mark.start.axis) == axis:

@@ -24,7 +24,7 @@ _MARGINS = {"l": 80.0, "r": 80.0, "t": 100.0, "b": 80.0}  # plotly's
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Across:
     """Where across: a share of the axis of this name, or of the whole plot where it is "", and so many pixels more."""
 
     axis: str
@@ -33,11 +33,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class Rectangle:
     """A lying rectangle. `hatch` are strokes over its colour: their shape and their colour."""
 
-    start: Place
-    stop: Place
+    start: Across
+    stop: Across
     y: float
     height: float
     fill: str
@@ -61,18 +61,18 @@ class Curve:
 class Stroke:
     """A straight line between two places."""
 
-    start: Place
+    start: Across
     start_y: float
-    stop: Place
+    stop: Across
     stop_y: float
     line: Drawing
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Marker:
     """A marker of plotly's."""
 
-    place: Place
+    place: Across
     y: float
     marker: Drawing
     ink: str
@@ -82,7 +82,7 @@ class Sign:
 class Words:
     """Text with plotly's tags. `y` is its base line; `turned`: it reads upwards."""
 
-    place: Place
+    place: Across
     y: float
     text: str
     colour: str
@@ -91,7 +91,7 @@ class Words:
     turned: bool = False
 
 
-Mark = Bar | Curve | Stroke | Sign | Words
+Mark = Rectangle | Curve | Stroke | Marker | Words
 
 
 class Plot:
@@ -130,13 +130,13 @@ class Plot:
         font = options.get("tickfont", {})
         for at, text in axis.ticks():
             if axis.letter == "x":
-                start, stop = Place(axis.name, at), Place(axis.name, at)
+                start, stop = Across(axis.name, at), Across(axis.name, at)
                 start_y, stop_y = self.top, self.bottom
                 label = Words(start, self.bottom + 16, text, font.get("color", self.ink), font.get("size", SIZE))
             else:
-                start, stop = Place("", 0.0), Place("", 1.0)
+                start, stop = Across("", 0.0), Across("", 1.0)
                 start_y = stop_y = at
-                beside = Place("", 0.0, -6.0 - options.get("ticklabelstandoff", 0))
+                beside = Across("", 0.0, -6.0 - options.get("ticklabelstandoff", 0))
                 label = Words(beside, at + 4, text, font.get("color", self.ink), font.get("size", SIZE), "end")
             if options.get("showgrid", True) and "gridcolor" in options:
                 yield Stroke(start, start_y, stop, stop_y, {"color": options["gridcolor"], "width": 1})
@@ -148,9 +148,9 @@ class Plot:
             title = axis.options.get("title", {})
             text = title.get("text", "") if isinstance(title, dict) else title
             if text and axis.letter == "x":
-                yield Words(Place("", axis.begin + (axis.end - axis.begin) / 2), self.bottom + 36, text, self.ink)
+                yield Words(Across("", axis.begin + (axis.end - axis.begin) / 2), self.bottom + 36, text, self.ink)
             elif text:
-                at = Place("", 0.0, 14 - self.margins["l"])
+                at = Across("", 0.0, 14 - self.margins["l"])
                 yield Words(at, (self.top + self.bottom) / 2, text, self.ink, turned=True)
 
     def shapes(self, below: bool) -> Iterator[Stroke]:
@@ -188,17 +188,17 @@ class Plot:
     def up(self, trace: Drawing) -> Axis:
         return self.axes[trace.get("yaxis", "y")]
 
-    def _note_at(self, note: Drawing) -> tuple[Place, float]:
+    def _note_at(self, note: Drawing) -> tuple[Across, float]:
         place = self._place(note["x"], note.get("xref", "x"), note.get("xshift", 0))
         return place, self._height(note["y"], note.get("yref", "y")) - note.get("yshift", 0)
 
-    def _place(self, value: float, reference: str, more: float = 0.0) -> Place:
+    def _place(self, value: float, reference: str, more: float = 0.0) -> Across:
         """Where a shape or an annotation is that refers to an axis, or to the whole plot."""
         if reference == "paper":
-            return Place("", float(value), more)
+            return Across("", float(value), more)
         if reference.endswith(" domain"):
-            return Place(reference.removesuffix(" domain"), float(value), more)
-        return Place(reference, self.axes[reference].at(value), more)
+            return Across(reference.removesuffix(" domain"), float(value), more)
+        return Across(reference, self.axes[reference].at(value), more)
 
     def _height(self, value: float, reference: str) -> float:
         if reference == "paper":
@@ -220,20 +220,24 @@ class Plot:
         errors = trace.get("error_x", {})
         for number, (base, length, row) in enumerate(zip(bases, trace["x"], trace["y"], strict=True)):
             ends = sorted((across.at(base), across.at(base + length)))
-            start, stop = (Place(across.name, each) for each in ends)
+            start, stop = (Across(across.name, each) for each in ends)
             y = up.at(row)
             hatch = hatch_of(marker, self.ink)
-            yield Bar(start, stop, y - thick / 2, thick, colours[number], hatch, edge if edge.get("width") else None)
+            yield Rectangle(
+                start, stop, y - thick / 2, thick, colours[number], hatch, edge if edge.get("width") else None
+            )
             if errors.get("visible", bool(errors)):
                 yield from self._whisker(across, base + length, y, errors, number)
             if texts[number]:
-                end = Place(across.name, across.at(base + length), 4 if length >= 0 else -4)
+                end = Across(across.name, across.at(base + length), 4 if length >= 0 else -4)
                 colour = trace.get("textfont", {}).get("color", self.ink)
                 yield Words(end, y + 4, texts[number], colour, SIZE, "start" if length >= 0 else "end")
 
     def _whisker(self, across: Axis, middle: float, y: float, errors: Drawing, number: int) -> Iterator[Stroke]:
         ends = (middle - errors["arrayminus"][number], middle + errors["array"][number])
-        low, high = (Place(across.name, min(max(across.at(end), 0.0), 1.0)) for end in ends)  # no further than the plot
+        low, high = (
+            Across(across.name, min(max(across.at(end), 0.0), 1.0)) for end in ends
+        )  # no further than the plot
         line = {"color": errors["color"], "width": errors.get("thickness", 1)}
         yield Stroke(low, y, high, y, line)
         if errors.get("width"):
@@ -266,12 +270,12 @@ class Plot:
                 yield from self._whisker(across, x, up.at(y), trace["error_x"], number)
         if "markers" in mode:
             ink = line.get("color", self.ink)
-            yield from (Sign(Place(across.name, x), y, trace.get("marker", {}), ink) for x, y in points)
+            yield from (Marker(Across(across.name, x), y, trace.get("marker", {}), ink) for x, y in points)
         if "text" in mode:
             font = trace.get("textfont", {})
             colour, size = font.get("color", self.ink), font.get("size", SIZE)
             for (x, y), text in zip(points, trace["text"], strict=True):
-                yield Words(Place(across.name, x), y + 4, text, colour, size)
+                yield Words(Across(across.name, x), y + 4, text, colour, size)
 
 
 def plot_of(figure: Mapping[str, Any]) -> Plot | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...inspector.drawing.svg_text import escaped
 from ...inspector.drawing.text_width import shorten, text_width
-from .figure_marks import LINES, SIZE, Bar, Curve, Mark, Place, Plot, Sign, Stroke, Words, number, plot_of
-from .figure_svg import Hatches, key_of, plain, sign, spans, stroke_of, text_attributes
+from .figure_marks import LINES, SIZE, Across, Curve, Mark, Marker, Plot, Rectangle, Stroke, Words, number, plot_of
+from .figure_svg import Hatches, key_of, marker_attributes, plain, spans, stroke_of, text_attributes
 from .plotly_data import Drawing
 from .theme import FONT, LIGHT
 from .treemap import tiles
@@ -72,27 +72,27 @@ class _Still:
     def _painted(self, marks: Iterator[Mark]) -> Iterator[str]:
         for mark in marks:
             match mark:
-                case Bar():
+                case Rectangle():
                     yield self._bar(mark)
                 case Curve():
                     yield self._curve(mark)
                 case Stroke(start=start, start_y=low, stop=stop, stop_y=high):
                     ends = f"M{number(self._x(start))} {number(low)}L{number(self._x(stop))} {number(high)}"
                     yield f'<path d="{ends}" {stroke_of(mark.line)}/>'
-                case Sign():
+                case Marker():
                     at = f"translate({number(self._x(mark.place))} {number(mark.y)})"
-                    yield f'<path transform="{at}" {sign(mark.marker, mark.ink)}/>'
+                    yield f'<path transform="{at}" {marker_attributes(mark.marker, mark.ink)}/>'
                 case Words():
                     yield from self._words(mark)
 
-    def _x(self, place: Place) -> float:
+    def _x(self, place: Across) -> float:
         share = place.share
         if place.axis:
             axis = self.plot.axes[place.axis]
             share = axis.begin + share * (axis.end - axis.begin)
         return self.left + share * (self.right - self.left) + place.more
 
-    def _bar(self, bar: Bar) -> str:
+    def _bar(self, bar: Rectangle) -> str:
         start, stop = self._x(bar.start), self._x(bar.stop)
         fill = self.hatches.fill_of(bar.fill, bar.hatch)
         edge = f' stroke="{bar.edge["color"]}" stroke-width="{bar.edge["width"]}"' if bar.edge else ""
@@ -102,7 +102,7 @@ class _Still:
         )
 
     def _curve(self, curve: Curve) -> str:
-        points = [(self._x(Place(curve.axis, share)), y) for share, y in curve.points]
+        points = [(self._x(Across(curve.axis, share)), y) for share, y in curve.points]
         path = "M" + _way(points, curve.steps)
         if curve.floor is None:
             return f'<path d="{path}" {stroke_of(curve.line or {}, self.plot.ink)}/>'

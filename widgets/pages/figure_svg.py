@@ -60,7 +60,7 @@ def stroke_of(line: Drawing, ink: str = LIGHT["ink2"]) -> str:
     return f'fill="none" stroke="{line.get("color", ink)}" stroke-width="{width}"{dashes}'
 
 
-def sign(marker: Drawing, ink: str, inside: str = "none") -> str:
+def marker_attributes(marker: Drawing, ink: str, inside: str = "none") -> str:
     """The attributes of a marker's path, which lies around (0, 0). `inside` fills one that is open."""
     radius, colour = marker.get("size", 6) / 2, marker.get("color", ink)
     symbol = marker.get("symbol", "circle")
@@ -99,7 +99,7 @@ def key_of(plot: Plot, trace: Drawing, hatches: Hatches, colour: str) -> Iterato
     if "lines" in trace.get("mode", "lines"):
         yield f'<path d="M0 6h24" {stroke_of(line, colour)}/>'
     if "markers" in trace.get("mode", "lines"):
-        yield f'<path transform="translate(12 6)" {sign(marker, line.get("color", colour))}/>'
+        yield f'<path transform="translate(12 6)" {marker_attributes(marker, line.get("color", colour))}/>'
 
 
 def spans(line: str) -> str:

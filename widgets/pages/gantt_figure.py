@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
 from ...engine.words.phrases import counted
 from ...inspector.shown import GraphTheme
-from .plotly_data import Drawing, cut, escaped, figure_of, wrapped
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, cut, escaped, wrapped
 from .theme import Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .plotly_data import LINE, Drawing, cut, escaped, figure_of, wrapped
+from .notebook_figure import figure_of
+from .plotly_data import LINE, Drawing, cut, escaped, wrapped
 from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from ...engine.studies.mirror_study import (
 from ...engine.words.sizes import size_text
 from ...inspector.shown import GraphTheme
 from .figure_page import studies_page
-from .plotly_data import Drawing, escaped, figure_of
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
 from .theme import Colours, colours_of, figure_style
 

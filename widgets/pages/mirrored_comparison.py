@@ -11,7 +11,8 @@ from ...engine.studies.comparison import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
 from .figure_html import Figures
-from .plotly_data import Drawing, escaped, figure_of
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
 

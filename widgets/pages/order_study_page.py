@@ -12,7 +12,8 @@ from ...inspector.shown import GraphTheme
 from .figure_html import Figures
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
-from .plotly_data import Drawing, cut, escaped, figure_of
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, cut, escaped
 from .report_html import STYLE
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
 

@@ -9,7 +9,8 @@ from ...engine.steps.phases import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAM
 from ...engine.steps.step import TrainingStep
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .plotly_data import Drawing, figure_of
+from .notebook_figure import figure_of
+from .plotly_data import Drawing
 from .theme import Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
