@@ -23,6 +23,10 @@ CUT_OR_OVERLAPPING = """() => [...document.querySelectorAll('.figure:not([hidden
 """Names and numbers in figures that can't be read: they reach beyond the figure, or lie upon another."""
 
 
+_TWO_FRAMES = "() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
+"""Scrolling, which closes what is said of a point, is heard of in the next frame."""
+
+
 def opened(tab: Tab, address: str, scheme: Any, width: int) -> tuple[Page, list[str]]:
     """Open a page, and list what goes wrong on it and what it asks of a network."""
     page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
@@ -38,10 +42,16 @@ def opened(tab: Tab, address: str, scheme: Any, width: int) -> tuple[Page, list[
 def hover(page: Page, place: Locator, across: float = 0.5) -> None:
     """Move the pointer over a figure, or something in it."""
     place.scroll_into_view_if_needed()
-    page.evaluate("() => new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    page.evaluate(_TWO_FRAMES)
     box = place.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + across * box["width"], box["y"] + box["height"] / 2, steps=3)
+
+
+def focus(page: Page, name: str) -> None:
+    """Give a figure the keys."""
+    page.locator(f"[data-figure={name}] .room").focus()
+    page.evaluate(_TWO_FRAMES)
 
 
 def colour_of(line: Locator) -> str:

@@ -15,7 +15,7 @@ from tapescope.engine.workloads.workloads import workload
 from tapescope.tests.says import says, says_none_of
 
 from .chromium import trouble_of
-from .figures import CUT_OR_OVERLAPPING, colour_of, hover, opened
+from .figures import CUT_OR_OVERLAPPING, colour_of, focus, hover, opened
 from .tab import Tab
 
 pytestmark = pytest.mark.e2e
@@ -111,13 +111,13 @@ def test_hovering_says_which_task_and_which_level_of_all_policies(page: tuple[Pa
 
 def test_points_are_reached_with_the_keys(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    figure(shown, "memory").locator(".room").focus()
+    focus(shown, "memory")
     for _ in range(4):
         shown.keyboard.press("ArrowRight")
     says(shown.locator(".tip").inner_text(), "3 tasks", "4 of 104")
     shown.keyboard.press("Escape")
     assert not shown.locator(".tip").is_visible()
-    figure(shown, "lifetimes-0").locator(".room").focus()
+    focus(shown, "lifetimes-0")
     shown.keyboard.press("ArrowRight")
     says(shown.locator(".tip").inner_text(), "made by", "freed")
 

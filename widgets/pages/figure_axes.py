@@ -1,4 +1,4 @@
-"""The axes of a figure: where a value is, and which numbers stand beside the plot."""
+"""The axes of a figure: positions of values, and the numbers beside the plot."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _TICKS = 6  # about so many
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis that goes across, from 0 to 1, or up, from pixel `start` to pixel `stop`.
+    """A horizontal axis, with positions from 0 to 1, or a vertical one, with positions in pixels.
 
     Attributes:
-        name: plotly's, `x` or `y2`.
-        low, high: values, or powers of ten where it is logarithmic.
-        begin, end: the share of the plot that it takes.
+        name: plotly's name, such as `x` or `y2`.
+        low, high: values at its ends, or powers of ten if it is logarithmic.
+        begin, end: the part of the plot that it covers, from 0 to 1.
+        start, stop: positions of its ends.
     """
 
     name: str
@@ -41,17 +42,17 @@ class Axis:
 
     @property
     def suffix(self) -> str:
-        """What stands behind each number."""
+        """The text after each number."""
         return str(self.options.get("ticksuffix", ""))
 
     def at(self, value: float) -> float:
-        """Where a value is."""
+        """Return the position of a value."""
         if self.is_log:
             value = math.log10(value) if value > 0 else self.low
         return self.start + (value - self.low) / ((self.high - self.low) or 1) * (self.stop - self.start)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Where each number stands, and the number."""
+        """Yield the position and the text of each number."""
         options = self.options
         if "tickvals" in options:
             values = options["tickvals"]
@@ -69,13 +70,13 @@ class Axis:
 
 
 def _round_step(least: float) -> float:
-    """Return the least of 1, 2 and 5 times a power of ten that is not smaller."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next((each * power for each in (1, 2, 5) if each * power >= least), 10 * power)
 
 
 def axes_of(layout: Mapping[str, Any], top: float, bottom: float) -> dict[str, Axis]:
-    """Return the axes of a layout by name. The plot is between these pixels."""
+    """Return the axes of a layout by name. `top` and `bottom` are the edges of the plot in pixels."""
     found = {}
     for key, options in layout.items():
         if key[1:5] != "axis":

@@ -1,8 +1,8 @@
-"""Figures as HTML and SVG that fit any width, follow the reader's theme, and need no script to be seen.
+"""Figures as HTML and SVG that fit any width, follow the reader's theme, and can be seen without scripts.
 
-Across all is in percent of the plot, and only curves are stretched: words and signs keep their size on every screen,
-and the page's script, widgets/js/src/figures, zooms by making the plot's content wider than the plot. What is said
-under the pointer stands apart, once for all figures of a page.
+Horizontal positions are percentages, and only curves are stretched, so texts and markers keep their size on every
+screen. The page's script, widgets/js/src/figures, zooms by making the plot's content wider than the plot. Hover texts
+are stored once for all figures of a page.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .theme import LATER
 from .treemap import tiles
 
 _FINE = 10  # units of a pixel's height in a path
-_ACROSS = 10_000  # units of a path's width, where values are no whole numbers
-_ABOVE = 12.0  # pixels from the top to the plot: the legend is not in the picture
-_NUMBERS = 22.0  # pixels below it, for numbers
-_NOTE = 16.0  # more, where words stand above the plot
-_LEAST_RIGHT = 24.0  # pixels: half of the last number
-_INSIDE = LATER["panel"]  # of open signs: no line goes through them
-_USUAL_LEFT = 64.0  # pixels, where numbers stand: plots below each other begin alike
-_TREE_WIDTH = 1000.0  # pixels for which a treemap's boxes are made nearly square
+_ACROSS = 10_000  # units of a path's width if values are not integers
+_ABOVE = 12.0  # pixels above the plot; the legend is not part of the picture
+_NUMBERS = 22.0  # pixels below the plot, for the numbers of its axis
+_NOTE = 16.0  # more pixels if there is text above the plot
+_LEAST_RIGHT = 24.0  # pixels, for half of the last number
+_INSIDE = LATER["panel"]  # fill of open markers, which hides lines below them
+_USUAL_LEFT = 64.0  # pixels, so that plots with numbers beside them are aligned
+_TREE_WIDTH = 1000.0  # pixels; at this width a treemap's boxes are nearly square
 
 
 class Figures:
-    """The figures of one page, and what they say under the pointer: each text and each list of numbers once."""
+    """The figures of one page, and their hover data, in which each text and each list stands once."""
 
     def __init__(self) -> None:
         self._texts: dict[str, int] = {}
@@ -44,24 +44,24 @@ class Figures:
         self._told: dict[str, Any] = {}
 
     def html(self, name: str, title: str, drawing: Drawing) -> str:
-        """Return a figure.
+        """Return a figure as HTML, and keep its hover data.
 
         Args:
             name: unique on the page.
-            title: what it is called for those who do not see it.
-            drawing: data and layout of plotly's, in the colours `LATER`.
+            title: its name for screen readers.
+            drawing: plotly's data and layout, in the colours `LATER`.
 
         Raises:
-            ValueError: it has something that is not known here.
+            ValueError: the figure has a kind of trace that is not supported.
         """
         number_of = f"f{len(self._told)}"
         plot = plot_of({"data": drawing["data"], "layout": _without_legend(drawing["layout"])})
         if plot is None:
-            raise ValueError(f"the figure {name!r} has a kind of trace that tapescope does not draw")
+            raise ValueError(f"figure {name!r} has a kind of trace that saved pages do not support")
         if plot.traces and plot.traces[0]["type"] == "treemap":
             return self._tree(name, title, plot)
         page = _Fluid(plot, Hatches(number_of))
-        picture = page.picture()  # which makes the hatches
+        picture = page.picture()  # first, as it collects the hatches
         self._told[name] = {
             "unified": plot.layout.get("hovermode") == "x unified",
             "head": plot.layout.get("xaxis", {}).get("unifiedhovertitle", {}).get("text", ""),
@@ -79,14 +79,14 @@ class Figures:
 
     @property
     def packed(self) -> str:
-        """All that is said under the pointer, for the page's script: JSON, gzip, base64."""
+        """The hover data of all figures as JSON, compressed by gzip, in base64."""
         lists = [json.loads(each) for each in self._lists]
         content = {"texts": list(self._texts), "lists": lists, "figures": self._told}
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
         return b64encode(gzip.compress(text.encode("utf-8", "replace"), mtime=0)).decode("ascii")
 
     def _trace(self, plot: Plot, trace: Drawing) -> dict[str, Any]:
-        """What a trace says, and where its points are."""
+        """Return the hover data of a trace: texts, and positions of its points."""
         across, up = plot.across(trace), plot.up(trace)
         found: dict[str, Any] = {"axis": across.name, "bars": trace["type"] == "bar"}
         if trace.get("hoverinfo") == "skip" or "hovertemplate" not in trace:
@@ -104,14 +104,14 @@ class Figures:
         return found
 
     def _said(self, trace: Drawing) -> dict[str, Any]:
-        """A template, and by column what is put into it for each point."""
+        """Return the hover template, and the columns of texts that fill it for each point."""
         data = trace.get("customdata", ())
         columns = list(zip(*data, strict=True)) if data and isinstance(data[0], tuple) else [data]
         say = trace["hovertemplate"].replace("<extra></extra>", "")
         return {"say": say, "told": [self._list(list(map(self._text, column))) for column in columns]}
 
     def _text(self, text: str) -> int | list[int]:
-        """The number of a text, or of each of its lines."""
+        """Return the index of a text, or of each of its lines."""
         lines = [self._texts.setdefault(line, len(self._texts)) for line in LINES.split(text)]
         return lines[0] if len(lines) == 1 else lines
 
@@ -119,7 +119,7 @@ class Figures:
         return self._lists.setdefault(json.dumps(values, separators=(",", ":")), len(self._lists))
 
     def _tree(self, name: str, title: str, plot: Plot) -> str:
-        """A treemap: a box of HTML for each of its own."""
+        """Return a treemap, with an HTML element for each box."""
         (trace,) = plot.traces
         height = plot.bottom - plot.top
         inner = set(trace["parents"])
@@ -146,7 +146,7 @@ class Figures:
 
 
 class _Fluid:
-    """Paints a plot's marks in percent of its width."""
+    """Paints a plot's marks at percentages of its width."""
 
     def __init__(self, plot: Plot, hatches: Hatches) -> None:
         self.plot = plot
@@ -177,10 +177,10 @@ class _Fluid:
         size = f'width="100%" height="{number(self.height)}"'
         edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
         picture = f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
-        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)  # which may wrap
+        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)  # HTML, so that it wraps
 
     def legend(self) -> str:
-        """The names of the traces; a button each, where the figure lets its reader hide them."""
+        """Return the legend, of buttons if the figure lets its reader hide traces."""
         plot = self.plot
         options = plot.layout.get("legend", {})
         colour = options.get("font", {}).get("color", plot.ink)
@@ -259,17 +259,17 @@ class _Fluid:
 
 
 def path_of(points: Sequence[tuple[int, int]], steps: bool) -> str:
-    """A path in whole numbers, each relative to the last; points on one level are one line."""
+    """Return a path in relative integers, in which successive points of one level are one line."""
     (x, y), *_ = points
     return f"M{x} {y}{''.join(_moves(points, steps))}"
 
 
 def area_of(points: Sequence[tuple[int, int]], floor: Sequence[tuple[int, int]], steps: bool) -> str:
-    """The path of an area: along its points, and back along its floor."""
+    """Return the path around an area: along its points, and back along its floor."""
     if not steps:
         back = "".join(_moves(list(reversed(floor)), False))
         return f"{path_of(points, False)}V{floor[-1][1]}{back}z"
-    # Back, a level holds from its point to the next as well, so it is entered where the next one stands.
+    # On the way back, too, a level holds from its point to the next one, so it starts at the next one.
     xs = [x for x, _ in floor][::-1]
     ys = [y for _, y in floor][::-1]
     levels = [*ys[1:], ys[-1]]
@@ -293,7 +293,7 @@ def _moves(points: Sequence[tuple[int, int]], steps: bool) -> Iterator[str]:
 
 
 def _without_legend(layout: Drawing) -> Drawing:
-    """The layout without the room above its plot that is for a legend."""
+    """Return the layout without the space for a legend above the plot."""
     margins = layout.get("margin", {})
     above = any(note.get("yref") == "paper" and note["y"] >= 1 for note in layout.get("annotations", ()))
     top = min(margins["t"], _ABOVE + (_NOTE if above else 0.0))
@@ -301,7 +301,7 @@ def _without_legend(layout: Drawing) -> Drawing:
 
 
 def _left(plot: Plot) -> float:
-    """The margin at the left: no more than its names need, where they are words of which some could be long."""
+    """Return the left margin, which is narrower than the layout's where the names beside the plot are short."""
     axes = [axis for axis in plot.axes.values() if axis.letter == "y"]
     if any("title" in axis.options for axis in axes):
         return plot.margins["l"]
@@ -325,7 +325,7 @@ def _axis_content(axis: Axis) -> dict[str, Any]:
 
 
 def _at(marks: Iterable[Words | Stroke], axis: str) -> Iterator[Words | Stroke]:
-    """The words and straight lines that refer to an axis, or, "", to the whole plot."""
+    """Yield the texts and straight lines that refer to this axis, or to the whole plot if it is ""."""
     for mark in marks:
         if (mark.place.axis if isinstance(mark, Words) else mark.start.axis) == axis:
             yield mark

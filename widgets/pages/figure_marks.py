@@ -1,7 +1,7 @@
-"""The marks of a figure: its bars, curves, signs and words, each at its place, for whoever paints them.
+"""The marks that a figure consists of: rectangles, curves, markers and text, each with its position.
 
-A place across is a share of an axis, so that marks fit any width; heights are pixels. Known are the kinds of traces
-that tapescope's figures have, and no others.
+Horizontal positions are shares of an axis, so that marks fit any width; vertical positions are pixels. figure_still.py
+and figure_html.py paint them. Only the kinds of traces that tapescope's own figures use are supported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARGINS = {"l": 80.0, "r": 80.0, "t": 100.0, "b": 80.0}  # plotly's
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """Where across: a share of the axis of this name, or of the whole plot where it is "", and so many pixels more."""
+    """A horizontal position: a share of the named axis, or of the whole plot if `axis` is "", plus `more` pixels."""
 
     axis: str
     share: float
@@ -34,7 +34,7 @@ class Across:
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """A lying rectangle. `hatch` are strokes over its colour: their shape and their colour."""
+    """A horizontal bar. `hatch` is the shape and the colour of the strokes over it."""
 
     start: Across
     stop: Across
@@ -47,7 +47,10 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line through (share, y), or the area from there to `floor`, a height for each. `steps`: level until a next."""
+    """A line through points, (share, y), or the area between them and `floor`, one y for each point.
+
+    With `steps` each level holds until the next point.
+    """
 
     axis: str
     points: Sequence[tuple[float, float]]
@@ -70,7 +73,7 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A marker of plotly's."""
+    """One of plotly's markers."""
 
     place: Across
     y: float
@@ -80,7 +83,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Text with plotly's tags. `y` is its base line; `turned`: it reads upwards."""
+    """Text with plotly's tags. `y` is its baseline. `turned` text reads upwards."""
 
     place: Across
     y: float
@@ -95,12 +98,13 @@ Mark = Rectangle | Curve | Stroke | Marker | Words
 
 
 class Plot:
-    """A figure's axes and traces, and the marks that they draw.
+    """A figure's axes and traces, and their marks.
 
     Attributes:
-        layout, traces: plotly's, with what plotly fills in.
-        height, top, bottom: pixels, of the whole and of the plot in it.
-        axes: by plotly's name. Those across go from 0 to 1.
+        layout, traces: plotly's, with plotly's defaults filled in.
+        height: of the figure, in pixels.
+        top, bottom: edges of the plot, in pixels from the top of the figure.
+        axes: by plotly's name. Positions on horizontal axes go from 0 to 1.
     """
 
     def __init__(self, known: Drawing) -> None:
@@ -120,12 +124,12 @@ class Plot:
 
     @property
     def named(self) -> list[Drawing]:
-        """The traces that are in the legend."""
+        """The traces listed in the legend."""
         found = [each for each in self.traces if each.get("name") and each.get("showlegend", each["type"] != "treemap")]
         return found if self.layout.get("showlegend", len(found) > 1) else []
 
     def ticks(self, axis: Axis) -> Iterator[Mark]:
-        """The lines and numbers of an axis."""
+        """Yield the grid lines and numbers of an axis."""
         options = axis.options
         font = options.get("tickfont", {})
         for at, text in axis.ticks():
@@ -143,7 +147,7 @@ class Plot:
             yield label
 
     def titles(self) -> Iterator[Words]:
-        """The names of the axes."""
+        """Yield the titles of the axes."""
         for axis in self.axes.values():
             title = axis.options.get("title", {})
             text = title.get("text", "") if isinstance(title, dict) else title
@@ -154,7 +158,7 @@ class Plot:
                 yield Words(at, (self.top + self.bottom) / 2, text, self.ink, turned=True)
 
     def shapes(self, below: bool) -> Iterator[Stroke]:
-        """The layout's own lines; below the traces there are also those from annotations to what these are about."""
+        """Yield the layout's lines. Arrows from annotations to their points lie below the traces."""
         for shape in self.layout.get("shapes", ()):
             if (shape.get("layer") == "below") is not below:
                 continue
@@ -168,7 +172,7 @@ class Plot:
                 yield Stroke(start, start_y, *self._note_at(note), line)
 
     def notes(self) -> Iterator[Words]:
-        """The words of the layout's annotations."""
+        """Yield the texts of the layout's annotations."""
         for note in self.layout.get("annotations", ()):
             place, y = self._note_at(note)
             if note.get("text"):
@@ -179,7 +183,7 @@ class Plot:
                 yield Words(place, y + down, note["text"], font.get("color", self.ink), size, anchor)
 
     def drawn(self, trace: Drawing) -> Iterator[Mark]:
-        """The marks of a trace. Those of stacked ones stand on the traces before, so ask in order, and once."""
+        """Yield the marks of a trace. Stacked traces add up, so call this once for each trace, in order."""
         return self._bars(trace) if trace["type"] == "bar" else self._scatter(trace)
 
     def across(self, trace: Drawing) -> Axis:
@@ -193,7 +197,7 @@ class Plot:
         return place, self._height(note["y"], note.get("yref", "y")) - note.get("yshift", 0)
 
     def _place(self, value: float, reference: str, more: float = 0.0) -> Across:
-        """Where a shape or an annotation is that refers to an axis, or to the whole plot."""
+        """Return the position of a shape or an annotation, which refers to an axis or to the whole plot."""
         if reference == "paper":
             return Across("", float(value), more)
         if reference.endswith(" domain"):
@@ -209,7 +213,7 @@ class Plot:
         return self.axes[reference].at(value)
 
     def _bars(self, trace: Drawing) -> Iterator[Mark]:
-        """Bars that lie: each from its base on, and the text at its end."""
+        """Yield horizontal bars, each with the text at its end."""
         across, up = self.across(trace), self.up(trace)
         marker = trace.get("marker", {})
         count = len(trace["x"])
@@ -244,7 +248,7 @@ class Plot:
             yield from (Stroke(end, y - 3, end, y + 3, line) for end in (low, high))
 
     def _scatter(self, trace: Drawing) -> Iterator[Mark]:
-        """Lines, areas, signs and words."""
+        """Yield lines, areas, markers and texts."""
         across, up = self.across(trace), self.up(trace)
         ys = list(trace["y"])
         below: Sequence[float] | None = None
@@ -279,7 +283,7 @@ class Plot:
 
 
 def plot_of(figure: Mapping[str, Any]) -> Plot | None:
-    """Return the plot of a figure, or None where there is something in it that is not known here.
+    """Return the plot of a figure, or None if the figure has anything that is not supported.
 
     Args:
         figure: plotly's data and layout, as plain data.
@@ -292,16 +296,16 @@ def plot_of(figure: Mapping[str, Any]) -> Plot | None:
 
 
 def hatch_of(marker: Drawing, ink: str) -> tuple[str, str] | None:
-    """Return shape and colour of the strokes over a bar's colour."""
+    """Return the shape and colour of the strokes over a bar."""
     pattern = marker.get("pattern", {})
     return (pattern["shape"], pattern.get("fgcolor", ink)) if pattern.get("shape") else None
 
 
 def spread(value: Any, count: int) -> Sequence[Any]:
-    """Return a value for each of so many marks, of which plotly has one for all, or a list."""
+    """Return one value per mark; plotly gives either a list or one value for all marks."""
     return value if isinstance(value, list | tuple) else [value] * count
 
 
 def number(value: float) -> str:
-    """A number of pixels, or of percent, as SVG has it."""
+    """Return a length as SVG text, with one digit after the point."""
     return f"{round(value, 1):g}" if math.isfinite(value) else "0"

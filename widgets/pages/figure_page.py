@@ -1,4 +1,4 @@
-"""Pages with tables and figures, of comparisons and studies. They need no network, and no script to be read."""
+"""Saved pages of comparisons and studies. They load nothing, and can be read without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .html_page import html_page
 from .theme import CATEGORY_COLOURS, LATER, Colours
 
 CODE = PACKAGE / "widgets" / "static" / "figures.js"
-"""Hover, legends, zoom and tabs: widgets/js/src/figures, bundled into a script that stands in the page."""
+"""The script for hover, legends, zoom and tabs, bundled from widgets/js/src/figures."""
 
 _STYLE = """
 *{box-sizing:border-box}
@@ -109,10 +109,11 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
 
     Args:
         title, subtitle: text.
-        body: HTML, of `<section>`s, with figures of `figures`.
-        style: what this page has besides.
+        body: HTML, a sequence of `<section>`s that contain the figures.
+        figures: these figures.
+        style: further CSS.
     """
-    # Each report brings the same style, as a notebook shows it alone.
+    # Each report brings its style for a notebook, which shows reports one by one.
     body = body.replace(f"<style>{report_html.STYLE}</style>", "")
     main = f"""<main>
 <header>{_MARK}<h1>{escape(title)}</h1>
@@ -171,6 +172,6 @@ def _about(workload: Workload) -> str:
 
 
 def words_section(words: Mapping[str, str]) -> str:
-    """What words mean, one line each: by word in HTML its meaning in text. How figures are used is the last."""
+    """Return the glossary: words as HTML, with meanings as text. Its last line says how figures are used."""
     lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
     return f"<section><h2>Words</h2><dl>{lines}</dl></section>"

@@ -1,7 +1,7 @@
-"""A figure as one SVG of a fixed width, for where plotly does not run: GitHub, an untrusted notebook, a PDF.
+"""A figure as one SVG of a fixed width, for places where plotly does not run: GitHub, an untrusted notebook, a PDF.
 
-Not plotly's picture to the pixel: its bars, lines, signs and words where it has them. Nothing is started for it: what
-exports plotly's own pictures is a browser.
+It is not plotly's picture to the pixel, but has the same bars, lines, markers and texts in the same places. Plotly's
+own export starts a browser; this does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEGEND_ROW, _KEY = 19.0, 30.0
 
 
 def figure_svg(figure: Mapping[str, Any], background: str = LIGHT["panel"]) -> str | None:
-    """Return the picture, or None where there is something in the figure that is not known here.
+    """Return the picture, or None if the figure has anything that is not supported.
 
     Args:
         figure: plotly's data and layout, as plain data.
@@ -49,7 +49,7 @@ def figure_svg(figure: Mapping[str, Any], background: str = LIGHT["panel"]) -> s
 
 
 class _Still:
-    """Paints a plot's marks between fixed pixels."""
+    """Paints a plot's marks at pixels."""
 
     def __init__(self, plot: Plot) -> None:
         self.plot = plot
@@ -135,13 +135,13 @@ class _Still:
                     yield f"<text {at} {text_attributes(inks[index], SIZE, 'start')}>{escaped(line)}</text>"
 
     def _beside(self) -> float:
-        """The room that a legend at the right of the plot takes."""
+        """Return the width of a legend at the right of the plot."""
         if self.plot.layout.get("legend", {}).get("orientation") == "h":
             return 0.0
         return max(map(_entry_width, self.plot.named), default=0.0)
 
     def _legend(self) -> Iterator[str]:
-        """The names of the traces: in rows above the plot, or in a column at its right."""
+        """Yield the legend: rows above the plot, or a column at its right."""
         plot = self.plot
         named = plot.named
         legend = plot.layout.get("legend", {})
@@ -163,7 +163,7 @@ class _Still:
                 x += width
 
     def _entry(self, trace: Drawing, x: float, y: float) -> Iterator[str]:
-        """A key and its name."""
+        """Yield a trace's key and name."""
         colour = self.plot.layout.get("legend", {}).get("font", {}).get("color", self.plot.ink)
         key = "".join(key_of(self.plot, trace, self.hatches, colour))
         yield f'<g transform="translate({number(x)} {number(y - 6)})">{key}</g>'
@@ -176,7 +176,7 @@ def _entry_width(trace: Drawing) -> float:
 
 
 def _way(points: Sequence[tuple[float, float]], steps: bool, back: bool = False) -> str:
-    """Along the points, or, `back`, from the last to the first, without the letter that begins a path."""
+    """Return the path along the points, or backwards, without its first letter."""
     along = [points[0]]
     for (_, y), (next_x, next_y) in pairwise(points):
         along += [(next_x, y), (next_x, next_y)] if steps and next_y != y else [(next_x, next_y)]

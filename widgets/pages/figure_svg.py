@@ -1,4 +1,4 @@
-"""What pictures and pages write alike as SVG: lines, signs, hatches, words, and the keys of a legend."""
+"""SVG shared by stills and pages: line styles, markers, hatches, text, and the keys of a legend."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _TAGS = re.compile(r"<[^>]*>")
 
 
 class Hatches:
-    """The patterns of one picture. Their names begin with `prefix`: those of two pictures on a page differ."""
+    """The fill patterns of one picture. `prefix` keeps their ids unique where a page has several pictures."""
 
     def __init__(self, prefix: str = "pattern") -> None:
         self._prefix = prefix
         self._names: dict[tuple[str, str, str], str] = {}
 
     def fill_of(self, colour: str, hatch: tuple[str, str] | None) -> str:
-        """A colour, or the pattern over it."""
+        """Return a colour, or a reference to the pattern of a hatched one."""
         if hatch is None or hatch[0] not in _STROKES:
             return colour
         key = (hatch[0], colour, hatch[1])
@@ -51,7 +51,7 @@ class Hatches:
 
 
 def stroke_of(line: Drawing, ink: str = LIGHT["ink2"]) -> str:
-    """A line's attributes. Dashes are named, or given in pixels."""
+    """Return the attributes of a line. Dashes have a name, or lengths in pixels."""
     dash = line.get("dash", "solid")
     lengths = _DASHES.get(dash) or [float(each) for each in re.findall(r"[\d.]+", dash)]
     width = line.get("width", 2)
@@ -61,7 +61,7 @@ def stroke_of(line: Drawing, ink: str = LIGHT["ink2"]) -> str:
 
 
 def marker_attributes(marker: Drawing, ink: str, inside: str = "none") -> str:
-    """The attributes of a marker's path, which lies around (0, 0). `inside` fills one that is open."""
+    """Return the attributes of a marker's path around (0, 0). `inside` is the fill of open markers."""
     radius, colour = marker.get("size", 6) / 2, marker.get("color", ink)
     symbol = marker.get("symbol", "circle")
     line = marker.get("line", {})
@@ -87,7 +87,7 @@ def marker_attributes(marker: Drawing, ink: str, inside: str = "none") -> str:
 
 
 def key_of(plot: Plot, trace: Drawing, hatches: Hatches, colour: str) -> Iterator[str]:
-    """What a trace looks like in the legend, 24 × 12 pixels from (0, 0) on."""
+    """Yield the key of a trace for the legend, 24 × 12 pixels."""
     marker, line = trace.get("marker", {}), trace.get("line", {})
     if trace["type"] == "bar" or "fillcolor" in trace:
         tint = spread(marker.get("color", trace.get("fillcolor", colour)), 1)[0]
@@ -103,7 +103,7 @@ def key_of(plot: Plot, trace: Drawing, hatches: Hatches, colour: str) -> Iterato
 
 
 def spans(line: str) -> str:
-    """A line of plotly's text, some of HTML's tags and entities, of which the weight is kept, as text of an SVG."""
+    """Return a line of plotly's text as text of an SVG. Of its tags only <b> is kept."""
     parts = enumerate(re.split(r"</?b>", line))
     return "".join(
         f'<tspan font-weight="600">{escaped(plain(part))}</tspan>' if place % 2 else escaped(plain(part))
@@ -113,17 +113,18 @@ def spans(line: str) -> str:
 
 
 def rich(line: str) -> str:
-    """The same as HTML."""
+    """Return a line of plotly's text as HTML. Of its tags only <b> is kept."""
     parts = enumerate(re.split(r"</?b>", line))
     return "".join(f"<b>{escape(plain(part))}</b>" if place % 2 else escape(plain(part)) for place, part in parts)
 
 
 def plain(text: str) -> str:
-    """The same without tags and entities."""
+    """Return plotly's text without tags and entities."""
     return unescape(_TAGS.sub("", text))
 
 
 def text_attributes(colour: str, size: float, anchor: str) -> str:
+    """Return the attributes of a text, without the defaults of its picture."""
     found = f'fill="{colour}"'
     if size != SIZE:
         found += f' font-size="{number(size)}"'

@@ -1,4 +1,4 @@
-"""The HTML around every page that is saved: one document, one security policy, and the reader's light or dark theme."""
+"""The HTML document of every saved page, with its security policy and the reader's light or dark theme."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from html import escape
 
 from .theme import DARK, FONT, LIGHT, variables
 
-# Nothing may be loaded or sent: the file has all there is. A deck imports its code from a Blob, and saves pictures.
+# A page loads and sends nothing. A deck imports its code from a Blob and saves pictures.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -23,8 +23,10 @@ def html_page(title: str, body: str, style: str = "", meta: str = "") -> str:
     """Return the page.
 
     Args:
-        title: any text.
-        body, style, meta: HTML, CSS, and further `<meta>` elements.
+        title: text, which is escaped.
+        body: HTML.
+        style: CSS.
+        meta: HTML of further `<meta>` elements.
     """
     return f"""<!doctype html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""Figures as a notebook shows them. Plotly is imported when one is made: saved pages do without."""
+"""Plotly figures for notebooks. Plotly is imported when a figure is made, since saved pages do not need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A treemap's boxes in boxes, as large as their values, squarified (Bruls, Huizing, van Wijk, 2000)."""
+"""The layout of a treemap: nested boxes with areas by value, squarified (Bruls, Huizing, van Wijk, 2000)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Rect = tuple[float, float, float, float]
 
 
 def tiles(trace: Drawing, room: Rect, least: float = _LEAST) -> Iterator[tuple[int, Rect]]:
-    """The boxes of a trace of plotly's, each after the one around it: its number, and where it is.
+    """Yield the index and the rectangle of each box of a plotly trace, outer boxes first.
 
-    A box's value is the sum of those in it. What is narrower or lower than `least` pixels is left out; with 0 all are
-    there, and a low box has a low head.
+    Boxes narrower or lower than `least` pixels are left out. With 0, all boxes are laid out, and the title bar of a low
+    box is low, too.
     """
     below: dict[str, list[int]] = {}
     for index, parent in enumerate(trace["parents"]):

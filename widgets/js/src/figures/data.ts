@@ -1,9 +1,9 @@
-/** What figures say under the pointer, as widgets/pages/figure_html.py packs it: each text and each list once. */
+/** Hover data as widgets/pages/figure_html.py packs it: each text and each list stands once. */
 
-/** The number of a text, or of each of its lines. */
+/** The index of a text, or of each of its lines. */
 export type Cell = number | number[];
 
-/** A template, and by column the lists of what is put into it. */
+/** A template, and the lists that fill it, one per column. */
 export interface Said {
   say?: string;
   told?: number[];
@@ -19,7 +19,7 @@ export interface AxisTold {
   ticks?: [number, string][];
 }
 
-/** `x`, `y`, `stack`: numbers of lists, of values, of pixels from the top, and of tenths of pixels of height. */
+/** `x`, `y`, `stack`: indices of lists, of values, of pixels from the top, and of heights in tenths of pixels. */
 export interface TraceTold extends Said {
   axis: string;
   bars: boolean;
@@ -37,7 +37,7 @@ export interface PlotTold {
   traces: TraceTold[];
 }
 
-/** `sizes` and `around`: numbers of lists, of each box's bytes and the place of the box around it. */
+/** `sizes`, `around`: indices of lists, of each box's bytes and of the index of the box around it. */
 export interface TreeTold extends Said {
   sizes: number;
   around: number;
@@ -60,7 +60,7 @@ export function numbers(told: Told, list: number | undefined): number[] {
   return list === undefined ? [] : (told.lists[list] as number[]);
 }
 
-/** What is said of a point, in lines. */
+/** The hover text of a point, in lines. */
 export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
   const text = (column: number): string => {
     const cell = told.lists[said.told![column]][at] ?? [];
@@ -72,7 +72,7 @@ export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
   return filled.split("\n");
 }
 
-/** A number with its thousands apart. */
+/** A number with separators between thousands. */
 export function numberText(value: number): string {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 10 });
 }

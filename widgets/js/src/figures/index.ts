@@ -1,4 +1,4 @@
-/** What a page of figures runs as it is: tabs, and hover, legends and zoom of each figure in it. */
+/** The script of saved pages with figures: tabs, and hover, legend and zoom of each figure. */
 
 import { unpacked } from "./data.ts";
 import { Plot } from "./plot.ts";

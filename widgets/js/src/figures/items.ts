@@ -1,10 +1,10 @@
-/** The points and bars of a plot, each with what is said of it. */
+/** The points and bars of a plot that have a hover text. */
 
 import { type PlotTold, type Told, linesOf, numbers } from "./data.ts";
 import type { Line } from "./tip.ts";
 import type { Window } from "./window.ts";
 
-/** Across from `start` to `stop`, shares of the axis; from `top` to `bottom`, pixels. */
+/** From `start` to `stop`, shares of the axis, and from `top` to `bottom`, pixels. */
 export interface Item {
   trace: number;
   at: number;
@@ -15,7 +15,7 @@ export interface Item {
   bar?: Element;
 }
 
-/** By trace its items, where it says something. */
+/** The items of each trace that has hover texts. */
 export function itemsOf(figure: PlotTold, told: Told, groups: Element[], windows: Map<string, Window>): Item[][] {
   return figure.traces.map((trace, number) => {
     if (trace.say === undefined) return [];
@@ -35,18 +35,18 @@ function barItem(bar: Element, trace: number, at: number): Item {
   return { trace, at, start, stop: start + read("width") / 100, top, bottom: top + read("height"), bar };
 }
 
-/** How far a place is from an item, in pixels. */
+/** The distance of a position from an item, in pixels. */
 export function distance(item: Item, share: number, y: number, width: number): number {
   const across = Math.max(item.start - share, share - item.stop, 0) * width;
   return Math.hypot(across, Math.max(item.top - y, y - item.bottom, 0));
 }
 
-/** What is said of one point. */
+/** The hover text of one item. */
 export function told(figure: PlotTold, all: Told, item: Item): Line[] {
   return linesOf(all, figure.traces[item.trace], item.at).map((text) => ({ text }));
 }
 
-/** The last of these that is not above a value, or the first. */
+/** The index of the last of these ascending values that is not above a value, or 0. */
 export function placeOf(xs: number[], value: number): number {
   let low = 0;
   let high = xs.length;

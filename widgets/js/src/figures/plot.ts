@@ -1,4 +1,4 @@
-/** A figure with axes: what is said of its points, by pointer and by keys; its legend; and zoom along its axes. */
+/** A figure with axes: its tooltip, by pointer and by keys, its legend, and zoom along its horizontal axes. */
 
 import { el, svg } from "../dom.ts";
 import { area, stacked } from "./areas.ts";
@@ -7,8 +7,8 @@ import { type Item, distance, itemsOf, placeOf, told as toldOf } from "./items.t
 import type { Line, Tip } from "./tip.ts";
 import { Window } from "./window.ts";
 
-const NEAR = 30; // pixels: what is farther from the pointer is not meant
-const DRAG = 5; // pixels: less is a click
+const NEAR = 30; // pixels between the pointer and an item, at most
+const DRAG = 5; // pixels; shorter moves are clicks
 const STEP = 10; // points, with Shift
 
 export class Plot {
@@ -41,7 +41,9 @@ export class Plot {
     this.room.addEventListener("pointermove", (event) => this.move(event));
     this.room.addEventListener("pointerup", (event) => this.release(event));
     this.room.addEventListener("pointercancel", () => this.endDrag());
-    this.room.addEventListener("pointerleave", () => this.forget());
+    this.room.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+    });
     this.room.addEventListener("dblclick", () => this.showAll());
     this.room.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.room.addEventListener("keydown", (event) => this.key(event));
@@ -77,7 +79,7 @@ export class Plot {
     else this.point(event);
   }
 
-  /** Moves what is seen, or draws the part that will be. */
+  /** Pans, or draws the range to zoom to. */
   private pull(event: PointerEvent): void {
     const { window, x, from, to, pans } = this.drag!;
     this.room.setPointerCapture(event.pointerId);
@@ -136,7 +138,7 @@ export class Plot {
     );
   }
 
-  /** Says what is nearest to the pointer. */
+  /** Shows the tooltip of the nearest item. */
   private point(event: PointerEvent): void {
     const place = this.at(event);
     if (!place || place.y < 0) return this.forget();
@@ -160,7 +162,7 @@ export class Plot {
     else this.forget();
   }
 
-  /** Says what there is to say of a point, and marks it. */
+  /** Shows the tooltip of an item, and marks it. */
   private tell(item: Item, x: number, y: number): void {
     this.forget();
     this.chosen = item;
@@ -179,7 +181,7 @@ export class Plot {
     this.tip.show(this.figure.unified ? this.all(item, window) : toldOf(this.figure, this.told, item), x, y);
   }
 
-  /** What each curve says where one of them has a point. */
+  /** The hover texts of all curves at an item of one of them. */
   private all(item: Item, window: Window): Line[] {
     const value = numbers(this.told, this.figure.traces[item.trace].x)[item.at];
     const head = this.figure.head.replace("%{x}", numberText(value)) || numberText(value) + window.axis.suffix;
@@ -213,7 +215,7 @@ export class Plot {
     event.preventDefault();
   }
 
-  /** Zooms around the chosen point, or the middle. */
+  /** Zooms around the chosen item, or the middle. */
   private zoom(factor: number): void {
     const axis = this.chosen ? this.figure.traces[this.chosen.trace].axis : [...this.windows.keys()][0];
     const window = this.windows.get(axis)!;
@@ -229,7 +231,7 @@ export class Plot {
     if (items.length) this.go(items[at]);
   }
 
-  /** To the curve, or the bars, before or after, where they are nearest. */
+  /** Goes to the nearest item of the previous or next trace. */
   private over(step: number): void {
     const chosen = this.chosen;
     const visible = this.visible();
@@ -260,7 +262,7 @@ export class Plot {
     this.restack();
   }
 
-  /** Shows only these curves, or, where that is so, all. */
+  /** Hides all other curves, or shows all if they are hidden already. */
   private alone(button: HTMLElement): void {
     const buttons = [...this.root.querySelectorAll<HTMLElement>(".legend [data-traces]")];
     const others = buttons.filter((each) => each !== button);

@@ -1,4 +1,4 @@
-/** What is said under the pointer, or of the point that the keys went to. Names are set as text, never parsed. */
+/** The tooltip of the point under the pointer or reached by keys. Names are set as text, never parsed. */
 
 import { el } from "../dom.ts";
 
@@ -9,7 +9,7 @@ export interface Line {
 
 const ENTITIES: Record<string, string> = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&#36;": "$" };
 
-/** Text with bold parts and the four entities that a name may have. */
+/** Nodes of a text with bold parts and the four entities that names may contain. */
 export function rich(text: string): Node[] {
   return text.split(/<\/?b>/).map((part, place) => {
     const plain = part.replace(/&(?:lt|gt|amp|#36);/g, (entity) => ENTITIES[entity]);
@@ -25,7 +25,7 @@ export class Tip {
     addEventListener("scroll", () => this.hide(), { capture: true, passive: true });
   }
 
-  /** Beside a place on the screen, and never outside of it. */
+  /** Shows lines beside a position, within the window. */
   show(lines: Line[], x: number, y: number): void {
     this.box.replaceChildren(
       ...lines.map(({ text, colour }) => {

@@ -1,9 +1,9 @@
-/** A treemap: what is said of its boxes, and going into one, which then fills the room. */
+/** A treemap: the tooltips of its boxes, and zooming into a box, which then fills the figure. */
 
 import { type Told, type TreeTold, linesOf, numbers } from "./data.ts";
 import type { Tip } from "./tip.ts";
 
-const HEAD = 18; // pixels at the top of a box with others in it, for its name: as in widgets/pages/treemap.py
+const HEAD = 18; // pixels of an outer box's title bar, as in widgets/pages/treemap.py
 const PAD = 3;
 
 export interface Rect {
@@ -13,7 +13,7 @@ export interface Rect {
   height: number;
 }
 
-/** A rectangle for each value, the largest first, as near to squares as rows along the shorter side make them. */
+/** A rectangle for each of the descending values, nearly square, in rows along the shorter side. */
 export function squarified(values: number[], room: Rect): Rect[] {
   let { x, y, width, height } = room;
   const scale = (width * height) / (values.reduce((sum, each) => sum + each, 0) || 1);
@@ -42,7 +42,7 @@ export function squarified(values: number[], room: Rect): Rect[] {
   return found;
 }
 
-/** How far from a square the rectangle of a row is that is farthest from it. */
+/** The largest ratio of sides in a row of rectangles. */
 function worst(row: number[], side: number): number {
   const total = row.reduce((sum, each) => sum + each, 0);
   if (!total || !side) return Infinity;
@@ -70,11 +70,19 @@ export class Tree {
     for (const [box, outer] of this.around.entries()) this.inside.set(outer, [...(this.inside.get(outer) ?? []), box]);
     root.addEventListener("pointermove", (event) => {
       const box = this.boxOf(event);
-      if (box >= 0) this.tell(box, event.clientX, event.clientY);
+      if (box >= 0 && event.pointerType !== "touch") this.tell(box, event.clientX, event.clientY);
     });
-    root.addEventListener("pointerleave", () => this.forget());
+    root.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+    });
     root.addEventListener("blur", () => this.forget());
-    root.addEventListener("click", (event) => this.press(this.boxOf(event)));
+    root.addEventListener("click", (event) => {
+      const box = this.boxOf(event);
+      const isTouch = (event as PointerEvent).pointerType === "touch";
+      // Touch has no hover: the first tap shows the tooltip, the second zooms in.
+      if (isTouch && box >= 0 && box !== this.chosen) this.tell(box, event.clientX, event.clientY);
+      else this.press(box);
+    });
     root.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -95,7 +103,7 @@ export class Tree {
     this.tip.hide();
   }
 
-  /** Into a box, or into the one around it where nothing is in it; out of the one that fills the room. */
+  /** Zooms into a box, or into the one around it if it is empty. Pressing the box that fills the figure zooms out. */
   private press(box: number): void {
     if (box < 0) return;
     const into = this.inside.has(box) ? box : this.around[box];

@@ -1,4 +1,4 @@
-/** The part of an axis that is seen: all of it, or what its reader zoomed to, with numbers for that. */
+/** The visible part of an axis, all of it unless zoomed, and the numbers along it. */
 
 import { svg } from "../dom.ts";
 import { type AxisTold, numberText } from "./data.ts";
@@ -8,13 +8,13 @@ const APART = 90; // pixels between two numbers, about
 const LETTER = 7; // pixels of a digit
 const GAP = 3;
 
-/** The least of 1, 2 and 5 times a power of ten that is not smaller. */
+/** Rounds up to 1, 2 or 5 times a power of ten. */
 export function roundStep(least: number): number {
   const power = 10 ** Math.floor(Math.log10(least));
   return ([1, 2, 5].find((each) => each * power >= least * (1 - 1e-9)) ?? 10) * power;
 }
 
-/** Round values between two, and where they stand between them, from 0 to 1. */
+/** Round values between two values, with their positions from 0 to 1. */
 export function ticksBetween(low: number, high: number, count: number): [number, number][] {
   const step = roundStep((high - low) / count);
   const first = Math.ceil(low / step - 1e-9);
@@ -46,26 +46,26 @@ export class Window {
     return this.to - this.from < 1;
   }
 
-  /** Its edges on the screen. */
+  /** Its left edge and its width on the screen. */
   get edges(): { left: number; width: number } {
     const { left, width } = this.plot.getBoundingClientRect();
     const share = (name: string) => parseFloat(this.outer.getAttribute(name)!) / 100;
     return { left: left + width * share("x"), width: width * share("width") };
   }
 
-  /** Where on the axis a place on the screen is, from 0 to 1. */
+  /** The share of the axis at a position on the screen. */
   shareAt(x: number): number {
     const { left, width } = this.edges;
     return this.from + ((x - left) / width) * (this.to - this.from);
   }
 
-  /** Where on the screen that is. */
+  /** The position on the screen of a share of the axis. */
   screenAt(share: number): number {
     const { left, width } = this.edges;
     return left + ((share - this.from) / (this.to - this.from)) * width;
   }
 
-  /** The share of the axis at which a value is. */
+  /** The share of the axis at a value. */
   shareOf(value: number): number {
     const { low, high, log } = this.axis;
     return ((log ? Math.log10(value) : value) - low) / (high - low || 1);
@@ -81,7 +81,7 @@ export class Window {
     this.draw();
   }
 
-  /** As many numbers as have room. */
+  /** Draws as many numbers as fit. */
   private draw(): void {
     if (this.edges.width) this.marks.replaceChildren(...this.numbers());
   }
