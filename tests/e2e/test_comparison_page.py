@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from torch import nn
 
 from tapescope.engine.mirroring.plan_recompute import plan_recompute
@@ -189,6 +189,23 @@ def test_figures_follow_the_readers_theme_and_are_printed_light(page: tuple[Page
     shown.emulate_media(color_scheme="dark", media="print")
     assert colour_of(line) == found["light"]
     shown.emulate_media(media="screen")
+
+
+def test_a_finger_reads_a_point_and_a_tile(browser: Browser, address: str) -> None:
+    context = browser.new_context(viewport={"width": 400, "height": 800}, has_touch=True)
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]")
+    plot = figure(page, "memory").locator(".plot")
+    plot.scroll_into_view_if_needed()
+    plot.tap()
+    says(page.locator(".tip").inner_text(), "bfs", "dfs", "heap", "of 104")
+    tree = figure(page, "peak-0")
+    category = tree.locator("i.in").nth(1)
+    for _ in range(2):
+        category.tap(position={"x": 20, "y": 6})
+    assert category.bounding_box() == pytest.approx(tree.bounding_box(), abs=1)
+    context.close()
 
 
 def test_without_scripts_all_policies_can_be_read(browser_without_scripts: Page, address: str) -> None:
