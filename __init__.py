@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .widgets.deck.debug import debug as debug
     from .widgets.deck.debug import deck as deck
     from .widgets.deck.deck import Deck as Deck
-    from .widgets.pages.with_picture import with_picture as with_picture
+    from .widgets.pages.notebook_figure import with_picture as with_picture
 
 _MODULE_OF = {
     "Deck": "widgets.deck.deck",
@@ -100,7 +100,7 @@ _MODULE_OF = {
     "statistics": "engine.trace.statistics",
     "training": "engine.training.training",
     "wait_for_ranks": "engine.sessions.agreement",
-    "with_picture": "widgets.pages.with_picture",
+    "with_picture": "widgets.pages.notebook_figure",
     "workload": "engine.workloads.workloads",
 }
 """By public name the module that has it."""

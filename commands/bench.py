@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -126,8 +125,6 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
     from .script import UserError
 
-    if options.html is not None and find_spec("plotly") is None:
-        return refuse("the page draws its figure with plotly, which is missing: pip install plotly")
     with ProgressLine() as line, ExitStack() as scripts:
         try:
             place_for("--html", options.html)
@@ -209,8 +206,6 @@ def _bench_one_by_one(
     closes scripts at the end."""
     from .script import UserError
 
-    if options.html is not None and find_spec("plotly") is None:
-        return refuse("the page draws its figures with plotly, which is missing: pip install plotly")
     studies: list[_Study] = []
     interrupted = False
     with ProgressLine() as line, ExitStack() as scripts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -93,7 +92,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
     console.print(comparison.peak(comparison.highest.policy))
     page = options.out / f"{name}-compare.html"
-    path = comparison.save_html(page, title) if find_spec("plotly") else None
+    path = comparison.save_html(page, title)
     highest = comparison.highest.policy
     tell(
         lambda: {
@@ -106,12 +105,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             "page": path,
         }
     )
-    said = (
-        f"Figures, and the peak of each policy, are in {path}"
-        if path
-        else "No page of figures was written: plotly, which draws them, is missing (pip install plotly)."
-    )
-    console.print(f"\n{said}", soft_wrap=True, markup=False)
+    console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -6,11 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Theme = Literal["light", "dark"]
-"""What a figure is drawn for. A page has both, and follows its reader."""
-
 GraphTheme = Literal["auto", "light", "dark"]
-"""The same of a picture of a graph, which may follow its reader, too."""
+"""The theme of a figure or a picture of a graph; "auto" follows the page around it, or the reader."""
 
 DRAWN_BY = {
     "graph as SVG": "inspector.drawing.svg:graph_to_svg",
@@ -18,9 +15,9 @@ DRAWN_BY = {
     "graph for Graphviz": "inspector.drawing.dot:graph_to_graphviz",
     "findings as HTML": "widgets.pages.report_html:cells_html",
     "table as HTML": "widgets.pages.report_html:table_html",
-    "phases as HTML": "widgets.pages.phases_html:phases_html",
+    "phases as HTML": "widgets.pages.report_html:phases_html",
     "peak as HTML": "widgets.pages.report_html:peak_html",
-    "advice as HTML": "widgets.pages.advice_html:advice_html",
+    "advice as HTML": "widgets.pages.report_html:advice_html",
     "frontier as HTML": "widgets.pages.frontier_page:frontier_html",
     "frontier as a page": "widgets.pages.frontier_page:page_html",
     "training as HTML": "widgets.pages.loop_page:training_html",
@@ -29,7 +26,7 @@ DRAWN_BY = {
     "orders as HTML": "widgets.pages.order_study_page:study_html",
     "mirroring as HTML": "widgets.pages.mirror_page:study_html",
     "accumulation as HTML": "widgets.pages.accumulation_page:study_html",
-    "step as a figure": "widgets.pages.step_page:step_figure",
+    "step as a figure": "widgets.pages.step_figure:step_figure",
     "levels as a figure": "widgets.pages.memory_figures:memory_figure",
     "lifetimes as a figure": "widgets.pages.memory_figures:lifetimes_figure",
     "peak as a figure": "widgets.pages.memory_figures:peak_figure",

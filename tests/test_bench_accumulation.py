@@ -39,7 +39,6 @@ def test_a_table_is_printed_for_each_program_and_what_it_says(capsys: pytest.Cap
 
 
 def test_the_page_is_written_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("plotly")
     page = tmp_path / "new" / "page.html"
     assert bench("needless", "--html", str(page)) == 0
     assert capsys.readouterr().err.splitlines()[-1] == f"tapescope: written to {page}"
@@ -49,7 +48,6 @@ def test_the_page_is_written_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_interrupt_keeps_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("plotly")
     study = module.accumulation_study
 
     def interrupted(found, **given):

@@ -24,7 +24,6 @@ def bench(*arguments: str) -> int:
 def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("plotly")
     page = tmp_path / "new" / "page.html"
     assert bench("rnn", "--html", str(page)) == 0
     printed, told = capsys.readouterr()

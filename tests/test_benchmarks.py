@@ -25,6 +25,7 @@ MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
     *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps", "loop_page"),
+    "compare_page",
 )
 
 
@@ -54,6 +55,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("memory", 7, 6),
         ("whole_steps", 2, 1),
         ("training_loops", 6, 4),
+        ("compare_page", 6, 3),
     ],
 )
 @pytest.mark.slow

@@ -435,13 +435,15 @@ def test_compare_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.Ca
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
 
 
-def test_compare_without_plotly_prints_its_table_and_says_why_there_is_no_page(
+def test_compare_writes_its_page_without_plotly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapescope.commands.measure.find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     assert main(["compare", "mnist", "--policy", "heap", "--out", str(tmp_path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "heap" in printed and "pip install plotly" in printed and not list(tmp_path.iterdir())
+    (page,) = tmp_path.iterdir()
+    assert page.name in capsys.readouterr().out and "<svg" in page.read_text(encoding="utf-8")
 
 
 def test_advise_prints_what_it_tried_and_the_code_that_ran(capsys: pytest.CaptureFixture[str]) -> None:

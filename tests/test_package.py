@@ -101,7 +101,7 @@ def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(libr
     assert (library / "tapescope" / "py.typed").exists()
     static = library / "tapescope" / "widgets" / "static"
     fonts = {"DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans.LICENSE.txt"}
-    assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js", "loop.js"} | fonts
+    assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js", "loop.js", "figures.js"} | fonts
     assert {path.name.partition("-")[0] for path in library.iterdir()} == {"tapescope"}
 
 

@@ -295,9 +295,7 @@ def _measured(
 
 
 def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: str = "Accumulation") -> Path:
-    """Writes one page with the table and the curves of each study; it works offline (plotly.js is inside).
-
-    Needs plotly.
+    """Write one page with the table and the curves of each study. It works offline.
 
     Raises:
         ValueError: there is no study.

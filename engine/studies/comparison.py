@@ -405,10 +405,9 @@ class Comparison(ShownAsTable):
         return {row.policy: row.timeline for row in self.rows}
 
     def save_html(self, path: str | Path, title: str = "Memory by policy") -> Path:
-        """Writes one page with the table, all figures and the peak of each policy explained.
+        """Write one page with the table, all figures and the peak of each policy explained.
 
-        The page works offline, from file:// too (plotly.js, some 5 MB, is inside), and follows the reader's light or
-        dark theme. Needs plotly.
+        The page works offline, from file:// too, and follows the reader's light or dark theme.
         """
         return saved_page("comparison as a page", path, self, title)
 

@@ -373,9 +373,7 @@ def _ways_measured(
 
 
 def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = "Mirroring") -> Path:
-    """Writes one page with the table and the figure of each study; it works offline (plotly.js is inside).
-
-    Needs plotly.
+    """Write one page with the table and the figure of each study. It works offline.
 
     Raises:
         ValueError: there is no study.

@@ -414,7 +414,7 @@ class OrderStudy(ShownAsTable):
         return drawn("orders as a figure", self, theme)
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
-        """Writes one page with the table and the figure. It works offline, plotly.js is inside. Needs plotly."""
+        """Write one page with the table and the figure. It works offline."""
         return saved_page("orders as a page", path, self, title)
 
 

@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "whole_steps": _rows("whole_steps"),
     "training_loops": _rows("training_loops"),
     "loop_page": _rows("loop_page"),
+    "compare_page": _rows("compare_page"),
     "kernels": _rows("kernels"),
     "orders": _rows("orders"),
     "two_devices": _rows("two_devices"),

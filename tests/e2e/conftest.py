@@ -45,6 +45,13 @@ def page(tab: Tab) -> Iterator[Page]:
     assert trouble == []
 
 
+@pytest.fixture
+def browser_without_scripts(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(java_script_enabled=False)
+    yield context.new_page()
+    context.close()
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab_server(tmp_path_factory.mktemp("lab")) as lab:

@@ -6,28 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Locator, Page, expect
 from torch import nn
 
 from tapescope.engine.mirroring.plan_recompute import plan_recompute
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import says, says_none_of
 
 from .chromium import trouble_of
+from .figures import CUT_OR_OVERLAPPING, colour_of, focus, hover, opened
 from .tab import Tab
 
 pytestmark = pytest.mark.e2e
-
-OVERLAPS = """() => {
-    const boxes = [...document.querySelectorAll('.figure:not([hidden] *) .annotation-text')]
-        .map(text => [text.textContent, text.getBoundingClientRect(), text.closest('.figure').getBoundingClientRect()]);
-    return boxes.flatMap(([name, box, figure], index) => [
-        ...(box.right > figure.right + 1 || box.left < figure.left - 1 ? [name + ' is cut'] : []),
-        ...boxes.slice(index + 1).filter(([, other]) =>
-            box.left < other.right && other.left < box.right && box.top + 2 < other.bottom && other.top + 2 < box.bottom
-        ).map(([other]) => name + ' overlaps ' + other),
-    ]);
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -43,46 +34,65 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 def page(tab: Tab, address: str, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
-    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
-    trouble: list[str] = []
-    page.on("console", lambda message: trouble.append(message.text))
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
-    page.goto(address)
-    page.wait_for_selector("#panel-0 [data-drawing=lifetimes-0] .barlayer .point")
-    return page, trouble
+    return opened(tab, address, scheme, width)
+
+
+def figure(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-figure={name}]")
 
 
 def test_everything_is_drawn_and_nothing_is_fetched(page: tuple[Page, list[str]]) -> None:
     shown, trouble = page
-    assert shown.locator(".figure .main-svg").count() >= 4
+    assert shown.locator(".plot:visible").count() == 3 and shown.locator(".tree:visible").count() == 1
     assert shown.locator("[role=tab][aria-selected=true]").inner_text().startswith("bfs")
-    assert shown.evaluate(OVERLAPS) == []
-    buttons = shown.locator(".modebar-btn").evaluate_all("all => all.map(each => each.dataset.title)")
-    assert set(buttons) == {"Zoom", "Pan", "Reset axes"}, "none that leads to a server"
-    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert shown.locator("[data-figure=lifetimes-0] g[data-trace] > rect").count() >= 30
     assert trouble == []
 
 
-UNNAMED_TILES = """() => [...document.querySelectorAll('.figure:not([hidden] *) .treemaplayer .slice')].filter(tile => {
-    const area = tile.querySelector('path').getBoundingClientRect();
-    const text = tile.querySelector('.slicetext')?.getBoundingClientRect();
-    return area.width > 8 && area.height > 8 && !(text?.width > 0);
-}).map(tile => tile.textContent || 'a tile without a text')"""
+@pytest.mark.parametrize("width", [400, 700, 1600])
+def test_it_fits_any_width_with_text_of_one_size(tab: Tab, address: str, width: int) -> None:
+    shown, trouble = opened(tab, address, "light", width)
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert shown.evaluate(CUT_OR_OVERLAPPING) == []
+    heights = shown.evaluate(
+        "[...document.querySelectorAll('.plot text')].map(each => each.getBoundingClientRect().height).filter(Boolean)"
+    )
+    assert len(heights) > 30 and min(heights) >= 11 and max(heights) <= 18
+    assert trouble == []
 
 
-def test_each_tile_of_the_peak_has_its_name(page: tuple[Page, list[str]]) -> None:
+UNNAMED_TILES = """() => [...document.querySelectorAll('.tree:not([hidden] *) i')].filter(tile => {
+    const {width, height} = tile.getBoundingClientRect();
+    return width > 28 && height > 15 && !tile.querySelector('s').getClientRects().length;
+}).map(tile => tile.textContent)"""
+
+
+def test_each_tile_of_the_peak_has_its_name_and_says_what_is_in_it(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    shown.wait_for_selector("#panel-0 .treemaplayer .slice .slicetext")
-    shown.wait_for_function(f"({UNNAMED_TILES})().length === 0")
-    assert shown.locator("#panel-0 .treemaplayer .slice").count() >= 5
-    assert shown.evaluate(UNNAMED_TILES) == []
+    tree = figure(shown, "peak-0")
+    assert tree.locator("i").count() >= 5 and shown.evaluate(UNNAMED_TILES) == []
+    inner = tree.locator("i:not(.in)").first
+    hover(shown, inner)
+    says(shown.locator(".tip").inner_text(), "MiB", "made by", "kept:", "freed")
+
+
+def test_one_goes_into_a_tile_and_out_again(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    tree = figure(shown, "peak-0")
+    before = tree.locator("i:visible").count()
+    category = tree.locator("i.in").nth(1)
+    category.click(position={"x": 20, "y": 6})
+    whole = tree.bounding_box()
+    assert whole is not None and category.bounding_box() == pytest.approx(whole, abs=1)
+    assert tree.locator("i:visible").count() < before
+    tree.focus()
+    shown.keyboard.press("Escape")
+    expect(tree.locator("i:visible")).to_have_count(before)
 
 
 def test_the_tabs_show_one_policy_each_and_obey_arrow_keys(page: tuple[Page, list[str]]) -> None:
     shown, trouble = page
     shown.locator("[role=tab]", has_text="heap").click()
-    shown.wait_for_selector("#panel-2 [data-drawing=lifetimes-2] .barlayer .point")
     assert shown.locator("[role=tabpanel]:visible").count() == 1
     assert "3.0 MiB" in shown.locator("#panel-2").inner_text()
     shown.keyboard.press("ArrowRight")
@@ -91,25 +101,117 @@ def test_the_tabs_show_one_policy_each_and_obey_arrow_keys(page: tuple[Page, lis
     assert trouble == []
 
 
-def test_hovering_says_which_task_and_which_level(page: tuple[Page, list[str]]) -> None:
+def test_hovering_says_which_task_and_which_level_of_all_policies(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    plot = shown.locator("[data-drawing=memory] .nsewdrag").bounding_box()
-    assert plot is not None
-    shown.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + plot["height"] * 0.5)
-    shown.wait_for_selector("[data-drawing=memory] .hoverlayer text")
-    told = " ".join(shown.locator("[data-drawing=memory] .hoverlayer text").all_text_contents())
-    assert "of 104" in told and "Backward0 (linear, workload_models.py:" in told and "MiB" in told
+    hover(shown, figure(shown, "memory").locator(".plot"))
+    told = shown.locator(".tip").inner_text()
+    says(told, "bfs", "dfs", "heap", "of 104", "MiB")
+    assert "Backward0 (linear, workload_models.py:" in told
 
 
-def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:
+def test_points_are_reached_with_the_keys(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    colour = "getComputedStyle(document.querySelector('[data-drawing=memory] .main-svg')).backgroundColor"
+    focus(shown, "memory")
+    for _ in range(4):
+        shown.keyboard.press("ArrowRight")
+    says(shown.locator(".tip").inner_text(), "3 tasks", "4 of 104")
+    shown.keyboard.press("Escape")
+    assert not shown.locator(".tip").is_visible()
+    focus(shown, "lifetimes-0")
+    shown.keyboard.press("ArrowRight")
+    says(shown.locator(".tip").inner_text(), "made by", "freed")
+
+
+def test_a_part_is_seen_larger_and_the_whole_again(page: tuple[Page, list[str]]) -> None:
+    shown, trouble = page
+    memory = figure(shown, "memory")
+    numbers = memory.locator(".ticks text")
+    whole = numbers.all_text_contents()
+    hover(shown, memory.locator(".plot"), 0.5)
+    shown.mouse.down()
+    hover(shown, memory.locator(".plot"), 0.75)
+    shown.mouse.up()
+    seen = [float(text) for text in numbers.all_text_contents()]
+    assert 50 <= seen[0] < seen[-1] <= 79 and memory.locator(".reset").is_visible()
+    hover(shown, memory.locator(".plot"), 0.98)
+    says(shown.locator(".tip").inner_text(), "of 104")
+    assert "78 of 104" in shown.locator(".tip").inner_text()
+    box = memory.locator(".plot").bounding_box()
+    assert box is not None
+    shown.mouse.dblclick(box["x"] + 50, box["y"] + 60)
+    assert numbers.all_text_contents() == whole and not memory.locator(".reset").is_visible()
+    memory.locator(".room").focus()
+    shown.keyboard.press("+")
+    assert numbers.all_text_contents() != whole
+    memory.locator(".reset").click()
+    assert numbers.all_text_contents() == whole
+    assert trouble == []
+
+
+def test_a_legend_hides_a_policy_with_the_mark_of_its_peak(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    memory = figure(shown, "memory")
+    button = memory.locator(".legend button", has_text="bfs")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert memory.locator("g.off").count() == 2
+    hover(shown, memory.locator(".plot"))
+    says_none_of(shown.locator(".tip").inner_text(), "bfs")
+    button.click()
+    assert memory.locator("g.off").count() == 0
+    memory.locator(".legend button", has_text="heap").dblclick()
+    assert memory.locator(".legend button[aria-pressed=true]").all_inner_texts() == ["heap"]
+
+
+def test_stacked_categories_come_down_where_one_is_hidden(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    category = figure(shown, "category-0")
+    areas = category.locator("g[data-trace] svg[preserveAspectRatio] path:not([stroke])")
+    boxes = "all => all.map(each => each.getBBox()).flatMap(box => [box.y, box.height])"  # tenths of pixels
+    before = areas.evaluate_all(boxes)
+    first = category.locator(".legend button").first
+    first.click()
+    _, _, *others = areas.evaluate_all(boxes)
+    floor = 10 * float(category.locator(".plot").get_attribute("data-bottom") or 0)
+    assert max(top + height for top, height in zip(others[::2], others[1::2], strict=True)) == floor
+    first.click()
+    assert areas.evaluate_all(boxes) == pytest.approx(before, abs=2), "as it was before any script ran"
+
+
+def test_figures_follow_the_readers_theme_and_are_printed_light(page: tuple[Page, list[str]]) -> None:
+    shown, _ = page
+    line = figure(shown, "memory").locator("g[data-trace='0'] path")
     found = {}
     for scheme in ("light", "dark"):
         shown.emulate_media(color_scheme=scheme)
-        shown.wait_for_function(f"{colour} === getComputedStyle(document.querySelector('main')).backgroundColor")
-        found[scheme] = shown.evaluate(colour)
-    assert found == {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 25, 29)"}
+        found[scheme] = colour_of(line)
+    assert found == {"light": "rgb(27, 29, 34)", "dark": "rgb(233, 234, 237)"}
+    shown.emulate_media(color_scheme="dark", media="print")
+    assert colour_of(line) == found["light"]
+    shown.emulate_media(media="screen")
+
+
+def test_a_finger_reads_a_point_and_a_tile(browser: Browser, address: str) -> None:
+    context = browser.new_context(viewport={"width": 400, "height": 800}, has_touch=True)
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]")
+    plot = figure(page, "memory").locator(".plot")
+    plot.scroll_into_view_if_needed()
+    plot.tap()
+    says(page.locator(".tip").inner_text(), "bfs", "dfs", "heap", "of 104")
+    tree = figure(page, "peak-0")
+    category = tree.locator("i.in").nth(1)
+    for _ in range(2):
+        category.tap(position={"x": 20, "y": 6})
+    assert category.bounding_box() == pytest.approx(tree.bounding_box(), abs=1)
+    context.close()
+
+
+def test_without_scripts_all_policies_can_be_read(browser_without_scripts: Page, address: str) -> None:
+    browser_without_scripts.goto(address)
+    assert browser_without_scripts.locator("[role=tabpanel]:visible").count() == 3
+    assert browser_without_scripts.locator(".plot:visible").count() == 7
 
 
 @pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1200, marks=pytest.mark.slow), ("dark", 600)])
@@ -124,18 +226,17 @@ def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
 
     plan = plan_recompute(make_loss, 0.8, seconds=0.1, repetitions=1)
     comparison = compare(make_loss, "heap", recompute=plan, repetitions=1)
-    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
     trouble = trouble_of(page)
     page.goto(comparison.save_html(tmp_path / "page.html").as_uri())
-    figure = page.locator("[data-drawing=mirrored-1]")
-    figure.locator(".legendtext").first.wait_for()
+    drawn = page.locator("[data-figure=mirrored-1]")
     names = ["heap", "heap, mirrored", "heap, predicted", "heap, mirrored, predicted"]
-    assert figure.locator(".legendtext").all_text_contents() == names
-    lines = figure.locator(".scatterlayer .js-line")
+    assert drawn.locator(".legend button").all_inner_texts() == names
+    lines = drawn.locator("g[data-trace] path")
     assert lines.count() == 4
     ways = [line.get_attribute("d") for line in lines.all()]
     assert ways[0] != ways[1], "with and without the plan"
-    colours = lines.evaluate_all("all => all.map(each => getComputedStyle(each).stroke)")
+    colours = [colour_of(line) for line in lines.all()]
     assert len(set(colours)) == 3 and colours[2] == colours[3]
     assert page.locator("h2", has_text="By module").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

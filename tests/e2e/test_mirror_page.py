@@ -15,7 +15,7 @@ from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
-BOXES = """() => [...document.querySelectorAll('.annotation-text')]
+BOXES = """() => [...document.querySelectorAll('.content > text')]
     .filter(text => text.textContent.length > 1)
     .map(text => { const box = text.getBoundingClientRect();
         return [text.textContent, box.left, box.right, box.top, box.bottom]; })"""
@@ -37,14 +37,15 @@ def test_names_of_points_lie_on_nothing_and_are_not_cut(
     page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     trouble = trouble_of(page)
     page.goto(save_studies([study], tmp_path / "page.html").as_uri())
-    page.wait_for_selector(".annotation-text")
+    page.wait_for_selector("html[data-ready]")
     boxes = page.evaluate(BOXES)
     assert sorted(box[0] for box in boxes) == sorted(row.name for row in study.rows)
     by_height = sorted(boxes, key=lambda box: box[3])
     assert all(lower[3] >= upper[4] - 3 for upper, lower in pairwise(by_height))
-    edge = page.evaluate("document.querySelector('.figure').getBoundingClientRect().right")
+    edge = page.evaluate("document.querySelector('.room').getBoundingClientRect().right")
     assert all(box[2] <= edge for box in boxes)
-    points = page.evaluate("[...document.querySelectorAll('.point')].map(each => each.getBoundingClientRect().right)")
+    signs = "[...document.querySelectorAll('g[data-trace] path')].map(each => each.getBoundingClientRect().right)"
+    points = page.evaluate(signs)
     assert max(points) < min(box[1] for box in boxes), "the names are beside the plot"
     tab.leave()
     assert trouble == []

@@ -9,12 +9,14 @@ from playwright.sync_api import Page
 
 from tapescope.engine.studies.order_study import order_study
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import says
 
+from .figures import CUT_OR_OVERLAPPING, hover, opened
 from .tab import Tab
 
 pytestmark = pytest.mark.e2e
 
-BARS = """panel => [...document.querySelectorAll(`[data-drawing=ratios] .subplot.${panel} .barlayer .point path`)]
+BARS = """axis => [...document.querySelectorAll(`[data-figure=ratios] [data-axis=${axis}] g > rect`)]
     .map(bar => bar.getBoundingClientRect()).map(box => [box.left, box.width])"""
 
 
@@ -37,35 +39,26 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def page(tab: Tab, address: str, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
-    scheme, width = request.param
-    page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
-    trouble: list[str] = []
-    page.on("console", lambda message: trouble.append(message.text))
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
-    page.goto(address)
-    page.wait_for_selector("[data-drawing=ratios] .subplot.x2y .barlayer .point")
-    return page, trouble
+    return opened(tab, address, *request.param)
 
 
 def test_the_page_shows_table_and_bars_and_fetches_nothing(page: tuple[Page, list[str]]) -> None:
     shown, trouble = page
     assert shown.locator("tbody th b").all_text_contents() == ["linear50", "<b>&ensemble", "two_devices"]
     assert shown.locator("thead th b").all_text_contents() == ["bfs", "dfs", "heap"]
-    labels = shown.locator("[data-drawing=ratios] .ytick text").all_text_contents()
-    assert labels == ["linear50", "<b>&ensemble", "two_devices"], "a name is text"
-    peaks = shown.evaluate(BARS, "xy")
+    labels = shown.locator("[data-figure=ratios] .plot > text").all_text_contents()
+    assert labels[:3] == ["linear50", "<b>&ensemble", "two_devices"], "a name is text"
+    peaks = shown.evaluate(BARS, "x")
     assert len(peaks) == 6 and peaks[0][1] > 40 and max(width for _, width in peaks[1:]) < 2
-    assert len(shown.evaluate(BARS, "x2y")) == 6
-    assert shown.locator(".subplot.x2y .errorbar").count() == 6
-    assert shown.locator("[data-drawing='makespan two_devices'] .barlayer .point").count() > 20
+    assert len(shown.evaluate(BARS, "x2")) == 6
+    assert shown.locator("[data-axis=x2] g > line").count() == 3 * 6, "a whisker, and its two ends"
+    assert shown.locator("[data-figure='makespan two_devices'] g > rect").count() > 20
+    assert shown.evaluate(CUT_OR_OVERLAPPING) == []
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert trouble == []
 
 
 def test_hovering_a_bar_tells_all_its_numbers(page: tuple[Page, list[str]]) -> None:
     shown, _ = page
-    shown.locator(".subplot.xy .barlayer .point path").first.hover(force=True)
-    shown.wait_for_selector("[data-drawing=ratios] .hoverlayer text")
-    told = " ".join(shown.locator("[data-drawing=ratios] .hoverlayer text").all_text_contents())
-    assert "bfs on linear50" in told and "longest queue 51" in told
+    hover(shown, shown.locator("[data-figure=ratios] [data-axis=x] g > rect").first)
+    says(shown.locator(".tip").inner_text(), "bfs", "linear50", "longest queue 51")

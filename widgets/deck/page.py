@@ -8,24 +8,16 @@ from html import escape
 from pathlib import Path
 
 from ...inspector.graph.source import PACKAGE
-from ..pages.theme import DARK, FONT, LIGHT
+from ..pages.html_page import html_page
 
 _HEAD_BYTES = 4096  # which hold the page's meta elements
 
 CODE = PACKAGE / "widgets" / "static" / "deck.js"
 
-# Nothing may be loaded: what is in the file is all there is. The code is imported from a Blob of itself.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
-
-_STYLE = f"""
-:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
-@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
-body{{margin:0;font:400 14px/20px {FONT}}}
-.said{{margin:24px;max-width:72ch}}
-#deck{{--page:calc(100vh - 16px)}}
+_STYLE = """
+body{padding:0;font-size:14px;line-height:20px}
+.said{margin:24px;max-width:72ch}
+#deck{--page:calc(100vh - 16px)}
 """
 
 # What stands there where no script runs.
@@ -91,26 +83,13 @@ def _source_line(source: str) -> str:
 def page_html(document: bytes, title: str, source: str = "") -> str:
     """The page. Code and data are base64, so that nothing in them can end their element."""
     code = gzip.compress(CODE.read_bytes(), mtime=0)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="tapescope">
-{_source_line(source) if source else ""}<title>{escape(title)} · tapescope</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<div class="tapescope-deck" id="deck"></div>
+    body = f"""<div class="tapescope-deck" id="deck"></div>
 <p class="said" id="said">{_NEEDS_SCRIPT}</p>
 <script>{_CHECK}</script>
 <script type="application/octet-stream" id="code">{_base64(code)}</script>
 <script type="application/octet-stream" id="document">{_base64(document)}</script>
-<script type="module">{_SCRIPT}</script>
-</body>
-</html>
-"""
+<script type="module">{_SCRIPT}</script>"""
+    return html_page(title, body, _STYLE, _source_line(source) if source else "")
 
 
 def _base64(content: bytes) -> str:

@@ -1,6 +1,6 @@
 // Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
-// the slider of plans for mirroring and the page of a training loop into scripts that a page has inside,
-// widgets/static/frontier.js and loop.js.
+// the slider of plans for mirroring, the page of a training loop and the figures of a study into scripts that a page has
+// inside, widgets/static/frontier.js, loop.js and figures.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
@@ -81,6 +81,7 @@ if (process.argv.includes("--tests")) {
     { entryPoints: ["src/index.ts"], outfile: "../static/deck.js" },
     { entryPoints: ["src/frontier/index.ts"], outfile: "../static/frontier.js", format: "iife" },
     { entryPoints: ["src/loop/index.ts"], outfile: "../static/loop.js", format: "iife" },
+    { entryPoints: ["src/figures/index.ts"], outfile: "../static/figures.js", format: "iife" },
   ];
   for (const each of pages) {
     const page = { ...shared, minify: true, mangleProps: shortNames(), legalComments: "inline", ...each };

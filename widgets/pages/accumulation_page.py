@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, escaped
 from .figure_page import studies_page
-from .glossary import COLUMNS
-from .report_html import cells_html
-from .shown_figure import ShownFigure
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
+from .report_html import COLUMNS, cells_html
 from .theme import Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _HEIGHT = 360
 _MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
@@ -59,7 +59,7 @@ def study_figure(
     study: AccumulationStudy, theme: GraphTheme = "auto", *, forward: bool = False, clock: bool = False
 ) -> go.Figure:
     """See `study_drawing`."""
-    return ShownFigure(study_drawing(study, colours_of(theme), forward=forward, clock=clock))
+    return figure_of(study_drawing(study, colours_of(theme), forward=forward, clock=clock))
 
 
 def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool = False, clock: bool = False) -> Drawing:

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs no network: plotly.js is inside."""
+"""A comparison as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from html import escape
 from ...engine.studies.comparison import Comparison, Row
 from ...engine.trace.peak import PeakReport
 from ...engine.words.sizes import size_text
-from .drawing import Drawing
-from .figure_page import figure_page, words_html
-from .glossary import CATEGORIES, COLUMNS
+from .figure_html import Figures
+from .figure_page import figure_page, words_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
 from .mirrored_comparison import mirrored_html
-from .report_html import category_html, peak_html, table_html
+from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER
 
 _STYLE = """
@@ -23,44 +22,28 @@ _STYLE = """
 [role=tab][aria-selected=true]{background:var(--panel);color:var(--ink);box-shadow:0 1px 2px rgba(20,24,35,.12)}
 [role=tab] b{font-weight:600;margin-right:6px}
 .panel{margin:10px -12px -10px}
+@media (scripting:none){.panel[hidden]{display:block}}
 .key{display:flex;flex-wrap:wrap;gap:2px 16px;margin:0 0 4px}
 """
 
-_SCRIPT = """
-const tabs = [...document.querySelectorAll("[role=tab]")];
-function select(tab, focus) {
-  for (const each of tabs) {
-    const chosen = each === tab;
-    each.setAttribute("aria-selected", chosen);
-    each.tabIndex = chosen ? 0 : -1;
-    document.getElementById(each.getAttribute("aria-controls")).hidden = !chosen;
-  }
-  if (focus) tab.focus();
-  draw();
-}
-tabs.forEach((tab, number) => {
-  tab.addEventListener("click", () => select(tab));
-  tab.addEventListener("keydown", event => {
-    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-    if (step) select(tabs[(number + step + tabs.length) % tabs.length], true);
-  });
-});
-"""
+_POINTS = 700  # of one line: a plot is some 1,100 pixels wide, and they are drawn four times or more
 
 
 def page_html(comparison: Comparison, title: str) -> str:
     """The page of a comparison."""
-    drawings: dict[str, Drawing] = {"memory": memory_drawing(comparison.timelines, LATER)}
-    panels = [_panel(comparison, row, number, drawings) for number, row in enumerate(comparison.rows)]
+    figures = Figures()
+    memory = figures.html("memory", "Memory by policy", memory_drawing(comparison.timelines, LATER, _POINTS))
+    mirrored = mirrored_html(comparison, figures, _POINTS)
+    panels = [_panel(comparison, row, number, figures) for number, row in enumerate(comparison.rows)]
     tabs = "".join(_tab(comparison, row, number) for number, row in enumerate(comparison.rows))
     body = f"""<section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
-<div class="figure" data-drawing="memory"></div></section>
-{mirrored_html(comparison, drawings)}
+{memory}</section>
+{mirrored}
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
-<section><h2>Words</h2>{_words(comparison)}</section>"""
-    return figure_page(title, _subtitle(comparison), body, drawings, _STYLE, _SCRIPT)
+{_words(comparison)}"""
+    return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -74,7 +57,7 @@ def _words(comparison: Comparison) -> str:
     there = {category for row in comparison.rows for category in row.timeline.category_levels}
     words = {escape(word): meaning for word, meaning in COLUMNS.items()}
     words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
-    return words_html(words)
+    return words_section(words)
 
 
 def _key(report: PeakReport) -> str:
@@ -94,17 +77,17 @@ def _tab(comparison: Comparison, row: Row, number: int) -> str:
     )
 
 
-def _panel(comparison: Comparison, row: Row, number: int, drawings: dict[str, Drawing]) -> str:
+def _panel(comparison: Comparison, row: Row, number: int, figures: Figures) -> str:
     report = comparison.peak(row.policy)
-    figures = {
-        "category": ("By category", "the highest level while each task ran", category_drawing(row.timeline, LATER)),
+    category = category_drawing(row.timeline, LATER, _POINTS)
+    drawings = {
+        "category": ("By category", "the highest level while each task ran", category),
         "peak": ("At the peak", "by category, module and source line; click to go in", peak_drawing(report, LATER)),
         "lifetimes": ("Lifetimes", "largest bytes × time first", lifetimes_drawing(row.timeline, LATER)),
     }
     parts = [f"<div>{peak_html(report)}</div>"]
-    for name, (heading, note, drawing) in figures.items():
-        drawings[f"{name}-{number}"] = drawing
-        figure = f'<div class="figure" data-drawing="{name}-{number}"></div>'
+    for name, (heading, note, drawing) in drawings.items():
+        figure = figures.html(f"{name}-{number}", f"{heading}: {row.policy}", drawing)
         if name == "peak":
             figure = _key(report) + figure
         parts.append(f"<div><h2>{heading}<span>{note}</span></h2>{figure}</div>")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import Any
 
-from .drawing import Drawing
+from .plotly_data import Drawing
 
 _MARGIN = 0.06  # of the data's extent on either side, so that no mark is cut
 _OF_TEMPLATE = ("gridcolor", "showgrid")

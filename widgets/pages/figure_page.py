@@ -1,69 +1,95 @@
-"""One HTML page with tables and figures that needs no network: plotly.js is inside, and the reader's theme counts."""
+"""Saved pages of comparisons and studies. They load nothing, and can be read without scripts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol, TypeVar
 
-from plotly.offline import get_plotlyjs
-
 from ...engine.words.machine import Machine
 from ...engine.workloads.ready_workload import Workload
-from .theme import DARK, FONT, LATER, LIGHT, Colours, variables
+from ...inspector.graph.source import PACKAGE
+from . import report_html
+from .figure_html import Figures
+from .html_page import html_page
+from .theme import CATEGORY_COLOURS, LATER, Colours
 
-_STYLE = f"""
-:root{{color-scheme:light dark;{variables(LIGHT)}}}
-@media (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}
-*{{box-sizing:border-box}}
-body{{margin:0;padding:8px;background:var(--bg);color:var(--ink);font:400 12px/17px {FONT};
-  font-variant-numeric:tabular-nums;-webkit-font-smoothing:antialiased}}
-main{{max-width:1360px;margin:0 auto;overflow:hidden;
-  background:var(--panel);border:1px solid var(--line);border-radius:8px}}
-header{{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:12px}}
-header svg{{color:var(--accent);flex:none}}
-h1{{font-size:14px;line-height:20px;font-weight:600;margin:0;overflow-wrap:anywhere}}
-header p{{margin:0;color:var(--ink3)}}
-section,.panel>div{{border-top:1px solid var(--line);padding:10px 12px}}
-h2{{font-size:12px;font-weight:600;margin:0 0 6px}}
-h2 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
-:focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
-.figure{{margin:0 -12px;min-width:0}}
-.ts-report{{color:var(--ink)}}
-dl{{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}}
-dd{{margin:0;color:var(--ink2)}}
-dt b{{font-weight:400}}
+CODE = PACKAGE / "widgets" / "static" / "figures.js"
+"""The script for hover, legends, zoom and tabs, bundled from widgets/js/src/figures."""
+
+_STYLE = """
+*{box-sizing:border-box}
+body{font-variant-numeric:tabular-nums}
+main{max-width:1360px;margin:0 auto;overflow:hidden;
+  background:var(--panel);border:1px solid var(--line);border-radius:8px}
+header{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:12px}
+header svg{color:var(--accent);flex:none}
+h1{font-size:14px;line-height:20px;font-weight:600;margin:0;overflow-wrap:anywhere}
+header p{margin:0;color:var(--ink3)}
+section,.panel>div{border-top:1px solid var(--line);padding:10px 12px}
+h2{font-size:12px;font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
+h2 span{font-weight:400;color:var(--ink3);margin-left:8px}
+:focus-visible{outline:2px solid var(--accent);outline-offset:1px}
+dl{display:grid;grid-template-columns:fit-content(40%) minmax(0,1fr);gap:2px 16px;margin:0;overflow-wrap:anywhere}
+dd{margin:0;color:var(--ink2)}
+dt b{font-weight:400}
+@media print{body{padding:0}main{border:0}}
 """
 
-_SCRIPT = r"""
-"use strict";
-const drawings = JSON.parse(document.getElementById("drawings").textContent);
-const scheme = matchMedia("(prefers-color-scheme: dark)");
-// Named one by one: among those that plotly would show is one that sends the figure's data to a server.
-const buttons = [["zoom2d", "pan2d", "resetScale2d"]];
-const config = {responsive: true, displaylogo: false, modeBarButtons: buttons};
-function coloured(value, style) {
-  if (typeof value === "string") {
-    return value.startsWith("\u0001") ? style.getPropertyValue("--" + value.slice(1)).trim() : value;
-  }
-  if (Array.isArray(value)) return value.map(each => coloured(each, style));
-  if (value && typeof value === "object") {
-    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, coloured(each, style)]));
-  }
-  return value;
+_FIGURE = """
+.figure{container-type:inline-size;margin:6px -12px 0;min-width:0}
+.scroll{overflow-x:auto}
+.room{padding:0 var(--right) 0 var(--left);outline-offset:-3px;
+  min-width:calc(210px + var(--left) + var(--right))}
+.plot{display:block;overflow:visible;font-size:11px;touch-action:pan-y;user-select:none;-webkit-user-select:none}
+.room p{margin:3px 0 8px;color:var(--ink2);font-size:11px;line-height:14px;text-align:center}
+.plot svg{overflow:visible}
+.plot svg.cut{overflow:hidden}
+.plot path{vector-effect:non-scaling-stroke}
+.off{display:none}
+.legend{display:flex;flex-wrap:wrap;gap:2px 14px;padding:2px 12px 4px var(--left);color:var(--ink2)}
+.legend>*{display:flex;gap:6px;align-items:center;font:inherit;line-height:20px;color:inherit;background:none;
+  border:0;padding:0 2px;margin:0;text-align:left;border-radius:3px}
+.legend button{cursor:pointer}
+.legend button:hover{color:var(--ink)}
+.legend button[aria-pressed=false]{text-decoration:line-through;color:var(--ink3)}
+.legend button[aria-pressed=false] svg{opacity:.3}
+.legend svg{flex:none}
+.legend:empty{display:none}
+.legend .reset{color:var(--accent)}
+.cursor{stroke:var(--line2);pointer-events:none}
+.chosen{fill:var(--accent);opacity:.14;pointer-events:none}
+.plot .at{stroke:var(--ink);stroke-width:2}
+.tree{position:relative;overflow:hidden;cursor:default}
+.tree i{position:absolute;font-style:normal;overflow:hidden;white-space:nowrap;text-overflow:ellipsis;
+  line-height:15px;padding:1px 4px 0;box-shadow:inset 0 0 0 .5px var(--panel)}
+.tree i{container-type:inline-size}
+.tree s{text-decoration:none}
+@container (max-width:26px){.tree s{display:none}}
+.tree .in{cursor:zoom-in}
+.tree .at{box-shadow:inset 0 0 0 2px var(--ink)}
+.tip{position:fixed;z-index:9;max-width:min(640px,calc(100vw - 16px));padding:5px 8px;background:var(--panel);
+  color:var(--ink);border:1px solid var(--line2);border-radius:4px;pointer-events:none;overflow-wrap:anywhere;
+  white-space:pre-wrap}
+.tip div{padding-left:14px;text-indent:-14px}
+.tip div.plain{padding:0;text-indent:0}
+.tip s{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px;text-decoration:none}
+@container (max-width:560px){
+  .beside .room{--right:24px}
+  .beside .gutter{display:none}
+  .legend{padding-left:12px}
 }
-function draw() {
-  const style = getComputedStyle(document.documentElement);
-  for (const place of document.querySelectorAll(".figure")) {
-    if (place.closest("[hidden]")) continue;
-    const {data, layout} = coloured(drawings[place.dataset.drawing], style);
-    Plotly.react(place, data, layout, {...config, displayModeBar: layout.xaxis ? "hover" : false});
-  }
+@media (min-width:1000px){
+  .side{display:grid;grid-template-columns:minmax(0,1fr) auto}
+  .side .legend{order:1;flex-flow:column nowrap;padding:10px 16px 0 0}
 }
-scheme.addEventListener("change", draw);
-draw();
-"""
+@media print{
+  .figure,.tree{break-inside:avoid;print-color-adjust:exact;-webkit-print-color-adjust:exact}
+  .legend .reset,.tip{display:none}
+}
+""" + "".join(
+    f".c-{name}{{background:var(--{name});color:var(--on-{name})}}\n" for name in ("sunk", *CATEGORY_COLOURS.values())
+)
 
 _MARK = (
     '<svg width="20" height="20" viewBox="0 0 20 20" fill="none" stroke="currentColor" stroke-width="1.6" '
@@ -71,39 +97,32 @@ _MARK = (
     '<path d="M2.5 14.5h15" stroke-linecap="round"/></svg>'
 )
 
+_FIGURES = {
+    "figures": "drag along a plot to zoom in, with Shift to move, and double-click to see all of it; click a name in a "
+    "legend to hide its curve, double-click it to see that one alone. Keys: arrows go from point to point, + and - "
+    "zoom, 0 shows all; in boxes Enter goes in, and Escape out",
+}
 
-def figure_page(
-    title: str, subtitle: str, body: str, drawings: Mapping[str, Any], style: str = "", script: str = ""
-) -> str:
-    """The page.
+
+def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
+    """Return a page.
 
     Args:
         title, subtitle: text.
-        body: HTML, of `<section>`s. `<div class="figure" data-drawing="NAME">` is where a drawing goes.
-        drawings: by name plotly's data and layout, in the colours `LATER` (theme.py), which the page fills in.
-        style, script: what this page has besides. The script may call `draw()`, which draws what is not hidden.
+        body: HTML, a sequence of `<section>`s that contain the figures.
+        figures: these figures.
+        style: further CSS.
     """
-    data = json.dumps(drawings, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · tapescope</title>
-<style>{_STYLE}{style}</style>
-</head>
-<body>
-<main>
+    # Each report brings its style for a notebook, which shows reports one by one.
+    body = body.replace(f"<style>{report_html.STYLE}</style>", "")
+    main = f"""<main>
 <header>{_MARK}<h1>{escape(title)}</h1>
 <p>{escape(subtitle)}</p></header>
 {body}
 </main>
-<script type="application/json" id="drawings">{data}</script>
-<script>{get_plotlyjs()}</script>
-<script>{_SCRIPT}{script}</script>
-</body>
-</html>
-"""
+<script type="application/octet-stream" id="told">{figures.packed}</script>
+<script>{CODE.read_text(encoding="utf-8")}</script>"""
+    return html_page(title, main, f"{report_html.STYLE}{_STYLE}{_FIGURE}{style}")
 
 
 class Study(Protocol):
@@ -129,7 +148,7 @@ def studies_page(
     drawing: Callable[[S, Colours], Mapping[str, Any]],
     words: Mapping[str, str],
 ) -> str:
-    """A page of studies, one below the other, and what their words mean.
+    """Return a page of studies, one below the other, and what their words mean.
 
     Args:
         title: text.
@@ -138,21 +157,21 @@ def studies_page(
         drawing: draws its figure in these colours.
         words: meanings.
     """
+    figures = Figures()
     parts = [
-        f"<section><h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span>"
-        f'</h2>{table(study)}<div class="figure" data-drawing="{number}"></div></section>'
+        f"<section><h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>{table(study)}"
+        f"{figures.html(str(number), study.title, dict(drawing(study, LATER)))}</section>"
         for number, study in enumerate(studies)
     ]
-    said = words_html({escape(word): meaning for word, meaning in words.items()})
-    drawings = {str(number): drawing(study, LATER) for number, study in enumerate(studies)}
-    subtitle = f"Measured on {studies[0].machine}."
-    return figure_page(title, subtitle, "\n".join([*parts, f"<section><h2>Words</h2>{said}</section>"]), drawings)
+    parts.append(words_section({escape(word): meaning for word, meaning in words.items()}))
+    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
 
 
 def _about(workload: Workload) -> str:
     return " · ".join(filter(None, (workload.title, workload.source)))
 
 
-def words_html(words: Mapping[str, str]) -> str:
-    """What words mean, one line each: by word in HTML its meaning in text."""
-    return f"<dl>{''.join(f'<dt>{word}</dt><dd>{escape(meaning)}</dd>' for word, meaning in words.items())}</dl>"
+def words_section(words: Mapping[str, str]) -> str:
+    """Return the glossary: words as HTML, with meanings as text. Its last line says how figures are used."""
+    lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
+    return f"<section><h2>Words</h2><dl>{lines}</dl></section>"

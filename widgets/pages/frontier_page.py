@@ -15,7 +15,7 @@ from ...engine.words.phrases import task_name
 from ...engine.words.sizes import percent_text, share_text, size_text
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source import PACKAGE
-from .page_shell import page_around
+from .html_page import html_page
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
@@ -79,18 +79,15 @@ _STYLE = f"""
 .ts-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
 """
 
-_PAGE = f"""
-:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
-@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
-body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:antialiased}}
-h1{{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px auto 10px;padding:0 16px;
-  overflow-wrap:anywhere}}
+_PAGE = """
+h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px auto 10px;padding:0 16px;
+  overflow-wrap:anywhere}
 """
 
 
 def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
     """See `MirrorFrontier.save_html`."""
-    return page_around(f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", title, _PAGE)
+    return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
 
 
 def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:

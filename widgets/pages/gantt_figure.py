@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
 from ...engine.words.phrases import counted
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, cut, escaped, wrapped
-from .shown_figure import ShownFigure
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, cut, escaped, wrapped
 from .theme import Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
 _DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours, of devices in order
@@ -26,7 +27,7 @@ _WAITS = -0.43  # of a row: where what waits in its queue is drawn
 
 def gantt_figure(rows: Sequence[Gantt], theme: GraphTheme = "auto", lower_bound_ns: int | None = None) -> go.Figure:
     """The policies below each other, over one axis of time; see `gantt_drawing`."""
-    return ShownFigure(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
+    return figure_of(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
 
 
 def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int | None = None) -> Drawing:

@@ -8,7 +8,7 @@ from html import escape
 from ...engine.training.document import DATA_BEGINS, PAGE_BEGINS, document_of
 from ...engine.training.record import Training
 from ...inspector.graph.source import PACKAGE
-from .page_shell import page_around
+from .html_page import html_page
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
@@ -34,17 +34,12 @@ _STYLE = f"""
 .ts-loop .still{{padding:12px 16px;color:var(--ink);background:var(--panel);font:400 12px/17px {FONT}}}
 .ts-loop[data-ready] .still,.ts-loop:not([data-ready]) .moving{{display:none}}
 """
-_PAGE = f"""
-:root{{color-scheme:light dark;background:{LIGHT["bg"]};color:{LIGHT["ink"]}}}
-@media (prefers-color-scheme:dark){{:root{{background:{DARK["bg"]};color:{DARK["ink"]}}}}}
-:root{{--loop-height:max(620px,100vh - 16px)}}
-body{{margin:0;padding:8px;font:400 12px/17px {FONT};-webkit-font-smoothing:antialiased}}
-"""
+_PAGE = ":root{--loop-height:max(620px,100vh - 16px)}"
 
 
 def page_html(training: Training, title: str) -> str:
     """See `Training.save_html`."""
-    return page_around(_loop_html(training, title, _MOST_NUMBERS), title, _PAGE)
+    return html_page(title, _loop_html(training, title, _MOST_NUMBERS), _PAGE)
 
 
 def training_html(training: Training) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.storage_words import StorageWords
 from ...engine.memory.timeline import Category, Storage, Timeline
@@ -17,9 +15,12 @@ from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.phrases import module_title
 from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import LINE, Drawing, cut, escaped, wrapped
-from .shown_figure import ShownFigure
+from .notebook_figure import figure_of
+from .plotly_data import LINE, Drawing, cut, escaped, wrapped
 from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
 _MOST_BARS = 30
@@ -31,6 +32,7 @@ _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
 _ROW = 21  # pixels of one bar
 _LABEL = 30  # characters of a bar's name
+_TOLD = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
 
 
 def memory_figure(timelines: Mapping[str, Timeline], theme: GraphTheme = "auto") -> go.Figure:
@@ -57,14 +59,14 @@ def peak_figure(report: PeakReport, theme: GraphTheme = "auto") -> go.Figure:
     return _figure(peak_drawing(report, colours_of(theme)))
 
 
-def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawing:
-    """See `memory_figure`. Of many tasks, each point stands for several in a row, at their highest."""
+def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: int = _MOST_POINTS) -> Drawing:
+    """See `memory_figure`. Of more tasks than points, each point stands for several in a row, at their highest."""
     highest = max(timeline.peak_bytes for timeline in timelines.values())
     scale = unit_of(highest)
     count = max(len(timeline.order) for timeline in timelines.values())
     traces = []
     for number, (policy, timeline) in enumerate(timelines.items()):
-        bins = _bins(timeline)
+        bins = _bins(timeline, points)
         traces.append(
             {
                 "type": "scatter",
@@ -72,11 +74,9 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawi
                 "name": escaped(policy),
                 "x": [*(first for first, _, _ in bins), len(timeline.order)],
                 "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
-                "customdata": [
-                    *(_level_text(timeline, policy, each) for each in bins),
-                    f"<b>{escaped(policy)}</b>  {size_text(timeline.end_bytes)} at the end",
-                ],
-                "hovertemplate": "%{customdata}<extra></extra>",
+                "customdata": _told(timeline, bins),
+                "hovertemplate": f"<b>{escaped(policy)}</b>  {_TOLD}<extra></extra>",
+                "legendgroup": policy,
                 "line": {
                     "shape": "hv",
                     "width": _WIDTHS[min(number, len(_WIDTHS) - 1)],
@@ -90,17 +90,20 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours) -> Drawi
         traces.append(_ring(timeline, scale, colours, policy))
     layout = _layout(colours, _HEIGHT)
     layout["margin"] = {"l": 64, "r": 178, "t": _TOP, "b": _BOTTOM}
-    layout["xaxis"] |= {"range": [0, count], "title": _axis_title(_many("task, in the order in which they run", count))}
+    layout["xaxis"] |= {
+        "range": [0, count],
+        "title": _axis_title(_many("task, in the order in which they run", count, points)),
+    }
     layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
     layout["annotations"] = _gutter(timelines, top * 1024**scale, colours)
     return {"data": traces, "layout": layout}
 
 
-def category_drawing(timeline: Timeline, colours: Colours) -> Drawing:
+def category_drawing(timeline: Timeline, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
     """See `category_figure`."""
     scale = unit_of(timeline.peak_bytes)
-    bins = _bins(timeline)
+    bins = _bins(timeline, points)
     count = len(timeline.order)
     xs = [*(first for first, _, _ in bins), count]
     traces: list[dict[str, Any]] = []
@@ -128,18 +131,18 @@ def category_drawing(timeline: Timeline, colours: Colours) -> Drawing:
             "showlegend": False,
             "x": xs,
             "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
-            "customdata": [
-                *(_level_text(timeline, "all", each) for each in bins),
-                f"{size_text(timeline.end_bytes)} at the end",
-            ],
-            "hovertemplate": "%{customdata}<extra></extra>",
+            "customdata": _told(timeline, bins),
+            "hovertemplate": f"<b>all</b>  {_TOLD}<extra></extra>",
             "line": {"shape": "hv", "width": 1.4, "color": colours["ink"]},
         }
     )
     traces.append(_ring(timeline, scale, colours, "peak"))
     layout = _layout(colours, _HEIGHT)
     layout["margin"] = {"l": 64, "r": 24, "t": _TOP, "b": _BOTTOM}
-    layout["xaxis"] |= {"range": [0, count], "title": _axis_title(_many("task, in the order in which they ran", count))}
+    layout["xaxis"] |= {
+        "range": [0, count],
+        "title": _axis_title(_many("task, in the order in which they ran", count, points)),
+    }
     layout["yaxis"] |= {
         "range": [0, 1.1 * timeline.peak_bytes / 1024**scale or 1],
         "ticksuffix": f" {unit_name(scale)}",
@@ -350,7 +353,7 @@ def _stays(group: PeakGroup) -> str:
 
 
 def _figure(drawing: Drawing) -> go.Figure:
-    return ShownFigure(drawing)
+    return figure_of(drawing)
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
@@ -376,27 +379,30 @@ def _axis_title(text: str) -> dict[str, Any]:
     return {"text": text, "standoff": 8}
 
 
-def _many(text: str, count: int) -> str:
-    together = -(-count // _MOST_POINTS)
+def _many(text: str, count: int, points: int) -> str:
+    together = -(-count // points)
     return text if together == 1 else f"{text} · each point is the highest of {together:,} tasks"
 
 
-def _bins(timeline: Timeline) -> list[tuple[int, int, int]]:
+def _bins(timeline: Timeline, points: int) -> list[tuple[int, int, int]]:
     """(first place, place of the highest level, how many) of each point."""
     peaks = timeline.task_peaks
     count = len(peaks)
-    together = max(-(-count // _MOST_POINTS), 1)
+    together = max(-(-count // points), 1)
     return [
         (first, max(range(first, min(first + together, count)), key=peaks.__getitem__), min(together, count - first))
         for first in range(0, count, together)
     ]
 
 
-def _level_text(timeline: Timeline, name: str, point: tuple[int, int, int]) -> str:
-    _, place, _ = point
-    described = escaped(cut(timeline.graph.describe(timeline.order[place]), LINE))
-    level = size_text(timeline.task_peaks[place])
-    return f"<b>{escaped(name)}</b>  {level}  {place + 1:,} of {len(timeline.order):,}: {described}"
+def _told(timeline: Timeline, bins: list[tuple[int, int, int]]) -> list[tuple[str, str, str]]:
+    """What is said of each point, and of the end: the level, at which task, and what that is."""
+    count = len(timeline.order)
+    found = []
+    for _, place, _ in bins:
+        described = escaped(cut(timeline.graph.describe(timeline.order[place]), LINE))
+        found.append((size_text(timeline.task_peaks[place]), f"{place + 1:,} of {count:,}: ", described))
+    return [*found, (size_text(timeline.end_bytes), "at the end", "")]
 
 
 def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[str, Any]:
@@ -405,6 +411,7 @@ def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[s
         "type": "scatter",
         "mode": "markers",
         "name": f"peak of {escaped(name)}",
+        "legendgroup": name,
         "showlegend": False,
         "hoverinfo": "skip",
         "cliponaxis": False,

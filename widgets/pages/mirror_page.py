@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.mirror_study import (
     BELOW,
@@ -20,11 +18,14 @@ from ...engine.studies.mirror_study import (
 )
 from ...engine.words.sizes import size_text
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, escaped
 from .figure_page import studies_page
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .shown_figure import ShownFigure
 from .theme import Colours, colours_of, figure_style
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _HEIGHT = 320
 _TOP, _BOTTOM = 16, 46  # margins, pixels
@@ -75,7 +76,7 @@ def study_html(study: MirrorStudy) -> str:
 
 def study_figure(study: MirrorStudy, theme: GraphTheme = "auto") -> go.Figure:
     """See `study_drawing`."""
-    return ShownFigure(study_drawing(study, colours_of(theme)))
+    return figure_of(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:

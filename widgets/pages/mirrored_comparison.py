@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING
 
 from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
 from ...engine.studies.comparison import Comparison, Row
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, escaped
+from .figure_html import Figures
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _HEIGHT = 300
 _MOST_POINTS = 1500  # of one line
@@ -23,17 +26,18 @@ _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
     """See `Comparison.mirrored_figure`."""
-    return ShownFigure(mirrored_drawing(comparison, row, colours_of(theme)))
+    return figure_of(mirrored_drawing(comparison, row, colours_of(theme)))
 
 
-def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:
-    """A section for each mirrored row, whose drawing is added to those of the page. Modules are once for each plan."""
+def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
+    """A section for each mirrored row. Modules are once for each plan."""
     found = []
     told = set()
     for number, row in enumerate(comparison.rows):
         if row.plan is None:
             continue
-        drawings[f"mirrored-{number}"] = mirrored_drawing(comparison, row, LATER)
+        title = f"{row.policy}, measured and predicted"
+        figure = figures.html(f"mirrored-{number}", title, mirrored_drawing(comparison, row, LATER, points))
         table = ""
         if row.plan not in told and row.plan.dropped:
             table = "<h2>By module<span>what is let go of, and what its replays take by the plan</span></h2>"
@@ -41,12 +45,12 @@ def mirrored_html(comparison: Comparison, drawings: dict[str, Drawing]) -> str:
         told.add(row.plan)
         found.append(
             f"<section><h2>{escape(row.policy)}<span>the highest level while each task ran, measured and predicted"
-            f'</span></h2><div class="figure" data-drawing="mirrored-{number}"></div>{table}</section>'
+            f"</span></h2>{figure}{table}</section>"
         )
     return "".join(found)
 
 
-def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours) -> Drawing:
+def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
     """The levels of a mirrored row and of the one without, each measured and predicted.
 
     Raises:
@@ -61,11 +65,11 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours) -> Draw
     highest = max((max(levels, default=0) for levels in every), default=0)
     scale = unit_of(highest)
     measured = [
-        _line(name, each.timeline.task_peaks, scale, _MEASURED | {"color": colours[colour]})
+        _line(name, each.timeline.task_peaks, scale, points, _MEASURED | {"color": colours[colour]})
         for name, (each, colour) in rows.items()
     ]
     predicted = [  # above, as they mostly lie upon what is measured
-        _line(f"{name}, predicted", each.predicted_levels, scale, _PREDICTED | {"color": colours["ink"]})
+        _line(f"{name}, predicted", each.predicted_levels, scale, points, _PREDICTED | {"color": colours["ink"]})
         for name, (each, _) in rows.items()
         if each.predicted_levels
     ]
@@ -95,9 +99,9 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours) -> Draw
     return {"data": [*measured, *predicted], "layout": layout}
 
 
-def _line(name: str, levels: Sequence[int], scale: int, style: dict[str, object]) -> Drawing:
+def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict[str, object]) -> Drawing:
     """The levels as steps. Of many tasks, each point is the highest of several in a row."""
-    together = max(1, -(-len(levels) // _MOST_POINTS))
+    together = max(1, -(-len(levels) // points))
     starts = range(0, len(levels), together)
     highest = [max(levels[start : start + together]) for start in starts]
     highest.append(highest[-1] if highest else 0)

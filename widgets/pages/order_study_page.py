@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from html import escape
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing, cut, escaped
+from .figure_html import Figures
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
+from .notebook_figure import figure_of
+from .plotly_data import Drawing, cut, escaped
 from .report_html import STYLE
-from .shown_figure import ShownFigure
 from .theme import LATER, Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
 _PATTERNS = ("", "/", "x")  # where there are more policies than colours
@@ -38,24 +40,25 @@ _STYLE = """
 
 def page_html(study: OrderStudy, title: str) -> str:
     """The page of a study."""
-    drawings: dict[str, Drawing] = {}
+    figures = Figures()
     parts = [f"<section>{study_html(study)}</section>"]
     if study.others and study.rows:
-        drawings["ratios"] = study_drawing(study, LATER)
+        figure = figures.html("ratios", f"Peak and time against {study.reference}", study_drawing(study, LATER))
         parts.append(
             f"<section><h2>Against {escape(study.reference)}<span>to the right of the line is more, to the left less"
-            '</span></h2><div class="figure" data-drawing="ratios"></div></section>'
+            f"</span></h2>{figure}</section>"
         )
     for row in study.rows:
         if row.makespans is not None:
-            drawings[f"makespan {row.name}"] = gantt_drawing(row.makespans.rows, LATER, row.makespans.lower_bound_ns)
+            drawing = gantt_drawing(row.makespans.rows, LATER, row.makespans.lower_bound_ns)
+            figure = figures.html(f"makespan {row.name}", f"{row.name} on {row.devices} over time", drawing)
             parts.append(
                 f"<section><h2>{escape(row.name)} on {escape(row.devices)}<span>simulated with measured times of its "
-                f'tasks</span></h2><div class="figure" data-drawing="{escape(f"makespan {row.name}")}"></div></section>'
+                f"tasks</span></h2>{figure}</section>"
             )
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
     parts.append(f'<section class="said"><h2>How it was measured</h2>{said}</section>')
-    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), drawings, _STYLE)
+    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), figures, _STYLE)
 
 
 def study_html(study: OrderStudy) -> str:
@@ -101,7 +104,7 @@ def study_figure(study: OrderStudy, theme: GraphTheme = "auto") -> go.Figure:
     """
     if not study.others or not study.rows:
         raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
-    return ShownFigure(study_drawing(study, colours_of(theme)))
+    return figure_of(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:

@@ -7,8 +7,6 @@ from base64 import b64encode
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...inspector.shown import Theme
-
 _FONTS = [str(Path(__file__).parent.parent / "static" / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")]
 
 # Signs that these fonts have. A picture with no other looks the same on every machine, and no font of the system is
@@ -30,12 +28,11 @@ def can_draw_png() -> bool:
     return find_spec("resvg_py") is not None
 
 
-def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
-    """A picture drawn by tapescope, as PNG.
+def png_of(svg: str, *, scale: float = 2.0) -> bytes:
+    """Return a picture drawn by tapescope as PNG, in its light theme if it has two.
 
     Args:
         svg: drawn by tapescope: its variables are colours, set in its own style sheet.
-        theme: which of its themes, if it has two.
         scale: pixels for each of its own.
 
     Raises:
@@ -48,7 +45,7 @@ def png_of(svg: str, *, theme: Theme = "light", scale: float = 2.0) -> bytes:
             "PNG is drawn by resvg: pip install 'tapescope[notebook]', or pip install resvg-py"
         ) from error
     return svg_to_bytes(
-        svg_string=_of_theme(svg, theme),
+        svg_string=_in_light_colours(svg),
         zoom=scale,
         font_files=_FONTS,
         sans_serif_family="DejaVu Sans",
@@ -75,12 +72,9 @@ def bundle_of(svg: str, text: str, scale: float = _NOTEBOOKS_SCALE) -> Bundle:
     return data, {"image/png": {"width": float(size[1]), "height": float(size[2])}} if size else {}
 
 
-def _of_theme(svg: str, theme: Theme) -> str:
-    """The same picture with the colours of one theme in place of variables."""
-    sheets = "".join(_STYLED.findall(svg))
-    colours = dict(_SET.findall(_IN_THE_DARK.sub("", sheets)))
-    if theme == "dark":
-        colours |= _SET.findall("".join(_IN_THE_DARK.findall(sheets)))
+def _in_light_colours(svg: str) -> str:
+    """Return the picture with the light theme's colours in place of variables."""
+    colours = dict(_SET.findall(_IN_THE_DARK.sub("", "".join(_STYLED.findall(svg)))))
 
     def coloured(styled: re.Match[str]) -> str:
         return _USED.sub(lambda used: colours[used[1]], _IN_THE_DARK.sub("", styled[0]))

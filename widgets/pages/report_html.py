@@ -8,13 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...engine.memory.timeline import Category
 from ...engine.trace.peak import PeakGroup, PeakReport
 from ...engine.words.sizes import share_text, size_text
-from .glossary import CATEGORIES, COLUMNS
+from ...engine.words.tables import ShownAsTable
 from .theme import CATEGORY_COLOURS, LIGHT
+
+if TYPE_CHECKING:
+    from ...engine.ensembles.advice import Advice
+
+CATEGORIES = {
+    Category.SAVED: "a node keeps it for its backward",
+    Category.BUFFER: "a gradient on its way: it waits for the task that takes it",
+    Category.GRADIENT: "the .grad of a leaf, which stays when the backward has ended",
+    Category.FORWARD: "of the forward: no node keeps it, your code does, as it does the loss",
+    Category.HELD: "a gradient that is neither a .grad nor on its way: a hook or retain_grad() holds it",
+    Category.WORKSPACE: "made and freed inside one task",
+    Category.UNKNOWN: "none of these, as far as can be told: what a library keeps for itself, say",
+    Category.LISTED: 'one of several gradients that wait in a list for their task to sum them (accumulate="list")',
+    Category.CONSUMED: 'what waited for a task that has run, and is never let go (release="never")',
+    Category.PARAMETER: "a parameter or a buffer of the model, where a whole step is shown",
+    Category.STATE: "what an optimizer keeps from step to step, where a whole step is shown",
+}
+COLUMNS = {
+    "peak": "the highest level of the backward: all bytes asked for since just before the forward, and not yet freed",
+    "predicted": "simulated in this order from the measured run of another policy, or by the plan of a mirrored "
+    "forward; exact: equal to the byte",
+    "dry run": "predicted before any backward ran, from the forward alone",
+    "peak in": "the task in which the peak was reached",
+    "longest queue": "the most tasks that were ready to run at one moment",
+    "time": "the median of backwards whose memory was not recorded",
+}
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
@@ -32,6 +58,15 @@ STYLE = """
 .ts-report .soft{opacity:.72}
 .ts-report .bar{display:block;height:4px;border-radius:2px;background:currentColor;opacity:.55;margin:5px 0 0 auto}
 .ts-report .hint{border-left:2px solid var(--accent,#c23b10);padding-left:10px;margin:12px 0 0}
+"""
+_ADVICE = """
+.ts-advice h4{font-size:1em;margin:16px 0 4px}
+.ts-advice ul{margin:0;padding-left:18px}
+.ts-advice li{margin:0 0 4px;max-width:110ch}
+.ts-advice details{margin:6px 0 0}
+.ts-advice summary{cursor:pointer}
+.ts-advice pre{margin:6px 0 0;padding:10px 12px;overflow-x:auto;font-size:12px;line-height:1.45;
+border:1px solid rgba(128,134,145,.28);border-radius:4px}
 """
 
 
@@ -119,6 +154,27 @@ def cells_html(
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>" if rows else ""
     return f'<div class="ts-report"><style>{STYLE}</style>{said}{table}</div>'
+
+
+def phases_html(result: ShownAsTable) -> str:
+    """A table of numbers with what it says above. It brings its own style."""
+    headings = result.cells[0]
+    return cells_html(result.cells, result.sentences, [each for each in headings if each not in result.words])
+
+
+def advice_html(advice: Advice) -> str:
+    """A table, what it stands on item by item, and the code of each change: that of the largest gain is open. It brings
+    its own style."""
+    cells = [[text.replace(" ×", "\u00a0×") for text in row] for row in advice.cells]
+    parts = [cells_html(cells, advice.sentences, ("forward + backward", "peak", "differs by"))]
+    for item in advice:
+        facts = "".join(f"<li>{escape(fact)}</li>" for fact in item.facts)
+        parts.append(f"<h4>{escape(item.title)}: {escape(item.said)}</h4><ul>{facts}</ul>")
+        if item.code is not None:
+            opened = " open" if item is advice.best else ""
+            code = f"<pre><code>{escape(item.code)}</code></pre>"
+            parts.append(f"<details{opened}><summary>the code</summary>{code}</details>")
+    return f'<div class="ts-advice"><style>{_ADVICE}</style>{"".join(parts)}</div>'
 
 
 def _text(heading: str, text: str, right: bool, bar: float | None) -> str:

@@ -139,8 +139,8 @@ def in_light(svg: str) -> str:
     return svg
 
 
-# For a page that follows its reader's theme: its script puts the colour in. No text has such a character in it.
-LATER: Colours = {name: f"\x01{name}" for name in LIGHT}
+# For a page that follows its reader's theme: `variables` gives these their values.
+LATER: Colours = {name: f"var(--{name})" for name in LIGHT}
 
 CATEGORY_COLOURS = {
     Category.SAVED: "saved",

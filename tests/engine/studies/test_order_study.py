@@ -249,7 +249,6 @@ def test_ratios_have_three_digits(ratio: float, text: str) -> None:
 
 
 def test_names_and_sources_are_text_on_the_page_and_in_the_notebook(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     evil = "</script><script>alert(1)</script>"
     study = order_study([replace(LINEAR, name=evil, title=evil, source=evil)], ["bfs", "heap"], repetitions=1)
     assert evil not in study._repr_html_() and escape(evil) in study._repr_html_()

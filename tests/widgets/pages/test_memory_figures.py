@@ -17,11 +17,15 @@ import tapescope as ts
 from tapescope.engine.memory.timeline import Category, Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
+from tapescope.engine.words.sizes import size_text
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import says
 from tapescope.widgets.pages.comparison_page import page_html
-from tapescope.widgets.pages.drawing import escaped
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
+from tapescope.widgets.pages.plotly_data import escaped
 from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
+
+from .page_parts import figures_told, hover_data, said_of
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
 
@@ -66,8 +70,8 @@ def test_the_levels_of_each_policy_are_drawn_and_their_peaks_marked(linear50: Co
         ring = named(figure, f"peak of {row.policy}")
         assert (ring.x[0], ring.y[0]) == (row.timeline.peak_place, pytest.approx(mebibytes(row.peak_bytes)))
         place = row.timeline.peak_place
-        assert "TBackward0 (linear, workload_models.py:" in line.customdata[place]
-        assert f"{place + 1} of 104" in line.customdata[place]
+        told = "".join(line.customdata[place])
+        assert "TBackward0 (linear, workload_models.py:" in told and f"{place + 1} of 104" in told
     assert {annotation.text for annotation in figure.layout.annotations} == {
         "bfs  <b>51.0 MiB</b>",
         "dfs, heap  <b>3.0 MiB</b>",
@@ -267,23 +271,41 @@ def test_a_figure_is_in_the_theme_it_is_asked_for(theme: Any, colours: dict[str,
 def test_the_page_has_all_in_one_file(nasty: Comparison, tmp_path: Path) -> None:
     path = nasty.save_html(tmp_path / "page.html", title=f"{NASTY} & more")
     page = path.read_text(encoding="utf-8")
-    ours, _, rest = page.partition('<script type="application/json" id="drawings">')
-    data, _, _ = rest.partition("</script>")
+    ours, _, _ = page.partition('<script type="application/octet-stream" id="told">')
     assert "src=" not in ours and "href=" not in ours and "@import" not in ours
+    assert ours.count("Content-Security-Policy") == 1 and "default-src 'none'" in ours
     assert "<script" not in ours, "names are escaped"
     assert "&lt;b&gt;x" in ours
-    drawings = json.loads(data)
-    assert set(drawings) == {
-        "memory",
-        *(f"{name}-{row}" for name in ("category", "peak", "lifetimes") for row in range(3)),
-    }
-    coloured = [text for text in texts(drawings) if text.startswith("\x01")]
-    assert coloured and {text[1:] for text in coloured} <= set(LATER)
+    figures = {"memory", *(f"{name}-{row}" for name in ("category", "peak", "lifetimes") for row in range(3))}
+    assert set(figures_told(page)) == set(re.findall(r'data-figure="(.*?)"', ours)) == figures
+    assert {name for name in re.findall(r"var\(--([\w-]+)", ours) if name not in ("left", "right")} <= set(LATER)
     for name, colour in {**LIGHT, **DARK}.items():
         assert f"--{name}:" in ours and colour in ours
     for row in nasty.rows:
         assert f"<b>{row.policy}</b>" in ours
-    assert len(page) < 7_000_000
+    assert ours.count("<style>") == 1, "reports bring their style to a notebook, not to a page"
+    assert len(page) < 150_000
+
+
+def test_the_page_says_of_each_point_what_the_figure_says(linear50: Comparison, tmp_path: Path) -> None:
+    page = linear50.save_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    for number, (policy, timeline) in enumerate(linear50.timelines.items()):
+        for place in (0, timeline.peak_place, len(timeline.order) - 1):
+            level = size_text(timeline.task_peaks[place])
+            said = said_of(page, "memory", number, place)
+            says(said, policy, level, f"{place + 1} of 104", linear50.graph.describe(timeline.order[place]))
+        says(said_of(page, "memory", number, 104), policy, size_text(timeline.end_bytes))
+    for number, (category, levels) in enumerate(linear50["bfs"].timeline.category_levels.items()):
+        says(said_of(page, "category-0", number, 50), category.title, size_text(levels[50]))
+
+
+def test_a_page_of_many_tasks_is_small(tmp_path: Path) -> None:
+    layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(200)])
+    comparison = compare(lambda: layers(torch.ones(2, 8)).sum(), ["bfs", "dfs", "heap", "lpmf"], repetitions=1)
+    path = comparison.save_html(tmp_path / "page.html")
+    assert len(comparison.graph) > 700 and path.stat().st_size < 350_000
+    lines = [each for each in hover_data(path.read_text(encoding="utf-8"))["lists"] if len(each) > 300]
+    assert max(map(len, lines)) <= 701, "so many points at most"
 
 
 def test_what_is_new_in_the_reports_is_escaped_too(nasty: Comparison) -> None:

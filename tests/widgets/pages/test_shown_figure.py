@@ -24,7 +24,7 @@ from tapescope.widgets.pages.memory_figures import category_figure
 from tapescope.widgets.pages.png import png_of
 from tapescope.widgets.pages.shown_figure import ShownFigure
 from tapescope.widgets.pages.theme import AUTO, DARK, LIGHT, follow_page
-from tapescope.widgets.pages.treemap_still import _squarified
+from tapescope.widgets.pages.treemap import _squarified
 
 from .png_pixels import pixels_of
 

@@ -1,44 +1,41 @@
-"""A treemap as SVG: boxes in boxes, as large as their values, squarified (Bruls, Huizing, van Wijk, 2000)."""
+"""The layout of a treemap: nested boxes with areas by value, squarified (Bruls, Huizing, van Wijk, 2000)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from .drawing import Drawing
+from .plotly_data import Drawing
 
 _HEAD = 18.0  # pixels at the top of a box with others in it, for its name
 _PAD = 3.0
 _LEAST = 4.0  # pixels: less is not drawn
 
 Rect = tuple[float, float, float, float]
-Label = Callable[[str, float, float, float, float, str], Iterator[str]]
-"""Draws a text, in this room, and this height, at (x, y), in this colour."""
+"""Left, top, width, height."""
 
 
-def drawn_treemap(trace: Drawing, box: Rect, label: Label) -> Iterator[str]:
-    """The boxes of a trace of plotly's; a box's value is the sum of those in it. `box` is left, top, right, bottom."""
+def tiles(trace: Drawing, room: Rect, least: float = _LEAST) -> Iterator[tuple[int, Rect]]:
+    """Yield the index and the rectangle of each box of a plotly trace, outer boxes first.
+
+    Boxes narrower or lower than `least` pixels are left out. With 0, all boxes are laid out, and the title bar of a low
+    box is low, too.
+    """
     below: dict[str, list[int]] = {}
     for index, parent in enumerate(trace["parents"]):
         below.setdefault(parent, []).append(index)
-    marker = trace["marker"]
-    inks = trace.get("textfont", {}).get("color")
     values = trace["values"]
-    left, top, right, bottom = box
-    waiting: list[tuple[int, Rect]] = [(root, (left, top, right - left, bottom - top)) for root in below.get("", ())]
+    waiting: list[tuple[int, Rect]] = [(root, room) for root in below.get("", ())]
     while waiting:
         index, (x, y, width, height) = waiting.pop()
-        if width < _LEAST or height < _LEAST:
+        if width < least or height < least:
             continue
-        line = marker.get("line", {})
-        yield (
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{marker["colors"][index]}" '
-            f'stroke="{line.get("color", "#ffffff")}" stroke-width="{line.get("width", 1)}"/>'
-        )
-        yield from label(trace["labels"][index], width - 8, height, x + 4, y, inks[index])
+        yield index, (x, y, width, height)
         parts = sorted(below.get(trace["ids"][index], ()), key=lambda each: -values[each])
-        room = (x + _PAD, y + _HEAD, width - 2 * _PAD, height - _HEAD - _PAD)
-        if parts and min(room[2:]) > _LEAST:
-            waiting += zip(parts, _squarified([values[each] for each in parts], room), strict=True)
+        head = _HEAD if least else min(_HEAD, height / 4)
+        inside = (x + _PAD, y + head, max(width - 2 * _PAD, 0.0), max(height - head - _PAD, 0.0))
+        if parts and min(inside[2:]) >= least:
+            places = _squarified([values[each] for each in parts], inside)
+            waiting += reversed(list(zip(parts, places, strict=True)))  # the largest is next
 
 
 def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:

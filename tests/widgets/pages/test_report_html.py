@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.widgets.pages.advice_html import advice_html
+from tapescope.widgets.pages.report_html import advice_html
 
 NASTY = "<img src=x onerror=alert(1)>"
 

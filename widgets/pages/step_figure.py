@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from ...engine.steps.phases import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from ...engine.steps.step import TrainingStep
 from ...engine.words.sizes import size_text, unit_name, unit_of
 from ...inspector.shown import GraphTheme
-from .drawing import Drawing
-from .shown_figure import ShownFigure
+from .notebook_figure import figure_of
+from .plotly_data import Drawing
 from .theme import Colours, colours_of, figure_style, hover_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _HEIGHT = 340
 _LEAST_SHARE = 0.06  # of the step, for a phase to be named
@@ -32,7 +33,7 @@ _COLOURS = {
 def step_figure(step: TrainingStep, theme: GraphTheme = "auto") -> go.Figure:
     """The step's memory over time, stacked by category, with its phases."""
     drawing = step_drawing(step, colours_of(theme))
-    return ShownFigure(data=drawing["data"], layout=drawing["layout"])
+    return figure_of(drawing)
 
 
 def step_drawing(step: TrainingStep, colours: Colours) -> Drawing:

@@ -1,4 +1,4 @@
-"""What figures share: a drawing as plain data for plotly, and text that plotly shows as it is."""
+"""Plotly's figures as plain data, and text that plotly shows as it is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+/** Hover data as widgets/pages/figure_html.py packs it: each text and each list stands once. */
+
+/** The index of a text, or of each of its lines. */
+export type Cell = number | number[];
+
+/** A template, and the lists that fill it, one per column. */
+export interface Said {
+  say?: string;
+  told?: number[];
+}
+
+export interface AxisTold {
+  low: number;
+  high: number;
+  log: boolean;
+  suffix: string;
+  ink: string;
+  grid: string;
+  ticks?: [number, string][];
+}
+
+/** `x`, `y`, `stack`: indices of lists, of values, of pixels from the top, and of heights in tenths of pixels. */
+export interface TraceTold extends Said {
+  axis: string;
+  bars: boolean;
+  steps?: boolean;
+  colour?: string;
+  x?: number;
+  y?: number;
+  stack?: number;
+}
+
+export interface PlotTold {
+  unified: boolean;
+  head: string;
+  axes: Record<string, AxisTold>;
+  traces: TraceTold[];
+}
+
+/** `sizes`, `around`: indices of lists, of each box's bytes and of the index of the box around it. */
+export interface TreeTold extends Said {
+  sizes: number;
+  around: number;
+}
+
+export interface Told {
+  texts: string[];
+  lists: Cell[][];
+  figures: Record<string, PlotTold | TreeTold>;
+}
+
+export async function unpacked(packed: string): Promise<Told> {
+  const bytes = Uint8Array.from(atob(packed), (each) => each.charCodeAt(0));
+  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(text).text()) as Told;
+}
+
+/** A list of numbers. */
+export function numbers(told: Told, list: number | undefined): number[] {
+  return list === undefined ? [] : (told.lists[list] as number[]);
+}
+
+/** The hover text of a point, in lines. */
+export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
+  const text = (column: number): string => {
+    const cell = told.lists[said.told![column]][at] ?? [];
+    return (Array.isArray(cell) ? cell : [cell]).map((each) => told.texts[each]).join("\n");
+  };
+  const filled = (said.say ?? "").replace(/%\{(?:customdata(?:\[(\d+)\])?|(x))\}/g, (_, column: string, across: string) =>
+    across ? x : text(Number(column ?? 0)),
+  );
+  return filled.split("\n");
+}
+
+/** A number with separators between thousands. */
+export function numberText(value: number): string {
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 10 });
+}

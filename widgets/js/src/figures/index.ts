@@ -1,0 +1,21 @@
+/** The script of saved pages with figures: tabs, and hover, legend and zoom of each figure. */
+
+import { unpacked } from "./data.ts";
+import { Plot } from "./plot.ts";
+import { workTabs } from "./tabs.ts";
+import { Tip } from "./tip.ts";
+import { Tree } from "./tree.ts";
+
+workTabs(document);
+const packed = document.querySelector("#told")?.textContent;
+if (packed && window.DecompressionStream) {
+  void unpacked(packed).then((told) => {
+    const tip = new Tip(document.body);
+    for (const root of document.querySelectorAll<HTMLElement>("[data-figure]")) {
+      const figure = told.figures[root.dataset.figure!];
+      if ("axes" in figure) new Plot(root, figure, told, tip);
+      else new Tree(root, figure, told, tip);
+    }
+    document.documentElement.dataset.ready = "";
+  });
+}

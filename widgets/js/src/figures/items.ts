@@ -1,0 +1,59 @@
+/** The points and bars of a plot that have a hover text. */
+
+import { type PlotTold, type Told, linesOf, numbers } from "./data.ts";
+import type { Line } from "./tip.ts";
+import type { Window } from "./window.ts";
+
+/** From `start` to `stop`, shares of the axis, and from `top` to `bottom`, pixels. */
+export interface Item {
+  trace: number;
+  at: number;
+  start: number;
+  stop: number;
+  top: number;
+  bottom: number;
+  bar?: Element;
+}
+
+/** The items of each trace that has hover texts. */
+export function itemsOf(figure: PlotTold, told: Told, groups: Element[], windows: Map<string, Window>): Item[][] {
+  return figure.traces.map((trace, number) => {
+    if (trace.say === undefined) return [];
+    if (trace.bars) return [...groups[number].querySelectorAll(":scope > rect")].map((bar, at) => barItem(bar, number, at));
+    const xs = numbers(told, trace.x).map((x) => windows.get(trace.axis)!.shareOf(x));
+    const ys = numbers(told, trace.y);
+    return xs.map((start, at) => {
+      const stop = trace.steps ? (xs[at + 1] ?? start) : start;
+      return { trace: number, at, start, stop, top: ys[at] ?? 0, bottom: ys[at] ?? 0 };
+    });
+  });
+}
+
+function barItem(bar: Element, trace: number, at: number): Item {
+  const read = (name: string) => parseFloat(bar.getAttribute(name)!);
+  const [start, top] = [read("x") / 100, read("y")];
+  return { trace, at, start, stop: start + read("width") / 100, top, bottom: top + read("height"), bar };
+}
+
+/** The distance of a position from an item, in pixels. */
+export function distance(item: Item, share: number, y: number, width: number): number {
+  const across = Math.max(item.start - share, share - item.stop, 0) * width;
+  return Math.hypot(across, Math.max(item.top - y, y - item.bottom, 0));
+}
+
+/** The hover text of one item. */
+export function told(figure: PlotTold, all: Told, item: Item): Line[] {
+  return linesOf(all, figure.traces[item.trace], item.at).map((text) => ({ text }));
+}
+
+/** The index of the last of these ascending values that is not above a value, or 0. */
+export function placeOf(xs: number[], value: number): number {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - 1);
+}
