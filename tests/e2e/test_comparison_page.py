@@ -12,6 +12,7 @@ from torch import nn
 from tapescope.engine.mirroring.plan_recompute import plan_recompute
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import says
 
 from .chromium import trouble_of
 from .tab import Tab
@@ -98,7 +99,8 @@ def test_hovering_says_which_task_and_which_level(page: tuple[Page, list[str]]) 
     shown.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + plot["height"] * 0.5)
     shown.wait_for_selector("[data-drawing=memory] .hoverlayer text")
     told = " ".join(shown.locator("[data-drawing=memory] .hoverlayer text").all_text_contents())
-    assert "of 104" in told and "Backward0 (linear, workload_models.py:" in told and "MiB" in told
+    says(told, 104, "linear", "workload_models.py:", "MiB")
+    assert "Backward0 (" in told
 
 
 def test_figures_follow_the_readers_theme(page: tuple[Page, list[str]]) -> None:

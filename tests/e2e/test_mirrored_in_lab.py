@@ -39,7 +39,7 @@ RUNS = "replayed [1-9][0-9]* in [0-9.]+ ms"
 def test_a_deck_steps_a_plan_and_measures_its_replays(notebook: Notebook) -> None:
     notebook.kernel(MIRRORED)
     shown = ShownDeck(notebook.run("deck = ts.debug(mirrored(), recompute=plan)").element)
-    expect(shown.root.locator(".time .peak")).to_contain_text("predicted by the plan")
+    expect(shown.root.locator(".time .peak")).to_contain_text("plan")
     plain = shown.root.locator(".lg [data-curve=plain] b")
     expect(plain).to_have_text(size_text(notebook.value("plan.plain.task_peaks[0]")))
     expect(shown.root.locator(".key [data-sign=again]")).to_be_visible()
