@@ -199,7 +199,7 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
 
 @pytest.mark.parametrize(
     ("why", "lines", "seen", "more"),
-    [("watchpoint", 8, 8, "how it came"), ("watchpoint", 9, 8, "1 more"), ("breakpoint", 2, 0, "how it came")],
+    [("watchpoint", 8, 8, ""), ("watchpoint", 9, 8, "1"), ("breakpoint", 2, 0, "")],
 )
 def test_where_a_watchpoints_find_came_from_is_seen_at_once(
     deck: PosedDeck, gpt: Graph, why: str, lines: int, seen: int, more: str
@@ -207,7 +207,8 @@ def test_where_a_watchpoints_find_came_from_is_seen_at_once(
     said = [f"line {n}" for n in range(lines)]
     stand(deck, gpt, stopped={"text": "stop", "task": None, "number": 1, "why": why, "lines": said})
     banner = deck.root.locator(".stopped")
-    items, how = banner.get_by_role("listitem"), banner.get_by_role("button", name=more)
+    items, how = banner.get_by_role("listitem"), banner.locator("button[aria-expanded]")
+    expect(how).to_contain_text(more)
     expect(items).to_have_count(seen)
     is_open = seen == lines
     expect(how).to_have_attribute("aria-expanded", str(is_open).lower())
