@@ -69,7 +69,7 @@ class ShownDeck:
 
     def scrub(self, t: int) -> None:
         """Moves the slider, as dragging it does."""
-        self.root.get_by_role("slider", name="position in the run").fill(str(t))
+        self.root.locator("input.position").fill(str(t))
 
     def search(self, words: str) -> Locator:
         """Types into the search field. Gives what is offered."""
@@ -82,7 +82,7 @@ class ShownDeck:
 
     @property
     def mirror(self) -> Locator:
-        return self.root.get_by_role("list", name="tasks and modules in view")
+        return self.root.locator("[data-mirror=graph]")
 
     @property
     def tasks(self) -> Locator:
@@ -118,9 +118,9 @@ class ShownDeck:
         self.root.page.keyboard.press("Enter")
 
     def save_picture(self, what: str) -> None:
-        """Chooses from the menu: `SVG of what is seen`, ..."""
-        self.root.get_by_role("button", name="save the picture").click()
-        self.root.get_by_role("menuitem", name=what).click()
+        """Chooses from the menu: `svg whole`, `svg seen`, `png whole` or `png seen`."""
+        self.root.locator(".save [aria-haspopup]").click()
+        self.root.locator(f"[data-save='{what}']").click()
 
     @property
     def queue(self) -> list[int]:

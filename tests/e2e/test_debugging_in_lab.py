@@ -84,8 +84,8 @@ def test_a_module_that_is_typed_on_the_page_stops_the_run_in_the_kernel(lab_page
     add_stop(shown, "0.down")
     shown.press("breakpoint")
     shown.expect(stopped="breakpoint", status="stopped")
-    banner = shown.root.get_by_role("group", name="why it has stopped")
-    expect(banner).to_contain_text(re.compile(r"breakpoint 1 \(0\.down\), before \w+ \(0\.down, \d+(st|nd|rd|th)"))
+    banner = shown.root.locator(".stopped")
+    expect(banner).to_contain_text(re.compile(r"breakpoint 1 \(0\.down\).* \w+ \(0\.down, \d+[a-z]{2}"))
     lab_page.wait_for("deck.stopped is not None")
     assert lab_page.value("deck.graph.module(deck.current)") == "0.down"
     assert lab_page.value("[each.text for each in deck.stops]") == ["0.down"]
@@ -102,7 +102,7 @@ def test_what_is_made_wrongly_is_said_where_it_is_typed(lab_page: Notebook, show
     field = panel.get_by_role("combobox", name="where")
     field.fill("0.dwon")
     panel.get_by_role("button", name="add").click()
-    expect(panel.get_by_role("alert")).to_contain_text("the nearest names are 0.down")
+    expect(panel.get_by_role("alert")).to_contain_text(re.compile(r"\"0\.dwon\".* 0\.down\b"))
     panel.get_by_role("button", name="close").click()
     shown.press("step")
     shown.expect(t=1, status="stopped")
@@ -114,7 +114,7 @@ def test_a_gradient_that_turns_to_nan_stops_the_run_and_the_page_walks_back_to_w
     add_stop(shown, "nan", kind="watch")
     shown.press("breakpoint")
     shown.expect(stopped="watchpoint")
-    banner = shown.root.get_by_role("group", name="why it has stopped")
+    banner = shown.root.locator(".stopped")
     log = lab_page.value("next(each.id for each in deck.graph.tasks if each.name == 'LogBackward0')")
     expect(banner).to_contain_text("LogBackward0 (")
     expect(banner.get_by_role("listitem").first).to_be_visible()  # how it came is told at once
@@ -128,9 +128,9 @@ def test_the_session_is_taken_back_from_the_page_and_runs_on_to_the_same_gradien
 ) -> None:
     lab_page.kernel("deck.run()")
     shown.expect(status="finished")
-    expect(shown.root.get_by_text(re.compile("^history holds"))).to_be_visible()
+    expect(shown.root.locator(".held")).to_have_text(re.compile(r"\d [KM]?i?B$"))
     shown.scrub(6)
-    shown.root.get_by_role("button", name="take back to here").click()
+    shown.root.locator(".rewind").click()
     lab_page.wait_for("deck.position == 6")
     shown.expect(t=6, status="stopped", running=lab_page.value("planned[6]"))
     assert lab_page.value("all(p.grad is None for p in model[0].parameters())")
@@ -144,7 +144,7 @@ def test_an_edit_after_going_back_is_a_branch_from_which_the_other_can_be_gone_o
 ) -> None:
     lab_page.kernel("deck.run(); deck.back(deck.position - 4)")
     shown.expect(t=4, status="stopped")
-    edits = shown.inspector.get_by_role("group", name="change the gradients that wait")
+    edits = shown.inspector.locator(".edits")
     edits.get_by_label("factor").fill("3")
     edits.get_by_role("button", name="×").click()
     expect(shown.inspector.locator("[data-edited]")).to_contain_text("edited")
@@ -155,12 +155,13 @@ def test_an_edit_after_going_back_is_a_branch_from_which_the_other_can_be_gone_o
     tab = shown.root.locator("[role=tab][data-branch='1']")
     tab.click()
     shown.expect(policy="branch 1")
-    shown.root.get_by_role("button", name="go on from this branch").click()
+    shown.root.locator(".run-on button").click()
     lab_page.wait_for("deck.branches[0].is_current")
     shown.expect(policy="heap")
     assert lab_page.value(GRADIENTS_AGREE)
     compared = lab_page.run("deck.compare_branches()")
-    assert "differ, by up to" in compared.outputs[0]["data"]["text/html"]
+    assert "<table" in compared.outputs[0]["data"]["text/html"]
+    assert lab_page.value("len(deck.compare_branches().rows[1].different)") > 0
 
 
 def test_keys_step_over_a_module_and_out_of_it(lab_page: Notebook, shown: ShownDeck) -> None:
@@ -195,7 +196,7 @@ def test_what_is_asked_of_pytorchs_engine_in_vain_is_said_and_ends_nothing(lab_p
     lab_page.kernel("deck.step(count=4)")
     shown.expect(t=4)
     shown.scrub(2)
-    expect(shown.root.get_by_role("button", name="take back to here")).to_be_hidden()
+    expect(shown.root.locator(".rewind")).to_be_hidden()
     with pytest.raises(AssertionError, match="NotImplementedError"):
         lab_page.run("deck.back()")
     lab_page.kernel("deck.run()")

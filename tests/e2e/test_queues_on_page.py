@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 import tapescope as ts
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots
 from tapescope.widgets.deck.document import Document, schedule_content
 
 from .posed import PosedDeck
@@ -59,17 +61,19 @@ def queue_of(deck: PosedDeck, device: str) -> Locator:
     return deck.root.locator(f".queue [data-device='{device}']")
 
 
-def test_a_device_without_work_says_until_when_and_who_holds_it_up(page: Page, tmp_path: Path) -> None:
+def test_a_device_without_work_says_until_when_and_who_holds_it_up(
+    page: Page, tmp_path: Path, snapshot: Snapshots
+) -> None:
     deck, graph = posed(page, tmp_path, "per device")
     order = schedule(graph, "heap", queues="per device")
     first = next(place for place, task in enumerate(order) if str(graph.tasks[task].device) == "cuda:0")
     far = queue_of(deck, "cuda:0")
-    expect(far.locator(".still")).to_have_text(
-        f"has nothing to rununtil {first + 1}th, {graph.tasks[order[first]].short_name}"
-    )
+    still = far.locator(".still")
+    expect(still).to_contain_text(f"{first + 1}th, {graph.tasks[order[first]].short_name}")
     near = queue_of(deck, "cpu")
     expect(near.locator(".now:not(.still)")).to_contain_text("13th")
-    expect(near.locator(".why")).to_have_text("ToCopy, which alone lets cuda:0 start, waits behind tasks created later")
+    expect(near.locator(".why")).to_contain_text(re.compile(r"\bToCopy\b.*\bcuda:0\b"))
+    snapshot("page", f"{still.inner_text()}\n{near.locator('.why').inner_text()}")
     copy = near.locator("li", has_text="ToCopy")
     expect(copy.locator(".k")).to_have_text(f"{first}th")
     expect(deck.root.locator(".queue .head .sub")).to_contain_text("cuda:0 0")
@@ -116,7 +120,9 @@ def test_where_there_is_no_room_for_both_tabs_show_the_queues_or_the_task(page: 
     expect(queues).to_be_visible()
 
 
-def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page, tmp_path: Path) -> None:
+def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(
+    page: Page, tmp_path: Path, snapshot: Snapshots
+) -> None:
     deck, graph = posed(page, tmp_path, "one", position=0, live=False)
     order = schedule(graph, "heap")
     assert deck.root.locator(".queue [data-device]").count() == 0
@@ -124,16 +130,17 @@ def test_one_queue_says_what_waits_what_runs_when_and_what_comes_then(page: Page
         deck.key("ArrowRight")
         deck.rests()
     position = int(deck.data("t"))
-    expect(deck.root.locator(".qh")).to_have_text("next, in this orderwaitsruns")
+    headings = deck.root.locator(".qh, .then-head")
+    expect(headings).to_have_count(2)
+    snapshot("page", "\n".join(headings.all_inner_texts()))
     later = deck.root.locator(".queue [data-later]")
     assert later.count() == 14 - len(ready)
     shown = [int(each) for each in later.evaluate_all("all => all.map(row => row.dataset.later)")]
     assert shown == [task for task in order[position + 1 :] if task not in ready][: len(shown)]
-    expect(deck.root.locator(".then-head")).to_have_text("then, as predicted")
     later.first.click()
     expect(deck.inspector).to_contain_text(graph.tasks[shown[0]].short_name)
     deck.key("End")
-    expect(deck.root.locator(".why")).to_have_text("the queue is empty")
+    expect(deck.root.locator(".why")).to_contain_text("empty")
     expect(deck.root.locator(".qh")).to_be_hidden()  # it would stand above nothing
 
 
@@ -148,7 +155,8 @@ def test_what_comes_then_is_shown_in_whole_rows_(page: Page, tmp_path: Path) -> 
     deck, graph = posed(page, tmp_path, "one", position=0)
     queue, grip = deck.root.locator(".queue"), deck.root.get_by_role("separator")
     later = queue.locator("[data-later]:visible")
-    expect(queue.locator(".qh")).to_have_text("then, as predictedwaitsruns")  # the only ready task runs
+    expect(queue.locator(".qh")).to_be_visible()
+    expect(queue.locator(".then-head")).to_have_count(0)  # the only ready task runs
     expect(later.first).to_contain_text(graph.tasks[schedule(graph, "heap")[1]].short_name)
     shown = {later.count()}
     for _ in range(8):

@@ -16,6 +16,7 @@ from tapescope.engine.orders.policies import find_policy
 from tapescope.engine.orders.simulate import simulate
 from tapescope.engine.prediction.dry_run import dry_run
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, says
 from tapescope.widgets.deck.document import Document, schedule_content
 from tapescope.widgets.deck.page import save_page
 
@@ -71,20 +72,20 @@ def test_it_plays_and_scrubs(page: Page) -> None:
     deck.focus()
     page.keyboard.press("ArrowRight")
     expect(deck).to_have_attribute("data-t", "1")
-    page.get_by_role("slider", name="position in the run").fill("54")
+    page.locator("input.position").fill("54")
     expect(deck).to_have_attribute("data-t", "54")
     assert page.title() == f"{TITLE} · tapescope"
 
 
 def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
-    slider = page.get_by_role("slider", name="position in the run")
+    slider = page.locator("input.position")
     buffers = page.locator(".lg [data-category=buffer]")
     slider.fill("53")
     peak = int(buffers.get_attribute("data-bytes") or 0)
-    assert (slider.get_attribute("aria-valuetext") or "").startswith("will run 54th of 104, ")
+    says(slider.get_attribute("aria-valuetext"), "54th", 104)
     assert peak > 50 * 2**20
     said = page.locator(".time canvas[role=img]").get_attribute("aria-label") or ""
-    assert said.startswith("memory by category over 104 tasks: peak 51.0 MiB: the 54th task, ")
+    says(said, "104 tasks", "51.0 MiB", "54th")
     slider.fill("1")
     assert buffers.evaluate(BYTES) < peak / 10
     rows = page.locator(".lives li")
@@ -94,8 +95,8 @@ def test_memory_and_lifetimes_follow_the_cursor(page: Page) -> None:
     assert first is not None and box is not None
     middle = {"x": box["width"] / 2, "y": first["y"] + first["height"] / 2 - box["y"]}
     page.locator(".time").hover(position=middle)
-    expect(page.locator(".memory .tot")).to_have_attribute("title", re.compile("^while the [0-9]+.. task runs"))
-    expect(page.locator(".time .tip.on")).to_contain_text("made by: 50 × AddmmBackward0")
+    expect(page.locator(".memory .tot")).to_have_attribute("title", re.compile("[0-9]+[a-z]{2} task"))
+    expect(page.locator(".time .tip.on")).to_contain_text("50 × AddmmBackward0")
     page.locator(".time").click(position=middle)
     at = int(page.locator(".deck").get_attribute("data-t") or 0)
     assert abs(at - 104 / 2) < 10, "a click shows the task that is under the pointer"
@@ -106,7 +107,7 @@ def test_without_javascript_it_says_so(browser: Browser, saved: Path) -> None:
         closing(browser.new_page(viewport=SIZE, java_script_enabled=False)) as blank,
         nothing_goes_wrong(blank, saved) as page,
     ):
-        expect(page.get_by_text("This deck plays with JavaScript")).to_be_visible()
+        expect(page.get_by_text("JavaScript")).to_be_visible()
 
 
 @pytest.mark.parametrize("missing", ["DecompressionStream", "Array.prototype.toSorted"])
@@ -115,18 +116,18 @@ def test_an_old_browser_is_told(browser: Browser, saved: Path, missing: str) -> 
         expect(page.locator("#said")).to_be_hidden()
         page.add_init_script(f"delete {missing}")
         page.reload()
-        expect(page.get_by_text("This deck needs a newer browser")).to_be_visible()
+        expect(page.locator("#said")).to_contain_text("Chrome 110")
 
 
-def test_without_statistics_a_gradient_is_not_said_to_be_empty(tab: Tab, tmp_path: Path) -> None:
+def test_without_statistics_a_gradient_is_not_said_to_be_empty(tab: Tab, tmp_path: Path, snapshot: Snapshots) -> None:
     with ts.capture():
         loss = workload("linear50").build()[1]()
     path = tmp_path / "deck.html"
     ts.backward(loss, trace="off").save_html(path)
     page = tab.open(viewport=SIZE)
     page.goto(path.as_uri())
-    expect(page.locator("[data-gradient='in 0']")).to_contain_text("its values were not recorded")
-    expect(page.locator("[data-part='gradients-in']")).to_contain_text('trace="full" of ts.profile')
+    snapshot("page", page.locator("[data-gradient='in 0']").inner_text())
+    expect(page.locator("[data-part='gradients-in']")).to_contain_text(re.compile('trace="full".*ts.profile'))
 
 
 @pytest.mark.parametrize("trace", [None, "full"])
@@ -138,6 +139,5 @@ def test_where_gradients_were_not_recorded_the_inspector_says_what_records_them(
     page = tab.open(viewport=SIZE)
     page.goto(path.as_uri())
     gradients = page.locator("[data-part='gradients-in']")
-    expect(gradients).to_contain_text("norm" if trace else "4 B, not recorded")
-    said = 'trace="full" of ts.profile, ts.backward or ts.debug records values and histograms'
-    expect(gradients.get_by_text(said)).to_have_count(0 if trace else 1)
+    expect(gradients).to_contain_text("norm" if trace else "4 B")
+    expect(gradients.get_by_text('trace="full"')).to_have_count(0 if trace else 1)

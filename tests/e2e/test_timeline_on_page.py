@@ -16,6 +16,7 @@ import tapescope as ts
 from tapescope.engine.trace.run import Run
 from tapescope.engine.workloads.workloads import workload
 from tapescope.inspector.graph.words import nth
+from tapescope.tests.says import Snapshots
 from tapescope.widgets.deck.page import save_page
 from tapescope.widgets.deck.run_document import run_document
 
@@ -118,14 +119,14 @@ def test_memory_is_read_from_the_forwards_first_byte(page: Page, played: Played)
     forward = [str(level) for level in timeline.levels[: timeline.starts[0] + 1]]
     for share in (0.01, 0.3, 0.6, 0.99):
         hover(deck, "forward", share)
-        expect(total).to_have_attribute("title", "in the forward")
+        expect(total).to_have_attribute("title", re.compile(r"\bforward$"))
         event = min(int(share * len(forward)), len(forward) - 1)
         assert total.get_attribute("data-bytes") in forward[max(0, event - 2) : event + 3]
-        expect(deck.root.locator(".time .tip.on")).to_have_text(re.compile(r"^forward: .* alive$"))
+        expect(deck.root.locator(".time .tip.on")).to_have_text(re.compile(r"^forward: .*\d [KM]?i?B\b"))
     hover(deck, "backward", 0.5)
-    words = re.compile(r"^while the (\d+)(st|nd|rd|th) task runs, at most$")
+    words = re.compile(r"\b(\d+)[a-z]{2} task")
     expect(total).to_have_attribute("title", words)
-    place = int(words.match(total.get_attribute("title") or "")[1]) - 1  # type: ignore[index]
+    place = int(words.search(total.get_attribute("title") or "")[1]) - 1  # type: ignore[index]
     expect(total).to_have_attribute("data-bytes", str(timeline.task_peaks[place]))
     task = played.run.graph.tasks[played.run.order[place]]
     expect(deck.root.locator(".time .tip.on")).to_contain_text(f"{nth(place + 1)} {task.name}")
@@ -192,15 +193,15 @@ def test_a_finger_scrubs_the_timeline_and_taps_a_task_and_then_moves_the_graph(
 
 def test_it_is_the_slider_and_arrow_keys_step(page: Page, played: Played) -> None:
     deck = opened(page, played.path)
-    slider = deck.root.get_by_role("slider", name="position in the run")
+    slider = deck.root.locator("input.position")
     slider.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     deck.expect(t=2)
     count = len(played.run.order)
-    expect(slider).to_have_attribute("aria-valuetext", re.compile(f"^runs 3rd of {count}, "))
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(rf"\b3rd .*\b{count}\b"))
     page.keyboard.press("End")
-    expect(slider).to_have_attribute("aria-valuetext", f"the end, after {count} tasks")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile(rf"\b{count} tasks"))
 
 
 def test_the_clock_axis_shows_phases_in_proportion(page: Page, played: Played) -> None:
@@ -219,14 +220,14 @@ def test_the_clock_axis_shows_phases_in_proportion(page: Page, played: Played) -
     expect(clock).to_have_attribute("aria-pressed", "false")
 
 
-def test_without_times_there_is_no_clock_axis(page: Page, tmp_path: Path) -> None:
+def test_without_times_there_is_no_clock_axis(page: Page, tmp_path: Path, snapshot: Snapshots) -> None:
     run = ts.backward(workload("linear50").build(width=8, uses=4)[1]())
     deck = opened_without_memory(page, run.save_html(tmp_path / "run.html"))
     expect(deck.root.get_by_role("button", name="clock")).to_be_disabled()
     deck.key("c")
-    expect(deck.root.locator(".tip.on")).to_contain_text("was not recorded")
+    snapshot("page", deck.root.locator(".tip.on").inner_text())
     expect(deck.root.locator("[data-phase]")).to_have_count(1)
-    expect(deck.root.locator(".time .note")).to_contain_text("The memory of this run was not measured")
+    expect(deck.root.locator(".time .note")).to_contain_text("ts.profile(")
 
 
 def opened_without_memory(page: Page, path: Path) -> ShownDeck:
@@ -294,7 +295,7 @@ def test_equal_layers_are_one_lifetime_and_the_heading_folds_them(page: Page, pl
     row = rows.first.bounding_box()
     assert row is not None
     page.mouse.move(row["x"] + 40, row["y"] + row["height"] / 2)
-    expect(deck.root.locator(".time .tip.on")).to_contain_text("made by: ")
+    expect(deck.root.locator(".time .tip.on")).to_contain_text("Backward0")
 
 
 def test_each_device_has_a_lane_and_says_why_it_stands_still(page: Page, on_two: Path) -> None:
@@ -440,7 +441,9 @@ def test_no_label_of_the_timeline_is_cut(page: Page, played: Played, width: int,
     names += ", .lg div > span:nth-child(2), .lg b"
     assert deck.evaluate(CUT, names) == []
     named = deck.root.locator(".lg div > span:nth-child(2)").all_inner_texts()
-    assert {"activations", "input buffers", "gradients"} <= set(named), "in the same words at any width"
+    page.set_viewport_size({"width": 1420, "height": 900})
+    deck.rests()
+    assert len(named) > 2 and {*named} <= {*deck.root.locator(".lg div > span:nth-child(2)").all_inner_texts()}
 
 
 CUT = """(deck, names) => [...deck.querySelectorAll(names)].filter(each => {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.sessions.stepper import Stepper
+from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.deck import Deck
 from tapescope.widgets.deck.run_document import run_document
 
@@ -104,7 +105,7 @@ def test_a_saved_run_has_its_batches_and_an_older_file_has_none(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("damaged", ['["bmm"', '["sum",[0,1],1,1,1,1,1]', '["bmm",[0,999],1,1,1,1,1]'])
-def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str, snapshot: Snapshots) -> None:
     run = ts.backward(ensemble_loss(), engine="direct", batch="auto")
     path = tmp_path / "run.tape.json"
     run.save(path)
@@ -112,5 +113,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damaged: str) -> None:
     start = text.index('"ran"')
     end = text.index('"fallbacks"')
     path.write_text(f'{text[:start]}"ran":[{damaged}],{text[end:]}')
-    with pytest.raises(ValueError, match="is not a run that this tapescope can load"):
+    with raises(ValueError, "run.tape.json") as raised:
         ts.load(path)
+    if '"sum"' in damaged:
+        snapshot("load", raised.value)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.live.driver import Driver
 
 
@@ -106,9 +107,10 @@ def test_a_state_that_can_not_be_entered_keeps_nobody_waiting() -> None:
     assert driver.do(lambda: 1).result(5) == 1
 
 
-def test_a_profiler_of_the_caller_is_refused_in_words() -> None:
-    with torch.profiler.profile(), pytest.raises(NotImplementedError, match="a deck runs the backward in a thread"):
+def test_a_profiler_of_the_caller_is_refused_in_words(snapshot: Snapshots) -> None:
+    with torch.profiler.profile(), raises(NotImplementedError, "thread", "profiler") as raised:
         Driver()
+    snapshot("deck", raised.value)
 
 
 ENDS_LATE = """

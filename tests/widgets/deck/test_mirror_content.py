@@ -15,6 +15,8 @@ import tapescope as ts
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.mirroring.planned_recompute import PlannedRecompute
 from tapescope.engine.trace.run import Engine, Run
+from tapescope.inspector.drawing.signs import AGAIN, SIGN_TITLES
+from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck.deck import Deck
 from tapescope.widgets.deck.mirror_content import FIRST_LET_GO
 from tapescope.widgets.deck.recording import Recording
@@ -99,7 +101,8 @@ def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
     assert_is(curves["mirrored"], plan.timeline)
     for other in others:
         if tuple(other["order"]) != plan.order:
-            assert other["memory"] is None and "order of heap" in other["memory_note"] and "curves" not in other
+            assert other["memory"] is None and "curves" not in other
+            says(other["memory_note"], "heap")
     replays = own["replays"]
     assert sum(replays["ns"]) == pytest.approx(1e9 * plan.predicted.replay_seconds, rel=1e-3)  # type: ignore[union-attr]
     assert min(replays["storage"]) >= FIRST_LET_GO
@@ -126,13 +129,17 @@ def test_what_was_taken_back_was_made_again_already(page: Page, plan: PlannedRec
     assert unpacked(deck.packed())["replayed"] == there, "its saved tensors are kept for going back"
 
 
-def test_another_order_and_retain_graph_are_not_what_was_planned_for(plan: PlannedRecompute) -> None:
+def test_another_order_and_retain_graph_are_not_what_was_planned_for(
+    plan: PlannedRecompute, snapshot: Snapshots
+) -> None:
     for more in ({"policy": "bfs"}, {"retain_graph": True}):
         deck = deck_on(mirrored_loss(plan), recompute=plan, **more)
         own = unpacked(deck.packed())["schedules"][0]
         assert own["memory"] is None and "curves" not in own
-        assert own["memory_note"].startswith("The plan tells the memory of the order of heap, without retain_graph")
-        assert own["replays"]["task"], "but what is made again when is known"
+        says(own["memory_note"], "heap", "retain_graph")
+        assert own["replays"]["task"], "when it is recomputed is known"
+        if "policy" in more:
+            snapshot("deck", own["memory_note"])
         deck.close()
 
 
@@ -172,7 +179,7 @@ def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: Planne
     picture = plan.save_svg(tmp_path / "plan.svg", fold="none", theme="dark").read_text(encoding="utf-8")
     letting_go = {task for each in plan.storages if each.fate == "dropped" for task, _ in each.saved_by}
     assert picture.count("data-signs=") == len(letting_go)
-    assert "makes that again first</text>" in picture
+    assert f"{SIGN_TITLES[AGAIN]}</text>" in picture
 
 
 def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one() -> None:
@@ -188,26 +195,29 @@ def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one
 
 
 def test_outside_of_a_notebook_a_plan_of_another_forward_is_refused_too(plan: PlannedRecompute) -> None:
-    with pytest.raises(ValueError, match="recompute: the plan's figures are not for this graph"):
+    with raises(ValueError, "recompute", "plan"):
         ts.debug(nn.Linear(2, 2)(torch.ones(1, 2)).sum(), recompute=plan)
 
 
-def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedRecompute) -> None:
+def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedRecompute, snapshot: Snapshots) -> None:
     other = ts.backward(nn.Linear(2, 2)(torch.ones(1, 2)).sum())
-    with pytest.raises(ValueError, match="recompute: the plan's figures are not for this graph"):
+    with raises(ValueError, "recompute", "plan") as raised:
         run_document(other, recompute=plan)
-    with pytest.raises(ValueError, match="recompute: nothing that this graph saved was let go of"):
+    snapshot("deck", raised.value)
+    with raises(ValueError, "recompute") as raised:
         deck_on(make_loss(), recompute=plan)
-    with pytest.raises(TypeError, match="recompute is a plan"):
+    snapshot("deck", raised.value)
+    with raises(TypeError, "recompute") as wrong_type:
         run_document(run, recompute="plan.json")  # type: ignore[arg-type]
+    snapshot("deck", wrong_type.value)
 
 
-def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedRecompute) -> None:
+def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedRecompute, snapshot: Snapshots) -> None:
     deck: Deck = deck_on(mirrored_loss(plan))
     content = unpacked(deck.packed())
     assert any(made_by >= 0 for made_by in content["saved"]["made_by"])
     assert not curves_of(content) and "replays" not in content["schedules"][0]
-    assert content["schedules"][0]["memory"]["estimates"][1].startswith(
-        "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows"
-    )
+    estimate = content["schedules"][0]["memory"]["estimates"][1]
+    says(estimate, "ts.recompute", "ts.debug(loss, recompute=plan)")
+    snapshot("deck", estimate)
     deck.close()

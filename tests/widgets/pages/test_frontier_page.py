@@ -12,6 +12,7 @@ from torch import nn
 
 import tapescope as ts
 from tapescope.engine.mirroring.planned_recompute import MirrorFrontier
+from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.pages.frontier_page import frontier_html
 
 
@@ -52,11 +53,14 @@ def test_without_a_script_the_plans_are_a_table(frontier: MirrorFrontier) -> Non
     assert frontier._repr_html_().count("<tr>") == 1 + len(frontier.plans)
 
 
-def test_a_measured_curve_of_another_graph_is_refused(frontier: MirrorFrontier, tmp_path: Path) -> None:
+def test_a_measured_curve_of_another_graph_is_refused(
+    frontier: MirrorFrontier, tmp_path: Path, snapshot: Snapshots
+) -> None:
     other = torch.ones(3, requires_grad=True)
     measured = ts.profile(lambda: other.sum()).timeline
     assert measured is not None
-    with pytest.raises(ValueError, match="'mine' is of another graph: its backward ran 2 tasks"):
+    with raises(ValueError, "'mine'", "2 tasks") as raised:
         frontier.save_html(tmp_path / "page.html", measured={"mine": measured})
     assert not (tmp_path / "page.html").exists()
+    snapshot("plan_recompute", raised.value)
     assert content(frontier_html(frontier, {"again": frontier.plans[0].timeline}))["measured"]

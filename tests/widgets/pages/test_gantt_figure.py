@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 import tapescope as ts
 from tapescope.engine.studies.gantt import Gantt, MakespanReport
 from tapescope.engine.workloads.workloads import WORKLOADS
-from tapescope.widgets.pages.gantt_figure import gantt_drawing, why_idle
+from tapescope.tests.says import Snapshots, says, says_none_of
+from tapescope.widgets.pages.gantt_figure import _READY, _STILL, gantt_drawing, why_idle
 from tapescope.widgets.pages.theme import DARK, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
@@ -44,11 +46,13 @@ def test_of_each_device_every_moment_is_a_task_or_hatched(report: MakespanReport
             ran = [(bar.start_ns / 1e6, bar.end_ns / 1e6) for bar in gantt.rows[device]]
             assert found == sorted([*idle, *ran])
             assert found[0][0] == 0 and found[-1][1] == pytest.approx(gantt.makespan_ns / 1e6)
-    hatched = [trace for trace in traces if trace["name"] == "stands still"]
+    hatched = [trace for trace in traces if trace["name"] == _STILL]
     assert len(hatched) == 3 and all(trace["marker"]["pattern"]["shape"] == "/" for trace in hatched)
 
 
-def test_makespans_are_lines_with_their_times_and_the_bound_goes_through_all(report: MakespanReport) -> None:
+def test_makespans_are_lines_with_their_times_and_the_bound_goes_through_all(
+    report: MakespanReport, snapshot: Snapshots
+) -> None:
     figure = report.figure()
     lines = {shape.x0: (shape.y0, shape.y1) for shape in figure.layout.shapes if shape.line.dash is None}
     assert sorted(lines) == [1.01, 1.97]
@@ -57,36 +61,38 @@ def test_makespans_are_lines_with_their_times_and_the_bound_goes_through_all(rep
     told = [note.text for note in figure.layout.annotations]
     assert told == ["<b>bfs</b>", "<b>1.01 ms</b>", "<b>dfs</b>", "<b>1.97 ms</b>", "<b>heap</b>", "<b>1.97 ms</b>"]
     named = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert named == [
-        "stands still",
-        "ready and not yet run: what stands still waits for it",
-        "no order ends before 1.01 ms",
-    ]
+    assert named[:2] == [_STILL, _READY]
+    says(named[2], "1.01 ms")
+    snapshot("makespan", "\n".join(named).replace("1.01 ms", "BOUND"))
 
 
 def test_the_policies_are_below_each_other_over_one_axis_of_time(report: MakespanReport) -> None:
     layout = report.figure().layout
     domains = [layout[axis].domain for axis in ("yaxis", "yaxis2", "yaxis3")]
     assert all(upper[0] > lower[1] for upper, lower in pairwise(domains))
-    assert layout.xaxis.range == (0, 1.97) and layout.xaxis.anchor == "y3" and "ms since" in layout.xaxis.title.text
+    assert layout.xaxis.range == (0, 1.97) and layout.xaxis.anchor == "y3"
+    says(layout.xaxis.title.text, "ms")
     assert layout.yaxis2.ticktext == ("cpu", "cuda:0")
 
 
-def test_what_an_idle_device_waits_for_is_drawn_and_told(report: MakespanReport) -> None:
+def test_what_an_idle_device_waits_for_is_drawn_and_told(report: MakespanReport, snapshot: Snapshots) -> None:
     (bfs, *_), heap = report.rows, report["heap"]
-    waits = [trace for trace in report.figure().data if trace.name.startswith("ready and not yet run")]
+    waits = [trace for trace in report.figure().data if trace.name == _READY]
     assert [list(trace.x) for trace in waits] == [[0.04, 1.0]] * 2, "under dfs and heap, not under bfs"
     starved = heap.starved
     assert starved is not None
-    assert "waited 960 µs in the queue of cpu" in why_idle(heap, starved)
-    assert why_idle(heap, heap.idle["cpu"][-1]) == "cpu stands still for 960 µs: all of its tasks have run"
-    assert why_idle(bfs, bfs.idle["cuda:0"][0]).endswith("what that one waits for takes so long")
+    told = [why_idle(heap, starved), why_idle(heap, heap.idle["cpu"][-1]), why_idle(bfs, bfs.idle["cuda:0"][0])]
+    says(told[0], "cuda:0", "960 µs", "cpu")
+    says(told[1], "cpu", "960 µs")
+    says_none_of(told[1], "cuda:0")
+    says(told[2], "cuda:0")
+    snapshot("makespan", re.sub(r"\b\w+\.py:\d+", "FILE:LINE", "\n".join(told)))
 
 
 def test_a_single_policy_has_a_figure_too(report: MakespanReport) -> None:
     figure = report["bfs"].figure("dark")
     assert figure.layout.paper_bgcolor == DARK["panel"] and len(figure.layout.shapes) == 1
-    assert not any(trace.name.startswith("no order") for trace in figure.data)
+    assert not any(trace.type == "scatter" and trace.line.dash == "dot" for trace in figure.data)
 
 
 def test_both_themes_have_their_colours(report: MakespanReport) -> None:

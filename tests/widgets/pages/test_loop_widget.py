@@ -8,6 +8,7 @@ from torch import nn
 
 import tapescope as ts
 from tapescope.engine.training.record import Training
+from tapescope.tests.says import Snapshots, raises, says
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def recorded() -> tuple[Training, ts.record_steps]:
 
 
 def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
-    recorded: tuple[Training, ts.record_steps],
+    recorded: tuple[Training, ts.record_steps], snapshot: Snapshots
 ) -> None:
     training, steps = recorded
     page = training.page(steps=steps)
@@ -33,13 +34,14 @@ def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
     page._hear(None, {"leave": True}, [])
     assert page.deck is None and page.children == (page._page,)
     page.open_step(2)
-    assert "step 2 is not kept; kept: none; recorded: 1" in page._said.value
+    says(page._said.value, "step 2", 1)
+    snapshot("training", page._said.value)
 
 
 def test_recorded_steps_may_have_other_numbers_in_the_loop(recorded: tuple[Training, ts.record_steps]) -> None:
     training, steps = recorded
     assert 'data-live="4"' in training.page(steps={4: steps[1], 3: steps[0]})._page.content
-    with pytest.raises(TypeError, match="steps has an int at 1; expected ts.record_steps"):
+    with raises(TypeError, "steps", "int", 1, "ts.record_steps"):
         training.page(steps={1: 5})
-    with pytest.raises(TypeError, match="loss_of"):
+    with raises(TypeError, "loss_of"):
         training.page(lambda: None)

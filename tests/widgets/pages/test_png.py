@@ -12,6 +12,7 @@ from torch import nn
 import tapescope as ts
 from tapescope.inspector.drawing.svg_style import _DARK as GRAPH_DARK
 from tapescope.inspector.drawing.svg_style import _LIGHT as GRAPH_LIGHT
+from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.still import Moment, Still
 from tapescope.widgets.pages.png import can_draw_png, png_of
 from tapescope.widgets.pages.theme import DARK, LIGHT
@@ -84,8 +85,9 @@ def test_a_users_words_are_left_as_they_are() -> None:
     assert png_of(svg) != png_of(TEXT.format("red"))
 
 
-def test_without_resvg_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_resvg_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots) -> None:
     assert can_draw_png()
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'tapescope\[notebook\]'"):
+    with raises(ModuleNotFoundError, "pip install", "tapescope[notebook]") as raised:
         png_of(TEXT.format("x"))
+    snapshot("save_png", raised.value)
