@@ -77,7 +77,7 @@ def line(text: str) -> int:
 
 STEP = line("y = model(")
 END = BEGIN.count("\n") + 1  # where what a case adds begins
-HELD = {
+HELD: dict[str, tuple[str, str, str | tuple[str, ...]]] = {
     "a list": ("", "trainer.store.append(y)", "trainer.store[0]"),
     "a list of dicts": ("", "trainer.store.append({'o': y})", "trainer.store[0]['o']"),
     "a dict by step": ("seen = {}", "seen[step] = loss", "seen[0]"),
