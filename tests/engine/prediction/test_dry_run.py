@@ -38,7 +38,8 @@ from ..comparing import compiled_loss
 from ..profiled import profiled
 from ..sizes import LARGEST_SLOW, built
 
-ESTIMATES: dict[str, tuple[tuple[str, ...], float]] = {  # why the prediction is none to the byte, and by how much it may be off
+# Why the prediction is none to the byte, and by how much it may be off.
+ESTIMATES: dict[str, tuple[tuple[str, ...], float]] = {
     "lstm_lm": (("mkldnn_rnn_layer_backward", NOT_LISTED), 0.2),
     "seq2seq": (("mkldnn_rnn_layer_backward", NOT_LISTED), 0.11),
     # An instance norm gives a view, and so a ReLU in place behind it is a CopySlices.
