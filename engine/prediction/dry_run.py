@@ -51,14 +51,18 @@ from .answers import Answer, Gradient
 from .assumed_footprints import assumed_footprint, assumed_gradient, assumed_layout, of_shapes
 from .dry_run_limits import (
     CHECKPOINTED,
+    COMPILED,
     DTENSORS,
     HIDDEN,
+    HOOKED,
     NOT_CALLED,
+    OF_A_SUBCLASS,
     OTHER_FORMULAS,
     PACKED,
     PASSING,
     REENTRANT,
     SAME_IN_EVERY_ORDER,
+    UNLISTED_HOOKS,
     WORKSPACE,
     kernel_sentence,
     limit_sentence,
@@ -368,11 +372,11 @@ class _DryRun:
         if task.kind is Kind.CHECKPOINT:
             return REENTRANT
         if task.kind is Kind.COMPILED:
-            return "compiled regions"
+            return COMPILED
         if task.kind in APPLIED:
             return NOT_CALLED
         if self._saves_subclass[task.id]:
-            return "nodes that saved tensors of a subclass, whose code is not called"
+            return OF_A_SUBCLASS
         if hides_saved(node):
             if task.kind is not Kind.COPY_SLICES:
                 return "C++ nodes that are not PyTorch's own, or that it compiled, whose code is not called"
@@ -484,14 +488,9 @@ class _DryRun:
     def _look_for_hooks(self, leaves: dict[int, Tensor]) -> None:
         found = hooked_tasks(self._graph, leaves, self._hooks)
         for task_id in found:
-            self._limit("tasks with hooks, which were not run", task_id)
+            self._limit(HOOKED, task_id)
         if not found and hooks_registered() and HookWatch(self._graph.nodes).registered():
-            self._more_limits.append(
-                Estimate(
-                    "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not "
-                    "known"
-                )
-            )
+            self._more_limits.append(UNLISTED_HOOKS)
 
     def _assumed(self, task_id: int, number: int) -> Gradient:
         """What a task is taken to get, if nothing but the metadata is known."""

@@ -27,6 +27,11 @@ OF_PYTHON = Estimate("of a tape the arrays are counted, not Python's own objects
 OF_A_TAPE = Estimate(f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros", "at least")
 """Why a dry run of a tape is one."""
 
+UNLISTED_HOOKS = Estimate(
+    "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
+)
+"""Why a dry run is an estimate where hooks exist and torch does not say on which tensors."""
+
 OTHER_FORMULAS = {
     "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
     "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
@@ -54,6 +59,10 @@ PASSING = {
 """torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
 
 NOT_CALLED = "custom Functions, whose code is not called"
+OF_A_SUBCLASS = "nodes that saved tensors of a subclass, whose code is not called"
+COMPILED = "compiled regions"
+HOOKED = "tasks with hooks, which were not run"
+NEED_VALUES = "nodes that can't run without values"
 DEFINED = "primitives that you have defined, whose formulas are not called"
 HELD_LEAVES = (
     "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
@@ -131,4 +140,4 @@ def needs_values(error: Exception) -> str:
         raise error
     text = str(error).partition("\n")[0]
     more = f": {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}" if text else ""
-    return f"nodes that can't run without values ({type(error).__name__}{more})"
+    return f"{NEED_VALUES} ({type(error).__name__}{more})"

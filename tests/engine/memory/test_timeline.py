@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tapescope as ts
 from tapescope.engine.memory.timeline import Category, Keeper, Maker, Timeline
 from tapescope.engine.words.estimates import Estimate
+from tapescope.tests.says import Snapshots, raises, says
 
 CATEGORIES = st.sampled_from(Category)
 BIRTH = st.tuples(st.just("birth"), st.integers(0, 5), CATEGORIES)
@@ -220,22 +221,23 @@ def test_the_life_of_each_storage(account: Account, data: st.DataObject) -> None
             *([Keeper("backward")] if storage.died == len(account.order) else []),
         ]
         assert list(storage.kept_by) == keepers
-    with pytest.raises(IndexError, match=f"there is no storage {count}; this timeline has {count}"):
+    with raises(IndexError, count):
         timeline.storage(count)
     with pytest.raises(IndexError):
         timeline.storage(-1)
 
 
-def test_the_text_says_what_it_is() -> None:
+def test_the_text_says_what_it_is(snapshot: Snapshots) -> None:
     account = Account([(3, Category.SAVED)], [], [[("birth", 1_000_000, Category.BUFFER)]], [])
     measured = account.timeline()
-    assert repr(measured) == "<Timeline of cpu, measured: peak 1,000,003 bytes>"
+    says(repr(measured), "cpu", "measured", "1,000,003")
     predicted = Timeline(
         graph(), (), "cuda:0", "dry run", array("q"), array("q", [0]), array("q"), array("b"), estimates=("so",)
     )
-    assert repr(predicted) == "<Timeline of cuda:0, predicted (dry run), an estimate (more or less): peak 0 bytes>"
+    says(repr(predicted), "cuda:0", "dry run", 0)
     lower = dataclasses.replace(predicted, estimates=(Estimate("so", "at least"),))
-    assert lower.direction == "at least" and "an estimate (at least)" in repr(lower)
+    assert lower.direction == "at least"
+    snapshot("profile", "\n".join(map(repr, (measured, predicted, lower))))
 
 
 def test_the_share_of_workspace_is_that_of_the_peak() -> None:
@@ -280,9 +282,7 @@ def test_gradients_become_grad_one_leaf_after_the_other_though_nothing_is_alloca
         assert timeline.category_at(number, event, place) is Category.GRADIENT
 
 
-def test_a_category_says_what_it_is() -> None:
-    assert (
-        f"{Category.BUFFER}, {Category.SAVED}"
-        == "input buffer, saved activation"
-        == ", ".join(map(str, (Category.BUFFER, Category.SAVED)))
-    )
+def test_a_category_says_what_it_is(snapshot: Snapshots) -> None:
+    for each in Category:
+        assert f"{each}" == str(each) == each.title
+    snapshot("profile", "\n".join(f"{each.title}, {each.plural}" for each in Category))

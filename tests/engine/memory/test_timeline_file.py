@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import tapescope as ts
 from tapescope.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
 from tapescope.engine.programs.profile import profile
+from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES
@@ -134,17 +135,19 @@ def test_what_the_allocator_took_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "reason"),
+    ("key", "value", "facts"),
     [
-        ("requested", [1], '"timeline.blocks.requested" has 1 entries, not'),
-        (("requested", 0), 2**30, '"timeline.blocks.requested" has more than was reserved'),
-        (("allocated", -1), 2**30, '"timeline.blocks.allocated" has more than was reserved'),
-        (("reserved", 0), -1, '"timeline.blocks.reserved" has entries'),
-        ("peak_before", -1, '"timeline.blocks.peak_before" is -1'),
-        ("peak_before", None, '"timeline.blocks.peak_before" is not a whole number'),
+        ("requested", [1], ['"timeline.blocks.requested"', 1]),
+        (("requested", 0), 2**30, ['"timeline.blocks.requested"']),
+        (("allocated", -1), 2**30, ['"timeline.blocks.allocated"']),
+        (("reserved", 0), -1, ['"timeline.blocks.reserved"']),
+        ("peak_before", -1, ['"timeline.blocks.peak_before"', -1]),
+        ("peak_before", None, ['"timeline.blocks.peak_before"']),
     ],
 )
-def test_blocks_that_can_not_be_are_refused(key: Any, value: Any, reason: str, tmp_path: Path) -> None:
+def test_blocks_that_can_not_be_are_refused(
+    key: Any, value: Any, facts: list[object], tmp_path: Path, snapshot: Snapshots
+) -> None:
     path = with_blocks(profiled_run()).save(tmp_path / "run.json")
     content = json.loads(path.read_text())
     blocks = content["timeline"]["blocks"]
@@ -153,8 +156,10 @@ def test_blocks_that_can_not_be_are_refused(key: Any, value: Any, reason: str, t
     else:
         blocks[key] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=reason):
+    with raises(ValueError, *facts) as raised:
         ts.load(path)
+    if key == ("requested", 0):
+        snapshot("load", raised.value)
 
 
 def test_an_order_that_is_not_the_runs_comes_back(tmp_path: Path) -> None:
@@ -173,7 +178,7 @@ def test_files_without_a_timeline_load(engine: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     run = ts.load(path)
     assert run.timeline is None and run.trace is not None
-    with pytest.raises(ValueError, match="memory of this run was not measured"):
+    with raises(ValueError, "memory=True", "ts.profile(make_loss)"):
         run.peak_bytes  # noqa: B018
 
 
@@ -184,55 +189,80 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "reason"),
+    ("key", "value", "facts"),
     [
-        ("device", "toaster", '"timeline.device" has a device which torch'),
-        ("device", 0, '"timeline.device" is not a text'),
-        ("basis", "guessed", "\"timeline.basis\" is 'guessed'; known are measured, calibrated, dry run"),
-        ("estimates", [1], '"timeline.estimates" has an entry that is no text'),
-        ("order", [0, 0], '"timeline.order" has an entry twice'),
-        ("before", 10**6, '"timeline.before" is 1000000'),
-        ("before", -1, '"timeline.before" is -1'),
-        ("events", [], '"timeline.events" has 0 births, with those before, of'),
-        (("events", 0), 3, '"timeline.events" has a birth or a death out of turn at 0: 3'),
-        (("events", 0), ~0, '"timeline.events" has a birth or a death out of turn at 0: -1'),
-        (("events", 1), 0, '"timeline.events" has a birth or a death out of turn at 1: 0'),
-        (("events", 0), 10**6, '"timeline.events" has entries'),
-        ("starts", [0], '"timeline.starts" has 1 entries, not'),
-        (("starts", 0), 10**6, '"timeline.starts" has entries'),
-        (("starts", -1), 0, '"timeline.starts" goes down'),
-        (("nbytes", 0), -1, '"timeline.nbytes" has entries'),
-        (("nbytes", 0), 2**60, '"timeline.nbytes" has entries'),
-        (("categories", 0), "PASSING", '"timeline.categories" has one which this version does not know'),
-        (("born_as", 0), 99, '"timeline.born_as" has entries'),
-        ("born_as", [], '"timeline.born_as" has 0 entries'),
-        (("change_event", 0), 10**6, '"timeline.change_event" (has a change of|goes down)'),
-        (("change_event", -1), 0, '"timeline.change_event" goes down'),
-        (("change_storage", 0), 10**6, '"timeline.change_storage" has entries'),
-        (("change_category", 0), 99, '"timeline.change_category" has entries'),
-        (("maker_task", 0), 10**6, '"timeline.maker_task" has entries'),
-        (("maker_operation", 0), 10**6, '"timeline.maker_operation" has entries'),
-        (("maker_module", 0), 10**6, '"timeline.maker_module" has entries'),
-        ("modules", [1], '"timeline.modules" has an entry that is no text'),
-        (("operation_source", 0), 10**6, '"timeline.operation_source" has entries'),
-        (("sources", 0), [1], '"timeline.sources" has an entry that does not have 4 fields'),
-        (("saved_storage", 0), 10**6, '"timeline.saved_storage" has entries'),
-        (("saved_task", 0), 10**6, '"timeline.saved_task" has entries'),
-        (("saved_slot", 0), 10**6, '"timeline.saved_slot" has entries'),
-        ("saved_slot", [], '"timeline.saved_slot" has 0 entries'),
-        ("held", [0, 0], '"timeline.held" has an entry twice'),
-        ("held", [10**6], '"timeline.held" has entries'),
-        (("grad_task", 0), 10**6, '"timeline.grad_task" has entries'),
-        (("grad_storage", 0), 10**6, '"timeline.grad_storage" has entries'),
-        ("inputs", [0], '"timeline.inputs" has 1 entries, neither 0 nor'),
-        (("inputs", 0), 10**6, '"timeline.inputs" has entries'),
-        ("event_ns", [0], '"timeline.event_ns" has 1 entries, neither 0 nor'),
-        ("event_ns", ["now"], '"timeline.event_ns" is not a list of whole numbers'),
+        ("device", "toaster", ['"timeline.device"', "'toaster'"]),
+        ("device", 0, ['"timeline.device"']),
+        ("basis", "guessed", ['"timeline.basis"', "'guessed'", "measured", "calibrated", "dry run"]),
+        ("estimates", [1], ['"timeline.estimates"']),
+        ("order", [0, 0], ['"timeline.order"']),
+        ("before", 10**6, ['"timeline.before"', 1000000]),
+        ("before", -1, ['"timeline.before"', -1]),
+        ("events", [], ['"timeline.events"', 0]),
+        (("events", 0), 3, ['"timeline.events"', 0, 3]),
+        (("events", 0), ~0, ['"timeline.events"', 0, -1]),
+        (("events", 1), 0, ['"timeline.events"', 1, 0]),
+        (("events", 0), 10**6, ['"timeline.events"', 10**6]),
+        ("starts", [0], ['"timeline.starts"', 1]),
+        (("starts", 0), 10**6, ['"timeline.starts"', 10**6]),
+        (("starts", -1), 0, ['"timeline.starts"']),
+        (("nbytes", 0), -1, ['"timeline.nbytes"', -1]),
+        (("nbytes", 0), 2**60, ['"timeline.nbytes"', 2**60]),
+        (("categories", 0), "PASSING", ['"timeline.categories"', "'PASSING'"]),
+        (("born_as", 0), 99, ['"timeline.born_as"', 99]),
+        ("born_as", [], ['"timeline.born_as"', 0]),
+        (("change_event", 0), 10**6, ['"timeline.change_event"', 10**6]),
+        (("change_event", -1), 0, ['"timeline.change_event"']),
+        (("change_storage", 0), 10**6, ['"timeline.change_storage"', 10**6]),
+        (("change_category", 0), 99, ['"timeline.change_category"', 99]),
+        (("maker_task", 0), 10**6, ['"timeline.maker_task"', 10**6]),
+        (("maker_operation", 0), 10**6, ['"timeline.maker_operation"', 10**6]),
+        (("maker_module", 0), 10**6, ['"timeline.maker_module"', 10**6]),
+        ("modules", [1], ['"timeline.modules"']),
+        (("operation_source", 0), 10**6, ['"timeline.operation_source"', 10**6]),
+        (("sources", 0), [1], ['"timeline.sources"', 4]),
+        (("saved_storage", 0), 10**6, ['"timeline.saved_storage"', 10**6]),
+        (("saved_task", 0), 10**6, ['"timeline.saved_task"', 10**6]),
+        (("saved_slot", 0), 10**6, ['"timeline.saved_slot"', 10**6]),
+        ("saved_slot", [], ['"timeline.saved_slot"', 0]),
+        ("held", [0, 0], ['"timeline.held"']),
+        ("held", [10**6], ['"timeline.held"', 10**6]),
+        (("grad_task", 0), 10**6, ['"timeline.grad_task"', 10**6]),
+        (("grad_storage", 0), 10**6, ['"timeline.grad_storage"', 10**6]),
+        ("inputs", [0], ['"timeline.inputs"', 1, 0]),
+        (("inputs", 0), 10**6, ['"timeline.inputs"', 10**6]),
+        ("event_ns", [0], ['"timeline.event_ns"', 1, 0]),
+        ("event_ns", ["now"], ['"timeline.event_ns"']),
     ],
 )
 def test_what_contradicts_itself_is_refused_and_named(
-    saved: tuple[Path, Any], key: Any, value: Any, reason: str
+    saved: tuple[Path, Any], key: Any, value: Any, facts: list[object]
 ) -> None:
+    refused(saved, key, value, *facts)
+
+
+def test_each_refusal_has_its_text(saved: tuple[Path, Any], snapshot: Snapshots) -> None:
+    cases: list[tuple[Any, Any]] = [
+        ("device", 0),
+        ("basis", "guessed"),
+        ("estimates", [1]),
+        ("order", [0, 0]),
+        ("before", -1),
+        ("events", []),
+        (("events", 0), 3),
+        ("starts", [0]),
+        (("starts", 0), 10**6),
+        (("starts", -1), 0),
+        (("categories", 0), "PASSING"),
+        (("change_event", 0), 10**6),
+        (("sources", 0), [1]),
+        ("inputs", [0]),
+        ("event_ns", ["now"]),
+    ]
+    snapshot("load", "\n".join(refused(saved, key, value) for key, value in cases))
+
+
+def refused(saved: tuple[Path, Any], key: Any, value: Any, *facts: object) -> str:
     path, content = saved
     content = copy.deepcopy(content)
     if isinstance(key, tuple):
@@ -240,8 +270,9 @@ def test_what_contradicts_itself_is_refused_and_named(
     else:
         content["timeline"][key] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=reason):
+    with raises(ValueError, *facts) as raised:
         ts.load(path)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("column", ["events", "nbytes", "maker_task", "saved_slot", "inputs", "basis", "held"])
@@ -250,7 +281,7 @@ def test_a_column_that_is_missing_is_named(saved: tuple[Path, Any], column: str)
     content = copy.deepcopy(content)
     del content["timeline"][column]
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f'"timeline.{column}" is missing'):
+    with raises(ValueError, f'"timeline.{column}"'):
         ts.load(path)
 
 
@@ -262,7 +293,7 @@ def test_a_change_of_a_storage_that_is_not_alive_is_refused(saved: tuple[Path, A
     after = timeline["events"].index(~dead) + 1
     timeline["change_storage"], timeline["change_event"], timeline["change_category"] = [dead], [after], [0]
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"has a change of storage {dead} at {after}, when it is not alive"):
+    with raises(ValueError, f"storage {dead}", after):
         ts.load(path)
     timeline["change_event"] = [after - 1]
     path.write_text(json.dumps(content))
@@ -276,7 +307,7 @@ def test_bytes_beyond_what_can_be_added_are_refused(saved: tuple[Path, Any]) -> 
     timeline["nbytes"] = [2**53 - 1] * born
     timeline["born_as"], timeline["before"], timeline["events"] = [0] * born, born, []
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match='"timeline.nbytes" add up to'):
+    with raises(ValueError, '"timeline.nbytes"'):
         ts.load(path)
 
 

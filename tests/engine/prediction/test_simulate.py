@@ -18,8 +18,10 @@ from tapescope.engine.memory.timeline import Category, Maker, Timeline
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.orders.simulate import simulate
 from tapescope.engine.prediction.dry_run import dry_run
+from tapescope.engine.words.estimates import direction_of
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..backward_programs import random_policy, random_program
 from ..profiled import profiled
@@ -244,7 +246,7 @@ def test_a_gradient_which_a_hook_holds_is_copied_and_stays() -> None:
     assert kilobytes(simulate(graph, (1, 0), by_input)) == [[1], [1]]
 
 
-def test_blocks_that_are_kept_until_another_task_has_run() -> None:
+def test_blocks_that_are_kept_until_another_task_has_run(snapshot: Snapshots) -> None:
     graph = tasks_of([None], [None], [0, 1])
     keeps = does(None, blocks=1, kept=((0, 0),))
     found = footprints(graph, does(None), keeps, does(block(0), block(1)))
@@ -253,45 +255,48 @@ def test_blocks_that_are_kept_until_another_task_has_run() -> None:
     assert Category(in_time.born_as[3]) is Category.SAVED
     assert not in_time.estimates
     assert kilobytes(late) == [[1, 1], [-1], [1, -1, -1]]
-    assert late.estimates == (
-        "1 task keeps what goes with a task that has run before in this order; here it goes at once; the first is F",
-    )
+    (estimate,) = late.estimates
+    says(estimate, 1, "F")
+    assert late.direction == "at least"
+    snapshot("simulate", estimate)
     forever = footprints(graph, does(None), replace(keeps, kept=((0, -1),)), does(block(0), block(1)))
     assert kilobytes(simulate(graph, (2, 1, 0), forever)) == [[1, 1], [1, -1], [-1]]
 
 
-def test_other_layouts_than_were_seen_make_an_estimate() -> None:
+def test_other_layouts_than_were_seen_make_an_estimate(snapshot: Snapshots) -> None:
     graph = tasks_of([None], [0])
     other = replace(KILOBYTE, strides=(1, 16))
     found = simulate(graph, (1, 0), footprints(graph, does(None, inputs=(other,)), does(block())))
-    assert found.estimates == (
-        "1 task gets a gradient in another layout than was seen, and may copy it; the first is F",
-    )
+    (estimate,) = found.estimates
+    says(estimate, 1, "F")
+    assert found.direction == "unknown"
+    snapshot("simulate", estimate)
     row = contiguous((1, 256), 4)  # a stride in a dimension of size 1 is nothing
     seen = does(None, inputs=(replace(row, strides=(7, 1)),))
     assert not simulate(graph, (1, 0), footprints(graph, seen, does(block(layout=row)))).estimates
 
 
-def test_what_is_not_known_of_makes_an_estimate() -> None:
+def test_what_is_not_known_of_makes_an_estimate(snapshot: Snapshots) -> None:
     graph = tasks_of([None], [0])
     for tasks in ((does(None), does(None)), (does(None), None)):
         found = simulate(graph, (1, 0), footprints(graph, *tasks, limits=("a sentence",)))
         assert found.estimates[0] == "a sentence"
-        assert found.estimates[1].startswith("1 task gets or gives a gradient of which nothing is known")
+        says(found.estimates[1], 1)
+    snapshot("simulate", found.estimates[1])
 
 
 def test_what_is_no_graph_no_footprints_or_no_order_is_told_what_to_pass() -> None:
     x = torch.randn(4, requires_grad=True)
     loss = x.exp().sum()
     graph = ts.graph(loss)
-    with pytest.raises(TypeError, match=r"takes a graph, not a Tensor: ts.simulate\(ts.graph\(loss\)\)"):
+    with raises(TypeError, "Tensor", "ts.simulate(ts.graph(loss))"):
         simulate(loss)  # type: ignore[arg-type]
     run = ts.backward(x.exp().sum())
-    with pytest.raises(TypeError, match=r"takes a graph, not a Run: pass its .graph"):
+    with raises(TypeError, "Run", ".graph"):
         simulate(run)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"those of a measured run, ts.profile\(...\).footprints, not a Run"):
+    with raises(TypeError, "ts.profile(...).footprints", "Run"):
         simulate(graph, "heap", run)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="expected a task or its number, got a float"):
+    with raises(TypeError, "float"):
         simulate(graph, [1.5])  # type: ignore[list-item]
     assert simulate(graph, list(torch.tensor(simulate(graph).order))).order == simulate(graph).order
 
@@ -302,8 +307,9 @@ def test_an_estimate_states_the_share_of_workspace() -> None:
     exact = simulate(run.graph, run.order, run.footprints)
     assert not exact.estimates and exact.workspace_share > 0.5
     flagged = simulate(run.graph, run.order, replace(run.footprints, limits=("a sentence",)))
-    share = f"{exact.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
-    assert flagged.estimates == ("a sentence", share)
+    given, share = flagged.estimates
+    assert given == "a sentence"
+    says(share, f"{exact.workspace_share:.1%}")
 
 
 def test_another_device_counts_nothing() -> None:
@@ -314,48 +320,54 @@ def test_another_device_counts_nothing() -> None:
     assert len(simulate(graph, (1, 0), far)) == 0
 
 
-def test_what_inputs_leaves_out_is_not_run() -> None:
+def test_what_inputs_leaves_out_is_not_run(snapshot: Snapshots) -> None:
     x, y = torch.randn(32, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
     graph = ts.graph((x.exp() * y.tanh()).sum())
     order = ts.backward((x.exp() * y.tanh()).sum(), inputs=[x]).order
     x.grad = None
     found = simulate(graph, order)
     assert len(found.order) == len(graph) - 2 and set(found.grads.values()) == {order[-1]}
-    assert found.estimates[-1].startswith("1 task gives gradients that nobody needs")
+    says(found.estimates[-1], 1)
+    assert direction_of(found.estimates[-1:]) == "at most"
+    snapshot("simulate", found.estimates[-1])
     assert found.end_bytes == 4096 + 4 + 4096  # .grad, the loss, and what TanhBackward0 keeps
 
 
-def test_an_order_that_is_not_legal_is_refused() -> None:
+def test_an_order_that_is_not_legal_is_refused(snapshot: Snapshots) -> None:
     graph = tasks_of([], [0], [1], leaves=1)
     found = footprints(graph, None, does(block()), does(block()))
-    for order, message in [
-        ((2, 0, 1), r"AccumulateGrad \(2nd\) comes before F \(3rd\), for whose gradient it waits"),
-        ((2, 0), r"AccumulateGrad \(2nd\) is in it without F, for whose gradient it waits"),
-        ((2, 1, 1, 0), "F is in it twice, 2nd and 3rd"),
-        ((2, 1, 3), "there is no task 3; this graph has tasks 0 to 2"),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    cases: list[tuple[tuple[int, ...], tuple[object, ...]]] = [
+        ((2, 0, 1), ("AccumulateGrad", "2nd", "F", "3rd")),
+        ((2, 0), ("AccumulateGrad", "2nd", "F")),
+        ((2, 1, 1, 0), ("F", "2nd", "3rd")),
+        ((2, 1, 3), (3, 0, 2)),
+    ]
+    for order, facts in cases:
+        with raises(ValueError, *facts) as raised:
             simulate(graph, order, found)
+        snapshot("simulate", raised.value)
     dynamic = ts.Policy("late", "", lambda task, arrival: (0,), dynamic=True)
-    with pytest.raises(ValueError, match="policy late decides while the backward runs"):
+    with raises(ValueError, "late") as raised:
         simulate(graph, dynamic, found)
+    snapshot("simulate", raised.value)
 
 
-def test_footprints_of_another_graph_are_refused_and_those_of_the_same_forward_run_again_are_not() -> None:
+def test_footprints_of_another_graph_are_refused_and_those_of_the_same_forward_run_again_are_not(
+    snapshot: Snapshots,
+) -> None:
     graph = tasks_of([], [0], [1], leaves=1)
     found = footprints(graph, None, does(block()), does(block()))
     assert kilobytes(simulate(replace(graph, calls=()), (2, 1, 0), found)) == kilobytes(simulate(graph, "heap", found))
     smaller = replace(graph.tasks[1], inputs=(TensorMeta((1,), torch.float32, torch.device("cpu")),))
-    for other, message in [
-        (tasks_of([], [0]), "they are those of 3 tasks; it has 2"),
-        (tasks_of([], [0], [0], leaves=1), "their tasks depend on each other in another way"),
-        (
-            replace(graph, tasks=(graph.tasks[0], smaller, graph.tasks[2])),
-            "where it has F, theirs is F or",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    cases: list[tuple[ts.Graph, tuple[object, ...]]] = [
+        (tasks_of([], [0]), (3, 2)),
+        (tasks_of([], [0], [0], leaves=1), ()),
+        (replace(graph, tasks=(graph.tasks[0], smaller, graph.tasks[2])), ("F",)),
+    ]
+    for other, facts in cases:
+        with raises(ValueError, *facts) as raised:
             simulate(other, "heap", found)
+        snapshot("simulate", raised.value)
 
 
 def test_simulations_with_the_same_footprints_do_not_disturb_each_other() -> None:

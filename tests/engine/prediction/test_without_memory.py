@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import tapescope as ts
+from tapescope.tests.says import raises, says
 
 MakeLoss = Callable[[], Tensor]
 
@@ -76,7 +77,8 @@ def test_their_backward_is_predicted_as_if_they_existed(make: Callable[[], MakeL
     assert found.device == ("meta" if make is on_meta else "cpu")
     assert bool(found.estimates) is (make is on_meta)  # what kernels take for themselves is asked of the CPU alone
     assert ts.plan_order(loss)[policy].peak_bytes == measured.peak_bytes
-    assert "Predicted from a dry run" in str(ts.peak_report(found))
+    assert found.basis == "dry run"
+    says(ts.peak_report(found), "dry run")
     assert not any(leaf.grad is not None for leaf in drawn.leaves.values())
 
 
@@ -103,19 +105,18 @@ def test_what_variables_hold_of_fake_tensors_is_known_and_views_in_between_are_n
         ts.advise,
     ],
 )
-@pytest.mark.parametrize(("make", "said"), [(on_meta, "on the meta device"), (fake, "fake tensor")])
+@pytest.mark.parametrize(("make", "fact"), [(on_meta, "meta"), (fake, "FakeTensorMode")])
 def test_what_measures_or_looks_at_numbers_refuses_them(
-    make: Callable[[], MakeLoss], said: str, verb: Callable[[MakeLoss], object]
+    make: Callable[[], MakeLoss], fact: str, verb: Callable[[MakeLoss], object]
 ) -> None:
-    with pytest.raises(ValueError, match=said) as refused:
+    with raises(ValueError, fact, "ts.simulate(ts.graph(loss))"):
         verb(make())
-    assert "ts.simulate(ts.graph(loss))" in str(refused.value)
 
 
 def test_symbolic_sizes_are_refused_by_name() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     x = mode.from_tensor(torch.randn(6, 4, requires_grad=True))
-    with pytest.raises(NotImplementedError, match="MulBackward0 takes a gradient of"):
+    with raises(NotImplementedError, "MulBackward0"):
         ts.graph((x * 3).tanh().sum())
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.inspector.graph.kinds import Kind
+from tapescope.tests.says import Snapshots, raises
 
 pytestmark = pytest.mark.heavy
 
@@ -215,7 +216,7 @@ def under_policy(make_loss: Callable[[], Tensor]) -> None:
 
 
 def refused(make_loss: Callable[[], Tensor]) -> None:
-    with pytest.raises(NotImplementedError, match="compiled by torch.compile"):
+    with raises(NotImplementedError, "torch.compile"):
         ts.plan_recompute(make_loss, 0.5, seconds=0.1)
 
 
@@ -409,26 +410,28 @@ def test_what_looks_inside_repeats_a_checkpoint_as_its_forward_ran(verb: str, us
 # Mirroring
 
 
-def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run() -> None:
+def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run(snapshot: Snapshots) -> None:
     model, make_loss = PROGRAMS["part"]()
     step(model, make_loss)
     before = [each.clone() for each in (*model.parameters(), *model.buffers())]
     random = torch.get_rng_state()
-    with pytest.raises(NotImplementedError, match=r"Net \(test_compiled.py:\d+\) is compiled .* no plan"):
+    with raises(NotImplementedError, "Net", "test_compiled.py:", "torch.compile") as raised:
         ts.plan_recompute(make_loss, 0.5)
+    snapshot("plan_recompute", raised.value)
     assert all(map(torch.equal, before, [*model.parameters(), *model.buffers()]))
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_a_mirror_refuses_what_was_compiled_since() -> None:
+def test_a_mirror_refuses_what_was_compiled_since(snapshot: Snapshots) -> None:
     model = Around(Net())
     x = data(64)
     plan = ts.plan_recompute(lambda: model(x).square().mean(), 0.5, seconds=0.1)
     assert plan.dropped
     run = compiled(model)
     for _ in range(2):
-        with pytest.raises(NotImplementedError, match="can't be mirrored"), ts.recompute(plan):
+        with raises(NotImplementedError, "torch.compile") as raised, ts.recompute(plan):
             run(x)
+    snapshot("recompute", raised.value)
     assert Kind.COMPILED in {task.kind for task in ts.graph(run(x).sum()).tasks}
 
 

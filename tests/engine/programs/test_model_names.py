@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.tests.says import raises
 
 
 class Autoencoder(nn.Module):
@@ -84,9 +85,9 @@ def test_of_a_loss_that_is_there_parts_are_named_after_the_model_too() -> None:
     assert "encoder.0" in paths(ts.find_batches(loss, model=model).graph)
     gantt = ts.makespan(loss, device_of={"encoder": "cuda:0"}, model=model)
     assert set(gantt.rows) == {"cpu", "cuda:0"}
-    with pytest.raises(ValueError, match="nothing in this graph is called"):
+    with raises(ValueError, '"encoder"'):
         ts.makespan(loss, device_of={"encoder": "cuda:0"})
-    with pytest.raises(ValueError, match="model= is for a loss, and this is a graph"):
+    with raises(ValueError, "model="):
         ts.plan_order(graph, model=model)
     other = nn.Sequential(nn.Linear(1, 1))
     assert paths(ts.graph(loss, model=other)) == paths(ts.graph(loss))
@@ -133,7 +134,5 @@ def test_what_is_no_module_is_refused_before_anything_runs(verb: Callable[..., A
     def make_loss() -> Tensor:
         raise AssertionError("nothing has run by then")
 
-    with pytest.raises(
-        TypeError, match=r"model is a dict; expected the module to name things after; several are one, "
-    ):
+    with raises(TypeError, "model", "dict"):
         verb(make_loss, model={"G": nn.Linear(1, 1)})

@@ -21,6 +21,7 @@ from tapescope.engine.measuring import measurement
 from tapescope.engine.measuring.attribution import Lives, lives_of
 from tapescope.engine.memory.timeline import Category, Keeper, Storage, Timeline
 from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.tests.says import Snapshots, raises
 from tapescope.tests.warm_python import WarmPython
 
 from ..backward_programs import random_policy
@@ -411,33 +412,36 @@ def test_after_an_error_nothing_is_left(make_loss, error):
     assert ts.profile(make_loss).peak_bytes
 
 
-def test_bad_arguments_are_sentences():
+def test_bad_arguments_are_sentences(snapshot: Snapshots):
     loss = torch.randn(3, requires_grad=True).sum()
-    with pytest.raises(TypeError, match="make_loss is a Tensor; expected a function"):
+    with raises(TypeError, "make_loss", "Tensor") as raised:
         ts.profile(loss)
-    with pytest.raises(ValueError, match="there is no engine 'python'; known are native, direct"):
+    snapshot("profile", raised.value)
+    with raises(ValueError, "engine", "'python'", "native", "direct"):
         ts.profile(lambda: loss, engine="python")
-    with pytest.raises(ValueError, match=r"was not measured: ts.backward\(..., memory=True\)"):
+    with raises(ValueError, "ts.backward(..., memory=True)") as raised:
         _ = ts.backward(loss).peak_bytes
+    snapshot("profile", raised.value)
 
 
-def test_a_whole_step_that_returns_nothing_is_told_what_measures_it():
+def test_a_whole_step_that_returns_nothing_is_told_what_measures_it(snapshot: Snapshots):
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(TypeError, match=r"returned None.* whole step itself is measured by ts\.profile_step"):
+    with raises(TypeError, "make_loss()", "None", "ts.profile_step") as raised:
         ts.profile(lambda: (x * x).sum().backward())
+    snapshot("profile", raised.value)
 
 
 def test_one_profiler_at_a_time():
     _, make_loss = steps()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]), ThreadPoolExecutor(1) as other:
-        with pytest.raises(RuntimeError, match="a torch profiler is at work"):
+        with raises(RuntimeError, "torch.profiler.profile()"):
             ts.profile(make_loss)
-        with pytest.raises(RuntimeError, match="a torch profiler is at work"):
+        with raises(RuntimeError, "torch.profiler.profile()"):
             other.submit(ts.profile, make_loss).result()
         assert torch.autograd._profiler_enabled()
 
 
-def test_one_measurement_at_a_time():
+def test_one_measurement_at_a_time(snapshot: Snapshots):
     _, make_loss = steps()
     inside = Barrier(2, timeout=60)  # seconds: where no measurement begins, none would come
 
@@ -449,11 +453,12 @@ def test_one_measurement_at_a_time():
     with ThreadPoolExecutor(1) as other:
         running = other.submit(ts.profile, slow_loss)
         inside.wait()
-        with pytest.raises(RuntimeError, match="measured already, in this thread or in another one"):
+        with raises(RuntimeError, "ts.profile") as raised:
             ts.profile(make_loss)
+        snapshot("profile", raised.value)
         inside.wait()
         assert running.result().peak_bytes == ts.profile(make_loss).peak_bytes
-    with pytest.raises(RuntimeError, match="measured already"):
+    with raises(RuntimeError, "ts.profile"):
         ts.profile(lambda: ts.profile(make_loss) and make_loss())
     assert ts.profile(make_loss).peak_bytes
 
@@ -565,7 +570,7 @@ def test_the_call_of_backward_holds_the_roots_gradient_until_its_end():
     assert (root.nbytes, root.born, root.died) == (4, -1, len(timeline.order))
 
 
-def test_what_several_hidden_slots_may_keep_makes_an_estimate():
+def test_what_several_hidden_slots_may_keep_makes_an_estimate(snapshot: Snapshots):
     x = torch.randn(100, requires_grad=True)
     factor = torch.rand(50)
 
@@ -579,7 +584,8 @@ def test_what_several_hidden_slots_may_keep_makes_an_estimate():
     run = ts.profile(make_loss)
     hidden = [each for each in run.timeline if any(keeper.slot == "hidden" for keeper in each.kept_by)]
     assert [each.nbytes for each in hidden if each.made_by.operation.name == "torch.Tensor.mul"] == [200]
-    assert any("torch does not show" in limit for limit in run.footprints.limits)
+    (limit,) = run.footprints.limits
+    snapshot("profile", limit)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

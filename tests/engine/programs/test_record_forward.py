@@ -14,6 +14,7 @@ from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import WHOLE
 from tapescope.inspector.capturing.walk import graph
 from tapescope.inspector.torch_internals.tensors import storage_of
+from tapescope.tests.says import Snapshots, says
 
 
 class Model(nn.Sequential):
@@ -99,15 +100,17 @@ def test_it_keeps_no_tensor() -> None:
     assert made and not any(isinstance(getattr(each, name), Tensor) for each in made for name in each.__slots__)
 
 
-def test_a_forward_that_changes_is_said_to() -> None:
+def test_a_forward_that_changes_is_said_to(snapshot: Snapshots) -> None:
     weight = torch.ones(3, requires_grad=True)
     calls = count(1)
 
-    with pytest.warns(UserWarning, match=r"advanced `calls`, an iterator \(count\), which can't be wound back"):
+    with pytest.warns(UserWarning, match="`calls`") as warned:
         program = record_forward(lambda: (weight.exp() if next(calls) == 2 else weight.sin()).sum(), 2)
-    assert program.notes == (
-        "The forward runs other operations each time: where they differ from the first run's, nothing fits.",
-    )
+    (said,) = [str(each.message) for each in warned if "`calls`" in str(each.message)]
+    says(said, "count")
+    snapshot("record_forward", said)
+    (note,) = program.notes
+    snapshot("record_forward", note)
     assert all(each.seconds > 0 for each in program.operations)
 
 

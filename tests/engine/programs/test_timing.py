@@ -15,6 +15,7 @@ from tapescope.engine.programs import timing
 from tapescope.engine.programs.timing import Spread, time_backward, turns
 from tapescope.engine.queue.policy import Policy
 from tapescope.engine.studies.compare import compare
+from tapescope.tests.says import Snapshots, raises, says
 
 
 def test_of_three_six_rounds_are_all_the_orders_there_are() -> None:
@@ -68,7 +69,7 @@ def test_accelerators_are_waited_for_and_the_cpu_is_not(monkeypatch: pytest.Monk
     assert waited == [torch.device("cuda:0")]
 
 
-def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_planned_once() -> None:
+def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_planned_once(snapshot: Snapshots) -> None:
     chosen, forwards = 0, Mock()  # a count of the program's own is put back
 
     def make_loss() -> Tensor:
@@ -84,7 +85,9 @@ def test_backwards_are_timed_in_turns_on_fresh_forwards_and_their_order_is_plann
     compare(make_loss, ["bfs", first, "heap"], repetitions=6, progress=told.append)
     rounds = [[each.partition(",")[0] for each in told if f"round {number} of 6" in each] for number in range(1, 7)]
     assert sorted(map(tuple, rounds)) == sorted(permutations(["bfs", "first", "heap"]))
-    assert told[:4] == ["warming up", "bfs, its memory", "first, its memory", "heap, its memory"]
+    for said, policy in zip(told[1:4], ("bfs", "first", "heap"), strict=True):
+        says(said, policy)
+    snapshot("compare", "\n".join(told[:4]))
     assert forwards.call_count == 2 + 3 * (1 + 6)  # one is read, one shows what has to be put back
     before = chosen
     compare(make_loss, ["bfs", first, "heap"], repetitions=1)
@@ -105,12 +108,13 @@ def test_a_policy_that_plans_does_so_once() -> None:
     assert list(comparison["backwards"].timeline.order) == schedule(comparison.graph, "dfs")
 
 
-def test_a_forward_that_changes_while_it_is_timed_is_refused() -> None:
+def test_a_forward_that_changes_while_it_is_timed_is_refused(snapshot: Snapshots) -> None:
     calls = Mock()
 
     def make_loss() -> Tensor:
         calls()
         return weights().exp().sum() if calls.call_count < 5 else weights().sum()
 
-    with pytest.raises(ValueError, match="of 3 tasks at first, of 2 under heap"):
+    with raises(ValueError, "3 tasks", 2, "heap") as raised:
         compare(make_loss, ["heap"], repetitions=4)
+    snapshot("compare", raised.value)

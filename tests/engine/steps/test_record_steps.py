@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 import tapescope as ts
 from tapescope.engine.steps.step_timeline import StepTimeline
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 Loop = Callable[[nn.Module], Iterator[Any]]
 
@@ -275,7 +277,7 @@ def test_a_recording_is_true_while_its_block_is_open_and_where_there_are_steps()
     assert not steps
 
 
-def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
+def test_a_first_step_is_told_apart_and_later_ones_are_alike(snapshot: Snapshots) -> None:
     loop = adam(foreach=True)(model())
     with ts.record_steps(steps=3) as steps:
         for _ in range(5):
@@ -286,8 +288,9 @@ def test_a_first_step_is_told_apart_and_later_ones_are_alike() -> None:
     assert first.like_before is None
     assert second.like_before is False
     assert third.like_before is True
-    assert "It is a first step: Adam's state is made in it" in str(first)
-    assert "first step" not in str(second)
+    (said,) = [each for each in first.sentences if ts.size_text(first.state_made) in each and "Adam" in each]
+    assert said not in second.sentences
+    snapshot("record_steps", said)
 
 
 def test_a_model_that_is_gone_in_the_end_had_parameters_all_the_same() -> None:
@@ -334,14 +337,18 @@ def test_temporaries_of_optimizers_are_those_of_their_kind() -> None:
     assert largest < taken(foreach=False)[0] <= 2 * largest + 200
 
 
-def test_steps_that_a_scaler_leaves_out_are_said() -> None:
+def test_steps_that_a_scaler_leaves_out_are_said(snapshot: Snapshots) -> None:
     loop = scaled(model())
     with ts.record_steps(steps=3) as steps:
         for _ in range(5):
             next(loop)
     assert [step.skipped for step in steps] == [(), ("Adam",), ()]
     assert [step.optimizers for step in steps] == [("Adam",), (), ("Adam",)]
-    assert "The gradient scaler left out Adam's step, as gradients were not finite." in str(steps)
+    _, said, _ = steps.sentences
+    says(said, "Adam")
+    says(steps, said)
+    assert steps[1].sentences[2] in said
+    snapshot("record_steps", said)
 
 
 def test_two_optimizers_are_one_step() -> None:
@@ -421,12 +428,13 @@ def test_levels_are_those_of_the_categories_and_of_the_blocks() -> None:
     assert sum(each["bytes"] for each in step.records() if each["at_peak"]) == step.peak_bytes
 
 
-def test_the_peak_is_said_in_words() -> None:
+def test_the_peak_is_said_in_words(snapshot: Snapshots) -> None:
     loop = adam()(model())
     peak = ts.profile_step(lambda: next(loop)).peak()
     share = ts.share_text(peak.categories["optimizer state"], peak.nbytes)
-    assert f"{share} is Adam's state" in str(peak)
-    assert "The step is at its highest in the " in peak._repr_html_()
+    says(peak, share, "Adam")
+    assert html.escape(peak.answer[0]) in peak._repr_html_()
+    snapshot("profile_step", peak)
 
 
 def test_notebooks_show_tables() -> None:
@@ -463,48 +471,53 @@ def test_policies_and_captures_go_on_working(order: str) -> None:
     assert names == ["forward", "backward", "after backward", "optimizer", "between"]
 
 
-def test_recordings_inside_of_each_other_are_refused_in_a_sentence() -> None:
+def test_recordings_inside_of_each_other_are_refused_in_a_sentence(snapshot: Snapshots) -> None:
     before = in_place()
     with ts.record_steps() as steps:
-        with pytest.raises(RuntimeError, match="memory is being measured already"), ts.record_steps():
+        with raises(RuntimeError, "ts.record_steps") as recorded, ts.record_steps():
             pass
-        with pytest.raises(RuntimeError, match="memory is being measured already"):
+        with raises(RuntimeError, "ts.record_steps"):
             ts.profile_step(lambda: None)
-        with pytest.raises(RuntimeError, match="memory is being measured already"):
+        with raises(RuntimeError, "ts.record_steps") as profiled:
             ts.profile(lambda: loss_of(model()))
-        with pytest.raises(RuntimeError, match="being recorded already"), steps:
+        with raises(RuntimeError, "ts.record_steps()") as again, steps:
             pass
-        with pytest.raises(RuntimeError, match="when the `with` block of ts.record_steps\\(\\) has ended"):
+        with raises(RuntimeError, "`with`", "ts.record_steps()") as early:
             steps[0]
     assert in_place() == before
-    with torch.profiler.profile(), pytest.raises(RuntimeError, match="torch profiler is at work"), ts.record_steps():
+    with torch.profiler.profile(), raises(RuntimeError, "torch") as with_profiler, ts.record_steps():
         pass
+    for raised in (recorded, profiled, again, early, with_profiler):
+        snapshot("record_steps", raised.value)
     assert in_place() == before
 
 
 def test_windows_are_bounded() -> None:
-    with pytest.raises(ValueError, match="expected 2 to 10: each event of the allocator takes about 1.9 kB"):
+    with raises(ValueError, "steps", 11, 2, 10, "1.9 kB"):
         ts.record_steps(steps=11)
-    with pytest.raises(ValueError, match="expected 2 to 10: the first step makes the optimizer's state"):
+    with raises(ValueError, "steps", 1, 2, 10):
         ts.record_steps(steps=1)
 
 
-def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no optimizer stepped in the function.*ts.profile\(make_loss\)"):
+def test_what_is_no_step_is_refused(snapshot: Snapshots) -> None:
+    with raises(ValueError, "optimizer.step()", "ts.profile(make_loss)") as raised:
         ts.profile_step(lambda: loss_of(model()).backward())
+    snapshot("profile_step", raised.value)
     with ts.record_steps() as steps:
         loss_of(model()).backward()
-    with pytest.raises(IndexError, match="none was recorded: no optimizer has stepped"):
+    with raises(IndexError) as none:
         steps[0]
+    snapshot("record_steps", none.value)
 
 
-def test_models_on_other_devices_are_refused_before_anything_runs() -> None:
+def test_models_on_other_devices_are_refused_before_anything_runs(snapshot: Snapshots) -> None:
     made = nn.Linear(3, 3, device="meta")
-    with pytest.raises(NotImplementedError, match="weight of Linear is on meta"), ts.record_steps():
+    with raises(NotImplementedError, "weight", "Linear", "meta") as raised, ts.record_steps():
         made(torch.ones(2, 3, device="meta"))
+    snapshot("record_steps", raised.value)
 
 
-def test_models_of_fake_tensors_are_refused_by_name() -> None:
+def test_models_of_fake_tensors_are_refused_by_name(snapshot: Snapshots) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         made, x = nn.Linear(3, 3), torch.ones(2, 3)
     optimizer = torch.optim.SGD(made.parameters(), 0.1)
@@ -514,11 +527,12 @@ def test_models_of_fake_tensors_are_refused_by_name() -> None:
         made(x).sum().backward()
         optimizer.step()
 
-    said = "weight of Linear is a fake tensor"
-    with pytest.raises(NotImplementedError, match=said):
+    with raises(NotImplementedError, "weight", "Linear") as raised:
         ts.profile_step(step)
-    with pytest.raises(NotImplementedError, match=said), ts.record_steps():
+    snapshot("profile_step", raised.value)
+    with raises(NotImplementedError, "weight", "Linear") as raised, ts.record_steps():
         step()
+    snapshot("record_steps", raised.value)
 
 
 def test_steps_of_other_threads_are_not_taken_for_ours() -> None:
@@ -557,15 +571,15 @@ def test_a_whole_step_given_to_profile_is_told_what_measures_it() -> None:
         return loss
 
     for engine in ("native", "direct"):
-        with pytest.raises(RuntimeError, match=r"ts.profile_step\(step\) measures a function that runs a whole"):
+        with raises(RuntimeError, "make_loss()", ".backward()", "ts.profile_step(step)"):
             ts.profile(step, engine=engine)
     hidden = loss_of(made)
     hidden.backward()
-    with pytest.raises(RuntimeError, match="a second time"):
+    with raises(RuntimeError, "retain_graph=True"):
         ts.profile(lambda: loss_of(made) + hidden)
 
 
-def test_compare_says_what_the_whole_step_has_under_each_policy() -> None:
+def test_compare_says_what_the_whole_step_has_under_each_policy(snapshot: Snapshots) -> None:
     made = model()
     optimizer = Adam(made.parameters(), fused=True)
     inputs, targets = torch.randn(8, 16), torch.randint(0, 4, (8,))
@@ -583,13 +597,15 @@ def test_compare_says_what_the_whole_step_has_under_each_policy() -> None:
     found = ts.compare(forward, ["bfs", "heap"], repetitions=1, step=step)
     assert found.step_bytes("heap") == step.peak_bytes
     assert found.step_bytes("bfs") - found.step_bytes("heap") == found["bfs"].peak_bytes - found["heap"].peak_bytes
-    assert "whole step" in found.cells[0]
-    assert f"Of the whole step {ts.size_text(step.beside_backward[0])} are there" in str(found)
-    assert "estimate" not in str(found)
+    bare = ts.compare(forward, ["bfs", "heap"], repetitions=1)
+    (heading,) = [each for each in found.cells[0] if each not in bare.cells[0]]
+    says(found, ts.size_text(step.beside_backward[0]))
+    assert not any(row.dry_run_estimates or row.predicted.estimates for row in found.rows if row.predicted is not None)
     assert found.records()[0]["step_peak_bytes"] == found.step_bytes("bfs")
-    assert "whole step" in found._repr_html_()
-    with pytest.raises(ValueError, match="no step was given"):
-        ts.compare(forward, "heap", repetitions=1).step_bytes("heap")
+    assert heading in found._repr_html_()
+    with raises(ValueError, "step=") as raised:
+        bare.step_bytes("heap")
+    snapshot("compare", raised.value)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -604,10 +620,11 @@ def test_the_followed_backward_has_the_steps_memory(name: str) -> None:
     assert step.run.peak().answer
 
 
-def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_nothing() -> None:
+def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_nothing(snapshot: Snapshots) -> None:
     with ts.record_steps() as steps:
         nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
-    assert str(steps) == "Nothing was recorded: no optimizer.step() was seen."
+    says(steps, "optimizer.step()")
+    snapshot("record_steps", steps)
 
 
 def flat_gradients(model: nn.Module) -> Iterator[Any]:
@@ -649,7 +666,7 @@ def replaced_state(model: nn.Module) -> Iterator[Any]:
 
 @pytest.mark.parametrize("loop", [flat_gradients, moved_parameters, replaced_state])
 def test_what_is_older_than_the_recording_counts_as_long_as_its_storage_lives(
-    loop: Callable[[nn.Module], Iterator[dict[str, list[Tensor]]]],
+    loop: Callable[[nn.Module], Iterator[dict[str, list[Tensor]]]], snapshot: Snapshots
 ) -> None:
     steps_of_loop = loop(model())
     for _ in range(2):
@@ -663,7 +680,9 @@ def test_what_is_older_than_the_recording_counts_as_long_as_its_storage_lives(
             for event in 0, len(step.timeline.events):
                 assert step.timeline.parts_at(event)[kind] == bytes_held
     assert len({step.peak_bytes for step in steps}) == 1
-    assert all("Not counted is what is older than the recording" in str(step) for step in steps)
+    (said,) = {step.sentences[-1] for step in steps}
+    if loop is flat_gradients:
+        snapshot("record_steps", said)
 
 
 def test_a_recording_keeps_no_optimizer_alive() -> None:
@@ -700,7 +719,7 @@ def test_what_a_watched_loop_takes_for_itself_is_not_the_programs(verb: str) -> 
     assert found(True) == found(False)
 
 
-def test_a_step_under_a_policy_says_at_once_that_it_has_no_page() -> None:
+def test_a_step_under_a_policy_says_at_once_that_it_has_no_page(snapshot: Snapshots) -> None:
     net = model()
     optimizer = SGD(net.parameters(), 0.1)
 
@@ -711,5 +730,6 @@ def test_a_step_under_a_policy_says_at_once_that_it_has_no_page() -> None:
 
     with ts.policy("dfs"):
         under_policy = ts.profile_step(step)
-    assert "no run, deck or page" in str(under_policy) and "ts.policy" in str(under_policy)
-    assert "no run" not in str(ts.profile_step(step))
+    (said,) = [each for each in under_policy.sentences if "ts.policy" in each]
+    snapshot("profile_step", said)
+    says_none_of(ts.profile_step(step), "ts.policy")

@@ -15,6 +15,7 @@ import tapescope as ts
 from tapescope.engine.steps.phases import PARAMETERS
 from tapescope.engine.steps.step import TrainingStep
 from tapescope.engine.steps.step_timeline import StepTimeline
+from tapescope.tests.says import raises, says
 
 from ..measuring.test_accelerator_memory import TwoAndCpu, counter
 
@@ -153,18 +154,18 @@ def test_a_profiled_step_says_what_each_device_has_at_its_highest(accelerators: 
     step = ts.profile_step(loop_of(model, make_loss, optimizer))
     assert set(step.timelines) == {*map(str, accelerators), "cpu"}
     assert step.timeline.device == max(map(str, accelerators), key=lambda each: step.timelines[each].peak_bytes)
-    assert f"The step is at its highest on {step.timeline.device} in the " in str(step)
+    says(step.peak().answer[0], step.timeline.device, ts.size_text(step.peak_bytes))
     for device, timeline in step.timelines.items():
         peak = step.peak(device)
         assert peak.nbytes == timeline.peak_bytes == sum(peak.categories.values())
-        assert device == step.timeline.device or f"On {device} it is at its highest in " in str(step)
+        says(step, device, ts.size_text(timeline.peak_bytes))
     of_devices = {
         device: sum(each.nbytes for each in model.parameters() if str(each.device) == device)
         for device in step.timelines
     }
     assert {device: timeline.parts_at(0)[PARAMETERS] for device, timeline in step.timelines.items()} == of_devices
     assert {each["device"] for each in step.records()} == set(step.timelines)
-    with pytest.raises(ValueError, match="is none of those whose memory is known"):
+    with raises(ValueError, "'meta'", *step.timelines):
         step.peak("meta")
 
 
@@ -204,8 +205,7 @@ def test_where_an_allocation_fails_in_a_step_who_held_what_is_noted(
     finally:
         device.set_memory_limit(0, 0)
     held, *_ = caught.value.__notes__
-    assert f"when it was asked for more, {accelerators[0]} held " in held
-    assert "optimizer state" in held and "parameters" in held
+    says(held, accelerators[0], "optimizer state", "parameters")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import re
 import stat
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.engine.black_box.keeper import StepKeeper
+from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 SIZE = 8  # of a batch
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
@@ -151,10 +151,7 @@ def test_a_nan_at_step_37_of_50_runs_again_in_a_new_process_and_is_named_to_the_
     replay = [sys.executable, "-m", "tapescope", "replay", "box/step_37", "train.py:make_model", "train.py:loss_of"]
     done = subprocess.run(replay, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "and all 6 gradients are bit for bit the recorded ones." in done.stdout
-    assert re.search(
-        r"SqrtBackward0 \(\w+, train.py:14\) gave -?inf in 1 of 64 elements, first at \[5, 0\]", done.stdout
-    )
+    says(done.stdout, "6 gradients", "SqrtBackward0", "train.py:14", "inf", 1, 64, "[5, 0]")
 
 
 def test_the_loop_is_the_same_with_the_box_and_without(tmp_path: Path) -> None:
@@ -184,7 +181,9 @@ def test_of_several_bad_steps_in_a_row_the_first_is_written(tmp_path: Path) -> N
     assert found.where == "backward" and found.source is not None and found.source.file == __file__
 
 
-def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_in_the_forward_is_raised_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
     def broken() -> Iterator[list[Tensor]]:
         for number, (x, y) in enumerate(loader(5, None)):
             yield [x[:, :3] if number == 3 else x, y]
@@ -192,10 +191,11 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pyt
     with pytest.raises(RuntimeError, match="must match the size") as raised:
         train(tmp_path, broken())
     assert any("step_3" in note and "tapescope replay" in note for note in raised.value.__notes__)
-    assert f"it raised RuntimeError: {raised.value}.\n" in (tmp_path / "step_3" / "README.md").read_text()
+    says((tmp_path / "step_3" / "README.md").read_text(), "Step 3", "RuntimeError", raised.value)
     again = ts.replay(tmp_path / "step_3", Net, lambda model, batch: loss_of(model, [batch[0][:, :3], batch[1]]))
     assert again.same and str(again.error) == str(raised.value)
-    assert "It raises what the step did" in str(again)
+    says(again, "Step 3", "RuntimeError", raised.value)
+    snapshot("replay", again)
     script = tmp_path / "cut.py"
     script.write_text(
         f"from {__name__} import Net, loss_of\n\ndef cut(model, batch):\n"
@@ -203,7 +203,7 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pyt
     )
     words = [str(tmp_path / "step_3"), f"{script}:Net", f"{script}:cut", "--page", str(tmp_path / "step.html")]
     assert main(["replay", *words]) == 0
-    assert "neither page nor prompt" in capsys.readouterr().err
+    snapshot("replay", capsys.readouterr().err)
     traced = json.loads((tmp_path / "step_3" / "facts.json").read_text())["why"]["traceback"]
     assert "must match the size" in traced
 
@@ -211,7 +211,7 @@ def test_an_exception_in_the_forward_is_raised_again(tmp_path: Path, capsys: pyt
 def test_gradients_that_are_summed_over_four_micro_batches(tmp_path: Path) -> None:
     train(tmp_path, loader(12, 5), every=4)
     again = ts.replay(tmp_path / "step_1", Net, lambda model, batch: loss_of(model, batch) / 4)
-    assert len(again.losses) == 2, "the step is kept as soon as it is bad"
+    assert len(again.losses) == 2, "kept as soon as it is bad"
     assert is_same(again)
     assert again.find_nan().where == "backward"
 
@@ -289,7 +289,7 @@ def test_a_closure_of_lbfgs_is_replayed_with_the_parameters_of_its_call(tmp_path
     assert is_same(again) and len(again.losses) == 1
 
 
-def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path) -> None:
+def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path, snapshot: Snapshots) -> None:
     model, optimizer = a_model(Net)
     x, y = data(1, None)
     x[3, 0] = math.nan
@@ -298,19 +298,25 @@ def test_a_bad_batch_is_found_where_the_users_code_first_takes_it(tmp_path: Path
             nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
             optimizer.step()
     again = ts.replay(tmp_path / "step_0", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
-    found = str(again.find_nan())
-    assert "was given what was bad before any operation" in found and "replay.py" not in found, found
+    found = again.find_nan()
+    assert found.where == "forward" and found.operation == "linear" and found.module == "first"
+    says(found.sentences[0], "linear", "test_black_box.py:", 6, 48, "[3, 0]")
+    says_none_of(found, "replay.py")
+    snapshot("find_nan", found.sentences[0])
 
 
-def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Path) -> None:
+def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Path, snapshot: Snapshots) -> None:
     model, optimizer = a_model(Net)
     x, y = data(1, None)
     with ts.training(black_box=tmp_path) as training:
         nn.functional.mse_loss(model(x), y * math.inf).backward()
         optimizer.step()
     (found,) = [each for each in training.findings if each.kind == "black box"]
-    assert "Its batch is what Net was called with, and nothing else" in found.sentence
-    assert "such as labels, is not there" in (tmp_path / "step_0" / "README.md").read_text()
+    says(found, "Net", "DataLoader", "loss_of(model, batch)")
+    readme = (tmp_path / "step_0" / "README.md").read_text()
+    says(readme, "Net", "DataLoader")
+    snapshot("training", found)
+    snapshot("training", readme)
 
 
 def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) -> None:
@@ -337,7 +343,7 @@ def test_without_a_data_loader_the_inputs_of_the_model_are_kept(tmp_path: Path) 
     ]
     for number, (call, again) in enumerate(ways):
         batches(call, tmp_path / str(number))
-        with pytest.warns(UserWarning, match="is what Whole was called with"):
+        with pytest.warns(UserWarning, match="Whole"):
             assert is_same(ts.replay(tmp_path / str(number) / "step_2", Whole, again))
 
 
@@ -349,7 +355,7 @@ def test_a_batch_that_the_loop_writes_in_place_is_said_and_later_ones_are_copied
     train(tmp_path / "late", loader(4, 2), loss=doubled)
     assert is_same(ts.replay(tmp_path / "late" / "step_2", Net, doubled))
     train(tmp_path / "first", loader(4, 0), loss=doubled)
-    with pytest.warns(UserWarning, match=r"had written batch\[0\] in place before it was kept"):
+    with pytest.warns(UserWarning, match=r"batch\[0\]"):
         assert not ts.replay(tmp_path / "first" / "step_0", Net, doubled).same
 
 
@@ -390,7 +396,9 @@ def test_an_optimizer_that_steps_second_on_one_batch(tmp_path: Path) -> None:
     assert is_same(again) and len(again.gradients) == 4
 
 
-def test_autocast_that_the_loop_opens_around_the_loss_is_opened_again_and_said(tmp_path: Path) -> None:
+def test_autocast_that_the_loop_opens_around_the_loss_is_opened_again_and_said(
+    tmp_path: Path, snapshot: Snapshots
+) -> None:
     model, optimizer = a_model()
     with ts.training(model, optimizer, black_box=tmp_path):
         for batch in loader(3, 1):
@@ -401,14 +409,19 @@ def test_autocast_that_the_loop_opens_around_the_loss_is_opened_again_and_said(t
             optimizer.step()
     again = ts.replay(tmp_path / "step_1", Net, loss_of)
     assert is_same(again)
-    assert any("under autocast to bfloat16 on cpu: it is opened around loss_of" in each for each in again.differences)
+    (said,) = again.differences
+    says(said, "autocast", "bfloat16", "cpu", "loss_of")
+    snapshot("replay", said)
 
 
-def test_random_numbers_that_loss_of_does_not_draw_are_said(tmp_path: Path) -> None:
+def test_random_numbers_that_loss_of_does_not_draw_are_said(tmp_path: Path, snapshot: Snapshots) -> None:
     train(tmp_path, loader(3, 1))
     again = ts.replay(tmp_path / "step_1", Net, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
     assert not again.same
-    assert any("other random numbers than loss_of" in each for each in again.differences)
+    (said,) = again.differences
+    says(said, "loss_of")
+    says_none_of(said, "autocast")
+    snapshot("replay", said)
 
 
 def test_a_finding_that_was_asked_for_is_kept(tmp_path: Path) -> None:
@@ -477,11 +490,13 @@ def test_batches_of_many_kinds_come_back(tmp_path: Path, collate: Any, parts: An
     assert is_same(ts.replay(tmp_path / "step_1", Net, loss))
 
 
-def test_a_step_that_does_not_fit_is_not_written_and_a_sentence_says_so(tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_is_not_written_and_a_sentence_says_so(tmp_path: Path, snapshot: Snapshots) -> None:
     training = train(tmp_path, loader(3, 1), limit="2kB")
     assert steps_in(tmp_path) == []
     (found,) = [each for each in training.findings if each.kind == "black box"]
-    assert "was not put into the black box: it has " in str(found) and "the limit is 2.0 KiB" in str(found)
+    assert found.at is None
+    says(found, "2.0 KiB", 'limit="8GB"')
+    snapshot("training", found)
 
 
 def test_there_are_no_more_than_so_many_folders(tmp_path: Path) -> None:
@@ -489,7 +504,9 @@ def test_there_are_no_more_than_so_many_folders(tmp_path: Path) -> None:
         (tmp_path / f"step_{number}").mkdir()
     training = train(tmp_path, loader(3, 1))
     assert len(steps_in(tmp_path)) == 16
-    assert any("there are 16 folders" in str(each) for each in training.findings)
+    (found,) = [each for each in training.findings if each.kind == "black box"]
+    assert found.at is None
+    says(found, 16, tmp_path)
 
 
 def test_nobody_else_may_look_into_it_and_torch_opens_its_tensors(tmp_path: Path) -> None:
@@ -502,7 +519,7 @@ def test_nobody_else_may_look_into_it_and_torch_opens_its_tensors(tmp_path: Path
     rows = data(3, 1)[0][SIZE : 2 * SIZE]
     assert torch.equal(tensors["0/batch/0"], rows)
     assert tensors["0/batch/0"].untyped_storage().nbytes() == rows.nbytes
-    assert "training data" in (folder / "README.md").read_text()
+    says((folder / "README.md").read_text(), "0/batch/...", "1 batch")
 
 
 def test_nothing_is_kept_when_the_loop_has_ended(tmp_path: Path) -> None:
@@ -572,18 +589,20 @@ def test_a_sparse_gradient_that_is_not_recorded_is_said_and_does_not_count_as_di
     assert "0.weight (sparse_coo" in verdict and ("1.weight" in verdict) is (factor != 1)
 
 
-def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
+def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path, snapshot: Snapshots) -> None:
     train(tmp_path, loader(3, 1))
-    with pytest.raises(ValueError, match=r"make_model\(\) has no scale, first.weight"):
+    with raises(ValueError, "make_model()", "scale", "first.weight") as raised:
         ts.replay(tmp_path / "step_1", lambda: nn.Linear(4, 1), loss_of)
+    snapshot("replay", raised.value)
 
     def wider() -> nn.Module:
         model = Net()
         model.first = nn.Linear(5, 6)
         return model
 
-    with pytest.raises(ValueError, match=r"parameter first.weight was float32 6×4, and is float32 6×5"):
+    with raises(ValueError, "first.weight", "float32 6×4", "float32 6×5") as raised:
         ts.replay(tmp_path / "step_1", wider, loss_of)
+    snapshot("replay", raised.value)
 
 
 def test_a_model_made_on_the_meta_device_gets_the_recorded_values(tmp_path: Path) -> None:
@@ -610,27 +629,26 @@ def test_threads_and_flags_are_as_they_were_and_put_back(tmp_path: Path) -> None
         return loss_of(model, batch)
 
     before = torch.get_rng_state(), random.getstate()
-    with pytest.warns(UserWarning, match=" then, ") as said:
+    with pytest.warns(UserWarning, match="step_1") as said:
         ts.replay(tmp_path / "step_1", Net, loss)
     texts = [str(each.message).partition("step_1: ")[2] for each in said]
-    assert texts == [
-        f"torch: 2.99 then, {torch.__version__} now; the last bits may differ",
-        f"threads: {threads + 1} then, {threads} now; it is set so for the replay",
-    ]
+    of_torch, of_threads = texts
+    says(of_torch, "torch", "2.99", torch.__version__)
+    says(of_threads, "threads", threads + 1, threads)
     assert seen == [threads + 1] and torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "facts"),
     [
-        ("non-finite", "black_box_on is a str"),
-        (3, "black_box_on is an int"),
-        (["nan"], "black_box_on has 'nan' in it; expected some of 'non-finite', 'exception', 'leak'"),
+        ("non-finite", ["str"]),
+        (3, ["int"]),
+        (["nan"], ["'nan'", "'non-finite'", "'exception'", "'leak'"]),
     ],
 )
-def test_what_is_no_reason_to_keep_a_step_is_refused(given: Any, sentence: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=sentence):
+def test_what_is_no_reason_to_keep_a_step_is_refused(given: Any, facts: list[str]) -> None:
+    with raises((TypeError, ValueError), "black_box_on", *facts):
         ts.training(black_box_on=given)
 
 
@@ -717,13 +735,15 @@ def test_a_fused_optimizer_leaves_a_bad_update_out_where_that_is_asked_for(kind:
     assert all(each.isnan().any() for each in after[3]), "nobody asked"
 
 
-def test_what_is_not_fused_leaves_nothing_out_and_a_note_says_so(tmp_path: Path) -> None:
+def test_what_is_not_fused_leaves_nothing_out_and_a_note_says_so(tmp_path: Path, snapshot: Snapshots) -> None:
     model = small()
     with ts.training(model, black_box=tmp_path, found_inf=True) as training:
         after = bad_at_2(model, "cpu", lambda given: torch.optim.SGD(given, 1e-2))
     assert all(each.isnan().any() for each in after[3])
-    assert training.notes == ["SGD is not fused, and leaves no update out: found_inf does nothing"]
-    with pytest.raises(ValueError, match="give black_box=, too"):
+    (note,) = training.notes
+    says(note, "SGD", "found_inf")
+    snapshot("training", note)
+    with raises(ValueError, "found_inf", "black_box="):
         ts.training(model, found_inf=True)
 
 

@@ -18,6 +18,8 @@ from tapescope.engine.training import document
 from tapescope.engine.training.document import TrainingDocument, document_of, read_document
 from tapescope.engine.training.held_memory import HELD
 from tapescope.engine.training.record import Training
+from tapescope.engine.words.sizes import size_text
+from tapescope.tests.says import Snapshots, raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")
 
@@ -117,23 +119,27 @@ def test_a_document_of_version_1_has_no_batch(trained: Training) -> None:
     assert torch.equal(older.memory[:, kept], document.memory[:, kept])
 
 
-def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Training) -> None:
+def test_what_is_no_document_or_does_not_fit_together_is_refused(trained: Training, snapshot: Snapshots) -> None:
     text = document_of(trained).to_json()
-    for given, words in (
-        ("{", "no document"),
-        ("[]", "no document"),
-        (damaged(text, format="tapescope.run"), "no document"),
-        (damaged(text, version=3), "version 3"),
-        (damaged(text, gradients=""), "gradients are not"),
-        (damaged(text, rows=[0, 1] * 9999), "are not 9,999 rows"),
-        (damaged(text, modules=["a"]), "numbers"),
-        (damaged(text, skipped=[STEPS]), "no row"),
-        (damaged(text, findings=[{}]), "damaged"),
-        (damaged(text, rows=[0]), "damaged"),
-        (damaged(text, kept=None), "damaged"),
-    ):
-        with pytest.raises(ValueError, match=words):
+    cases: tuple[tuple[str, tuple[object, ...]], ...] = (
+        ("{", ("line 1",)),
+        ("[]", ('"tapescope.training"',)),
+        (damaged(text, format="tapescope.run"), ('"tapescope.training"',)),
+        (damaged(text, version=3), ("version 3", 2)),
+        (damaged(text, gradients=""), ("gradients", STEPS)),
+        (damaged(text, rows=[0, 1] * 9999), ("9,999",)),
+        (damaged(text, modules=["a"]), ("gradients", STEPS, 1)),
+        (damaged(text, skipped=[STEPS]), (STEPS,)),
+        (damaged(text, findings=[{}]), ("KeyError",)),
+        (damaged(text, rows=[0]), ("TypeError",)),
+        (damaged(text, kept=None), ("TypeError",)),
+    )
+    said = []
+    for given, facts in cases:
+        with raises(ValueError, *facts) as raised:
             read_document(given)
+        said.append(str(raised.value))
+    snapshot("training", "\n".join(dict.fromkeys(said)))
 
 
 def test_of_a_page_no_more_is_read_than_a_loop_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,5 +147,5 @@ def test_of_a_page_no_more_is_read_than_a_loop_needs(tmp_path: Path, monkeypatch
     Training(1, False, None, 0, False).save_html(page)
     assert document.read_page(page).steps == 0
     monkeypatch.setattr(document, "_MOST_BYTES", page.stat().st_size - 1)
-    with pytest.raises(ValueError, match=r"loop\.html has more than .*, which no page of a loop needs"):
+    with raises(ValueError, "loop.html", size_text(page.stat().st_size - 1)):
         document.read_page(page)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.tests.says import Snapshots, says
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
@@ -76,13 +77,13 @@ def line(text: str) -> int:
 
 STEP = line("y = model(")
 END = BEGIN.count("\n") + 1  # where what a case adds begins
-HELD = {
+HELD: dict[str, tuple[str, str, str | tuple[str, ...]]] = {
     "a list": ("", "trainer.store.append(y)", "trainer.store[0]"),
     "a list of dicts": ("", "trainer.store.append({'o': y})", "trainer.store[0]['o']"),
     "a dict by step": ("seen = {}", "seen[step] = loss", "seen[0]"),
     "a deque": ("last = collections.deque(maxlen=3)", "last.append(y)", "last[0]"),
     "a default dict": ("log = collections.defaultdict(list)", "log['loss'].append(loss)", "log['loss'][0]"),
-    "a set": ("kept = set()", "kept.add(y)", "<an element of kept>"),
+    "a set": ("kept = set()", "kept.add(y)", ("kept",)),
     "a tuple that grows": ("", "trainer.store = (*trainer.store, loss)", "trainer.store[0]"),
     "a dataclass": ("metrics = []", "metrics.append(Metric(loss))", "metrics[0].value"),
     "an attribute": ("", "trainer.hidden = getattr(trainer, 'hidden', 0) + y.sum()", "trainer.hidden"),
@@ -98,41 +99,43 @@ HELD = {
     ),
     "a default": ("calls = []", "calls.append(lambda kept=y: 0)", "calls[0].__defaults__[0]"),
     "a node": ("nodes = []", "nodes.append(loss.grad_fn)", "nodes[0]"),
-    "a local variable's list": ("", "outs.append(y)", f"local variable outs of train() at program.py:{STEP}: outs[0]"),
-    "a local variable": ("", "total += loss", f"local variable total of train() at program.py:{STEP}"),
+    "a local variable's list": ("", "outs.append(y)", ("outs", "train()", f"program.py:{STEP}", "outs[0]")),
+    "a local variable": ("", "total += loss", ("total", "train()", f"program.py:{STEP}")),
     "one of the first step": (
         "",
         "first = y if step == 0 else first",
-        f"local variable first of train() at program.py:{STEP}",
+        ("first", "train()", f"program.py:{STEP}"),
     ),
     "a forward hook's closure": (
         "hooks = []",
         "hooks.append(model[1].register_forward_hook(noted(loss)))",
-        f"closure variable y of noted.<locals>.<lambda>() at program.py:{line('return lambda')}; "
-        "that function is held as model[1]._forward_hooks[*]",
+        ("y", "noted.<locals>.<lambda>()", f"program.py:{line('return lambda')}", "model[1]._forward_hooks[*]"),
     ),
     "a parameter hook's closure": (
         "",
         "model[0].weight.register_hook(noted([loss]))",
-        f"closure variable y of noted.<locals>.<lambda>() at program.py:{line('return lambda')}: y[0]; "
-        "that function is held as model[0].weight._backward_hooks[*]",
+        (
+            "noted.<locals>.<lambda>()",
+            f"program.py:{line('return lambda')}",
+            "y[0]",
+            "model[0].weight._backward_hooks[*]",
+        ),
     ),
     "a generator": (
         "its = []",
         "its.append(waits(y)); next(its[-1])",
-        f"local variable y of the generator waits() at program.py:{line('yield')}; it is held as its[0]",
+        ("y", "waits()", f"program.py:{line('yield')}", "its[0]"),
     ),
     "a traceback": (
         "errors = []",
         "try: failing(y)\n            except ValueError as error: errors.append(error)",
-        f"local variable y of failing() at program.py:{line('raise ValueError')}; "
-        "its frame is held as errors[0].__traceback__.tb_next.tb_frame",
+        ("y", "failing()", f"program.py:{line('raise ValueError')}", "errors[0].__traceback__.tb_next.tb_frame"),
     ),
     "a local of the thread": ("tl = threading.local(); tl.seen = []", "tl.seen.append(y)", "tl.seen[0]"),
     "a cache": (
         "@functools.lru_cache\ndef double(step, y=None): return MADE.pop() * 2\nMADE = []",
         "MADE.append(loss); double(step)",
-        "<a result in the cache of double>",
+        ("double",),
     ),
     "IPython's results": ("_oh = {}; _ = 0", "_ = _oh[step] = y", "_oh[0]"),
     "a gradient with a graph": (
@@ -144,25 +147,25 @@ HELD = {
     "a coroutine": (
         "@types.coroutine\ndef pause(): yield\nasync def job(y): await pause()\njobs = []",
         "jobs.append(job(y)); jobs[-1].send(None)",
-        f"local variable y of the coroutine job() at program.py:{END + 2}; it is held as jobs[0]",
+        ("y", "job()", f"program.py:{END + 2}", "jobs[0]"),
     ),
     "a queue": ("import queue\nwaiting = queue.Queue()", "waiting.put(y)", "waiting.queue[0]"),
     "a context variable": (
         "import contextvars\ncurrent = contextvars.ContextVar('current', default=())",
         "current.set((*current.get(), loss))",
-        "<the context variable current>[0]",
+        ("current", "[0]"),
     ),
     "a NumPy array of objects": ("import numpy\nlog = numpy.empty(9, object)", "log[step] = loss", "log[0]"),
     "a grid of objects": ("import numpy\ngrid = numpy.empty((9, 2), object)", "grid[step, 1] = loss", "grid.flat[1]"),
     "a local NumPy array": (
         "import numpy",
         "if step == 0: total = numpy.empty(9, object)\n            total[step] = loss",
-        f"local variable total of train() at program.py:{STEP}: total[0]",
+        ("total", "train()", f"program.py:{STEP}", "total[0]"),
     ),
     "an optimizer's state": (
         "",
         "optimizer.state[model[0].weight].setdefault('seen', []).append(y)",
-        f"local variable optimizer of train() at program.py:{STEP}: optimizer.state[<Parameter>]['seen'][0]",
+        ("train()", f"program.py:{STEP}", "optimizer.state[<Parameter>]['seen'][0]"),
     ),
     "a logger's list": (
         "import logging\nclass Keeps(logging.Handler):\n    records = []\n"
@@ -175,7 +178,7 @@ HELD = {
         "def counter():\n    total = 0\n    def add(y):\n        nonlocal total\n        total = total + y\n"
         "    return add\nadd = counter()",
         "add(loss)",
-        f"closure variable total of counter.<locals>.add() at program.py:{END + 2}; that function is held as add",
+        ("total", "counter.<locals>.add()", f"program.py:{END + 2}", "add"),
     ),
     "a future": (
         "from concurrent.futures import Future\ndone = []",
@@ -200,7 +203,20 @@ HELD = {
 }
 
 
-PARAMETER = f"local variable optimizer of train() at program.py:{STEP}: optimizer.param_groups[0]['params'][0]"
+SHOWN = {
+    "a list",
+    "a set",
+    "a local variable's list",
+    "a forward hook's closure",
+    "a generator",
+    "a traceback",
+    "a cache",
+    "a coroutine",
+    "a context variable",
+}
+"""Those whose whole text is stored: one for each way to say who holds it."""
+
+PARAMETER = re.compile(r"[^;]*optimizer\.param_groups\[0\]\['params'\]\[0\]")  # where else it has no name
 
 
 @pytest.fixture
@@ -219,7 +235,7 @@ def run(module: ModuleType, before: str, keep: str) -> None:
 
 def plain(text: str) -> str:
     text = re.sub(r"_hooks\[\d+\]", "_hooks[*]", re.sub(r"\bprogram\.(?!py)", "", text))
-    return text.replace(PARAMETER, "model[0].weight")
+    return PARAMETER.sub("model[0].weight", text)
 
 
 def leaks_of(training: ts.types.Training) -> list[ts.types.Finding]:
@@ -231,23 +247,30 @@ def _case(name: str) -> object:
 
 
 @pytest.mark.parametrize("case", [_case(name) for name in HELD])
-def test_the_holder_is_named_after_the_third_step(case: str, program: ModuleType) -> None:
+def test_the_holder_is_named_after_the_third_step(case: str, program: ModuleType, snapshot: Snapshots) -> None:
     before, keep, expected = HELD[case]
     run(program, before, keep)
     (leak,) = leaks_of(program.train(ts.training))
-    assert plain(str(leak.tensor)) == expected
-    assert plain(leak.sentence).count(f"held as {expected}")
+    if isinstance(expected, str):
+        assert plain(str(leak.tensor)) == expected
+    facts = (expected,) if isinstance(expected, str) else expected
+    says(plain(str(leak.tensor)), *facts)
+    says(plain(leak.sentence), *facts)
+    if case in SHOWN:
+        snapshot("training", plain(leak.sentence))
     assert leak.step in (2, 3) and leak.certain and leak.size is not None
-    if "program.py:" in expected:
-        assert leak.at == re.search(r"program\.py:\d+", expected)[0]  # type: ignore[index]
+    places = [each for each in facts if each.startswith("program.py:")]
+    assert not places or leak.at == places[0]
 
 
-def test_a_leak_goes_on(program: ModuleType) -> None:
+def test_a_leak_goes_on(program: ModuleType, snapshot: Snapshots) -> None:
     run(program, "", "trainer.store.append(y)")
     training = program.train(ts.training, 12)
     (leak,) = leaks_of(training)
     assert (leak.step, leak.last_step) == (2, 11)
-    assert "steps 0 to 9 are alive" in leak.sentence and "and 9 more like it" in leak.sentence and leak.alike == 10
+    assert leak.alike == 10
+    says(leak, 0, 9)
+    snapshot("training", leak)
 
 
 def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:
@@ -270,9 +293,7 @@ def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType
     finally:
         done.set()
         thread.join()
-    assert re.fullmatch(
-        r"local variable held of .*log\(\) at test_leaks\.py:\d+ in thread logger: held\[0\]", leak.tensor
-    )
+    says(leak.tensor, "held", "log()", "test_leaks.py:", "logger", "held[0]")
 
 
 class ListOf:
@@ -311,22 +332,23 @@ def collector_off() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector_off")
-def test_a_cycle_is_shown_until_it_is_collected(program: ModuleType) -> None:
+def test_a_cycle_is_shown_until_it_is_collected(program: ModuleType, snapshot: Snapshots) -> None:
     run(program, "", "y.itself = [y]")
     (leak,) = leaks_of(program.train(ts.training))
-    assert leak.tensor == "a cycle: <Tensor>.itself[0] is that Tensor itself"
-    assert "It is freed when Python's collector runs" in leak.sentence
+    says(leak.tensor, "<Tensor>.itself[0]")
+    says(leak, "Python", ".detach()")
+    snapshot("training", leak)
 
 
 @pytest.mark.leaves_hooks
-def test_a_hook_that_keeps_its_own_graph_is_said_to_be_immortal(program: ModuleType) -> None:
+def test_a_hook_that_keeps_its_own_graph_is_said_to_be_immortal(program: ModuleType, snapshot: Snapshots) -> None:
     run(program, "", "y.register_hook(noted(loss))")
     training = program.train(ts.training)
     gc.collect()
     (leak,) = leaks_of(training)
     assert leak.at == f"program.py:{line('return lambda')}"
-    assert "closure variable y of noted.<locals>.<lambda>()" in leak.sentence
-    assert "it is never freed" in leak.sentence
+    says(leak, "y", "noted.<locals>.<lambda>()", ".detach()")
+    snapshot("training", str(leak).replace(str(leak.tensor), "HOLDER"))
 
 
 @pytest.mark.usefixtures("collector_off")
@@ -504,7 +526,7 @@ def test_a_graph_without_modules_is_seen_by_its_loss() -> None:
             optimizer.step()
             total = total + loss
     (leak,) = leaks_of(training)
-    assert "local variable total of test_a_graph_without_modules_is_seen_by_its_loss()" in leak.sentence
+    says(leak, "total", "test_a_graph_without_modules_is_seen_by_its_loss()")
 
 
 def test_two_trainings_at_once_don_t_disturb_each_other(program: ModuleType) -> None:
@@ -529,11 +551,13 @@ def test_graphs_that_another_thread_made_are_not_taken_for_old_ones_beside_a_lea
                 kept.append(second(torch.ones(2, 3)).sum())
             optimizer.step()
     (leak,) = [each for each in training.findings if each.kind == "leak"]
-    assert leak.sentence.startswith("The graph of step 1 is alive") and "kept[0]" in leak.sentence
+    says(leak, "step 1", "kept[0]")
 
 
 @pytest.mark.parametrize("steps", [pytest.param(70, marks=pytest.mark.slow), 150])
-def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_python(steps: int) -> None:
+def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_python(
+    steps: int, snapshot: Snapshots
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     history = []
@@ -545,8 +569,9 @@ def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_pytho
             optimizer.step()
             history.append(out.sum() + out.mean())
     (leak,) = [each for each in training.findings if each.kind == "leak"]
-    assert f"{min(steps - 2, 128) - 1} more like it" in str(leak) and "history[0]" in str(leak)
-    assert ("at least" in str(leak)) is (steps > 128)
+    assert leak.alike == min(steps - 2, 128)
+    says(leak, min(steps - 2, 128) - 1, "history[0]")
+    snapshot("training", leak)  # of the longer one it is said that there may be more
 
 
 def test_a_view_of_a_parameter_that_a_step_has_spoiled_does_not_end_the_search() -> None:
@@ -581,7 +606,7 @@ def test_a_graph_that_grew_in_another_thread_is_held_by_what_holds_its_result() 
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_graphs_that_gradients_hold_are_those_of_create_graph() -> None:
+def test_graphs_that_gradients_hold_are_those_of_create_graph(snapshot: Snapshots) -> None:
     def findings(zero_grad: bool) -> list[ts.types.Finding]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
@@ -596,7 +621,7 @@ def test_graphs_that_gradients_hold_are_those_of_create_graph() -> None:
         return [each for each in training.findings if each.kind == "leak"]
 
     [leak] = findings(zero_grad=False)
-    said = str(leak)
-    assert leak.alike == 3 and re.search(r"the \.grad of [02]\.(weight|bias)", said)
-    assert "create_graph=True" in said and "torch.autograd.grad" in said and "zero_grad(set_to_none=True)" in said
+    assert leak.alike == 3 and re.search(r"[02]\.(weight|bias)", str(leak.tensor))
+    says(leak, ".grad", "create_graph=True", "torch.autograd.grad", "zero_grad(set_to_none=True)")
+    snapshot("training", re.sub(r"[02]\.(weight|bias)", "PARAMETER", str(leak)))
     assert findings(zero_grad=True) == []

@@ -8,11 +8,12 @@ from torch import nn
 from torch.optim import SGD
 
 import tapescope as ts
+from tapescope.tests.says import Snapshots, says
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
 
 
-def test_steps_that_a_scaler_leaves_out_are_counted() -> None:
+def test_steps_that_a_scaler_leaves_out_are_counted(snapshot: Snapshots) -> None:
     model = nn.Linear(3, 1)
     optimizer = SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -24,4 +25,5 @@ def test_steps_that_a_scaler_leaves_out_are_counted() -> None:
             scaler.update()
     (found,) = [each for each in training.findings if each.kind == "skipped"]
     assert (found.step, found.last_step) == (1, 3)
-    assert found.sentence.startswith("2 steps of SGD left out by the gradient scaler")
+    says(found, "2 steps", "SGD", "ts.find_nan")
+    snapshot("training", found)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import tapescope as ts
+from tapescope.tests.says import raises
 
 
 class CountingSGD(SGD):
@@ -170,7 +171,7 @@ def test_a_wrapper_that_is_made_in_the_call_stands_for_its_optimizer() -> None:
 
 def test_a_scheduler_is_refused_though_it_has_an_optimizer() -> None:
     optimizer = SGD(nn.Linear(2, 1).parameters(), 0.1)
-    with pytest.raises(TypeError, match="optimizer is a StepLR"):
+    with raises(TypeError, "optimizer", "StepLR"):
         ts.training(optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1))  # type: ignore[arg-type]
 
 
