@@ -128,7 +128,7 @@ def test_python_knows_which_name_was_meant() -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_where_it_was_made(mistake: str, snapshot: Snapshots) -> None:
     make, facts = MISTAKES[mistake]
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         make()
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     says(said, *facts)
@@ -151,7 +151,7 @@ def test_what_a_deck_refuses_ends_where_it_was_asked(snapshot: Snapshots) -> Non
             (("peak", "ts.profile"), lambda: deck.peak()),  # type: ignore[attr-defined]
         ]
         for facts, ask in asked:
-            with pytest.raises(Exception) as caught:
+            with pytest.raises(Exception) as caught:  # noqa: PT011
                 ask()
             says(caught.value, *facts)
             assert _files_of(caught.value) == {Path(__file__).name}
