@@ -187,7 +187,7 @@ def test_a_tape_runs_any_number_of_times_and_holds_what_the_last_backward_found(
     with Stepper(tape, history=True) as session:
         session.run()
         session.back()
-        assert close(tape.gradient, tuple(2.0 * each for each in first)), "as it was before that backward"
+        assert close(tape.gradient, tuple(2.0 * each for each in first)), "put back"
 
 
 def test_steps_back_and_on_by_hand_and_forks_end_in_the_same_gradients() -> None:
