@@ -64,7 +64,7 @@ def test_the_arguments_of_each_call_that_a_message_advises_fit() -> None:
         assert isinstance(call.func, ast.Attribute)
         verb = getattr(ts, call.func.attr, None)
         if verb is None:
-            wrong.append(f"{where}: there is no such name")
+            wrong.append(f"{where}: unknown name")
             continue
         names = {each.arg for each in call.keywords}
         is_open = any(isinstance(each, ast.Constant) and each.value is ... for each in call.args)
@@ -80,12 +80,12 @@ def test_the_arguments_of_each_call_that_a_message_advises_fit() -> None:
             continue
         first = call.args[0] if call.args else None
         if "make_loss" in bound.arguments and isinstance(first, ast.Name) and first.id == "loss":
-            wrong.append(f"{where}: the loss itself, where a function that makes it is expected")
+            wrong.append(f"{where}: make_loss is a loss here")
     assert seen > 50
     assert wrong == []
 
 
 def test_the_arguments_are_read_from_the_midst_of_a_sentence() -> None:
-    (call,) = calls("What to do: ts.find_unused(loss) says why.")
+    (call,) = calls("In their midst: ts.find_unused(loss), and more words.")
     with pytest.raises(TypeError):
         inspect.signature(ts.find_unused).bind(*call.args)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tapescope.__main__ import main
 from tapescope.engine.studies import mirror_study as module
+
+from .says import Snapshots, says
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +25,26 @@ def bench(*arguments: str) -> int:
 
 
 def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     page = tmp_path / "new" / "page.html"
     assert bench("rnn", "--html", str(page)) == 0
     printed, told = capsys.readouterr()
     lines = printed.splitlines()
     assert lines[0] == "rnn: batch=4 width=16 steps=3" and "HIPS/autograd" in lines[1]
-    assert lines[3].split()[:2] == ["way", "peak"] and lines[4].startswith("nothing ")
-    assert "checkpoint per block was left out: no module of this model repeats." in printed
-    assert lines[-1].startswith("Measured on ")
-    assert told.splitlines() == ["measuring rnn", f"tapescope: written to {page}"]
+    assert lines[4].startswith(f"{module.NOTHING} ")
+    (left_out,) = (line for line in lines if module.BLOCKS in line)
+    snapshot("bench", left_out)
+    says(lines[-1], f"torch {torch.__version__}")
+    measured, written = told.splitlines()
+    says(measured, "rnn")
+    says(written, page)
     assert "rnn: batch=4" in page.read_text(encoding="utf-8")
 
 
-def test_an_interrupt_keeps_what_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_what_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
+) -> None:
     study = module.mirror_study
 
     def interrupted(found, **given):
@@ -48,20 +56,24 @@ def test_an_interrupt_keeps_what_is_there(capsys: pytest.CaptureFixture[str], mo
     assert bench("rnn", "gpt2") == 130
     printed, told = capsys.readouterr()
     assert printed.startswith("rnn: batch=4") and "gpt2" not in printed
-    assert "tapescope: interrupted; what was measured until then is above" in told
+    snapshot("bench", told)
     assert bench("gpt2") == 130
-    assert "tapescope: interrupted before anything was measured" in capsys.readouterr().err
+    snapshot("bench", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (["nope"], "tapescope: unknown workload 'nope'; known: resnet50"),
-        (["linear50"], 'tapescope: workload linear50 has no size "desk"; those which have: rnn'),
-        (["rnn", "--html", "."], "tapescope: --html: . is a folder, not the name of a file"),
+        (["nope"], ["'nope'", "resnet50"]),
+        (["linear50"], ["linear50", '"desk"', "rnn"]),
+        (["rnn", "--html", "."], ["--html"]),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence(
+    arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
     assert bench(*arguments) == 2
     printed, told = capsys.readouterr()
-    assert printed == "" and told.splitlines()[-1].startswith(message)
+    assert printed == "" and told.splitlines()[-1].startswith("tapescope: ")
+    says(told, *facts)
+    snapshot("bench", told)

@@ -11,10 +11,12 @@ import torch
 
 from tapescope.__main__ import main
 from tapescope.engine.programs.timing import Spread
-from tapescope.engine.studies.accumulation_study import PYTORCH, accumulation_study
+from tapescope.engine.studies.accumulation_study import BY_HAND, PYTORCH, accumulation_study
 from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, NOTHING, mirror_study
 from tapescope.engine.studies.order_study import order_study
 from tapescope.engine.workloads.own_program import own_program
+
+from .says import Snapshots, raises, says
 
 _SCRIPT = """
 import torch
@@ -72,15 +74,15 @@ def test_orders_stand_in_a_table_of_80_columns_with_no_figure_cut(
     assert run("orders", script, "linear50") == 0
     printed, told = capsys.readouterr()
     assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
-    assert "mine.py:make_loss: your own function" in printed and "\nlinear50 " in printed
-    assert told.splitlines()[0] == "measuring mine.py:make_loss (1 of 2)"
+    assert f"mine.py:make_loss: {own_program(torch.Tensor, 'own').title}" in printed and "\nlinear50 " in printed
+    says(told.splitlines()[0], "mine.py:make_loss", "1 of 2")
 
 
 def test_accumulation_is_against_pytorchs_engine(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("accumulation", script) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("mine.py:make_loss, float32\n") and "over PyTorch" in printed
-    assert "by hand" not in printed and "…" not in printed
+    assert printed.startswith("mine.py:make_loss, float32\n") and PYTORCH in printed.splitlines()[3]
+    assert BY_HAND not in printed and "…" not in printed
 
 
 def test_mirroring_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,15 +94,24 @@ def test_mirroring_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("what", ["orders", "accumulation", "recompute"])
-def test_what_is_wrong_with_it_is_said(what: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_it_is_said(
+    what: str, script: str, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
     assert run(what, "mine.py:raises") == 1
     told = capsys.readouterr().err
-    assert told.splitlines()[-1] == "tapescope: your function raised KeyError" and "/commands/" not in told
+    assert "/commands/" not in told
+    raised = told.splitlines()[-1]
+    assert raised.startswith("tapescope: ")
+    says(raised, "KeyError")
     assert run(what, "mine.py:without_graph") in (1, 2)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "without_graph() returned a loss without a graph: it was computed under torch.no_grad()" in said
+    says(said, "without_graph()", "torch.no_grad()", ".detach()")
     assert run(what, script, "--size", "full") == 2
-    assert "--size is for ready models; mine.py:make_loss" in capsys.readouterr().err
+    sized = capsys.readouterr().err
+    says(sized, "--size", "mine.py:make_loss")
+    if what == "accumulation":
+        for told in (raised, said, sized):
+            snapshot("bench", told)
 
 
 def test_the_program_is_afterwards_as_it_was() -> None:
@@ -116,19 +127,21 @@ def test_the_program_is_afterwards_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_study_of_it_has_no_size_and_is_against_pytorch() -> None:
+def test_a_study_of_it_has_no_size_and_is_against_pytorch(snapshot: Snapshots) -> None:
     _, _, names = own()
     program = own_program(names["make_loss"], "own")  # type: ignore[arg-type]
     study = accumulation_study(program, repetitions=1)
     assert study.size is None and study.reference == PYTORCH and study.ratio(PYTORCH) == 1 and study.title[:3] == "own"
-    with pytest.raises(ValueError, match="own is a function of yours: it has no knob 'batch'"):
+    with raises(ValueError, "own", "'batch'") as refused:
         mirror_study(program, batch=3)
+    snapshot("bench", refused.value)
 
 
-def test_a_forward_of_several_modules_is_not_compiled() -> None:
+def test_a_forward_of_several_modules_is_not_compiled(snapshot: Snapshots) -> None:
     one, other, x = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.randn(2, 4)
     study = mirror_study(own_program(lambda: other(one(x)).sum(), "two"), repetitions=1, seconds=0.1)
-    assert COMPILED not in study and "the forward calls several modules" in study.refused[COMPILED]
+    assert COMPILED not in study
+    snapshot("bench", study.refused[COMPILED])
     assert one.weight.grad is None
 
 
@@ -137,5 +150,6 @@ def test_noise_is_said() -> None:
     _, _, names = own()
     study = order_study([own_program(names["make_loss"], "own")], ["heap", "dfs"], repetitions=6)  # type: ignore[arg-type]
     ratio = study["own"].time_ratio("dfs", "heap")
-    said = " ".join(study.sentences)
-    assert ("dfs is within noise of heap's time on own (" in said) == (ratio.spans(1.0))
+    assert (study.within_noise("dfs") == {"own": ratio}) == ratio.spans(1.0)
+    if ratio.spans(1.0):
+        says(" ".join(study.sentences), "dfs", "heap", "own")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from traitlets import TraitError
 
 import tapescope as ts
 
+from .says import Snapshots, says
 from .warm_python import WarmPython
 
 MODEL = nn.Linear(3, 3)
@@ -48,56 +50,73 @@ def recording_twice() -> None:
         pass
 
 
-MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
-    "the model": (lambda: ts.debug(MODEL), "got a Linear, which is a model: pass the loss"),  # type: ignore[arg-type]
-    "a dict": (lambda: ts.debug({"loss": make_loss()}), "such as the one under 'loss'"),  # type: ignore[arg-type]
-    "a number": (lambda: ts.debug(3), "got an int: pass the loss"),  # type: ignore[arg-type]
-    "a name": (lambda: ts.debug("loss"), "pass the loss itself"),  # type: ignore[arg-type]
-    "not a scalar": (lambda: ts.debug(MODEL(torch.ones(2, 3))), "only for scalar outputs"),
-    "a second time": (lambda: ts.debug(after_its_backward()), "second time"),
-    "a second time, natively": (lambda: ts.backward(after_its_backward()), "second time"),
-    "no_grad": (lambda: ts.graph(without_a_graph()), "no_grad"),
-    "inference_mode": (lambda: ts.backward(in_inference_mode()), "inference_mode"),
-    "a loss in place of a function": (lambda: ts.profile(make_loss()), "expected a function"),  # type: ignore[arg-type]
+MISTAKES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "the model": (lambda: ts.debug(MODEL), ("Linear", "model(x).sum()")),  # type: ignore[arg-type]
+    "a dict": (lambda: ts.debug({"loss": make_loss()}), ("dict", "'loss'")),  # type: ignore[arg-type]
+    "a number": (lambda: ts.debug(3), ("int",)),  # type: ignore[arg-type]
+    "a name": (lambda: ts.debug("loss"), ("str",)),  # type: ignore[arg-type]
+    "not a scalar": (lambda: ts.debug(MODEL(torch.ones(2, 3))), ("scalar outputs",)),
+    "a second time": (lambda: ts.debug(after_its_backward()), ("second time", "ts.debug(loss)")),
+    "a second time, natively": (lambda: ts.backward(after_its_backward()), ("second time",)),
+    "no_grad": (lambda: ts.graph(without_a_graph()), ("torch.no_grad()",)),
+    "inference_mode": (lambda: ts.backward(in_inference_mode()), ("torch.inference_mode()",)),
+    "a loss in place of a function": (lambda: ts.profile(make_loss()), ("make_loss", "Tensor")),  # type: ignore[arg-type]
     "a policy that is none": (
         lambda: ts.backward(make_loss(), policy="hepa"),
-        "'hepa', did you mean 'heap'[?] known are",
+        ("'hepa'", "'heap'", "bfs"),
     ),
     "a workload that is none": (
         lambda: ts.studies.accumulation("fanout"),
-        "'fanout', did you mean 'fan_out'[?] known: ",
+        ("'fanout'", "'fan_out'"),
     ),
-    "an argument that is missing": (lambda: ts.fits(MODEL), "missing 3 required"),  # type: ignore[call-arg]
-    "an argument that is none": (lambda: ts.debug(make_loss(), polcy="bfs"), "polcy"),  # type: ignore[call-arg]
-    "a class given something else": (lambda: ts.recompute("plan"), "takes a plan"),  # type: ignore[arg-type]
-    "a class of data": (lambda: ts.types.Accumulation("inplce"), "inplce"),  # type: ignore[arg-type]
-    "a policy that is none, for a block": (lambda: ts.policy("hepa"), "did you mean 'heap'"),
-    "a backward in make_loss": (lambda: ts.find_nan(after_its_backward), "without calling .backward"),
-    "a session's verb": (lambda: ts.debug(make_loss()).step("3"), "expected a task"),  # type: ignore[arg-type]
-    "a session's attribute": (lambda: setattr(ts.debug(make_loss()), "policy", "hepa"), "did you mean 'heap'"),
-    "a native session's": (lambda: setattr(ts.debug(make_loss(), engine="native"), "policy", 7), "policy"),
+    "an argument that is missing": (lambda: ts.fits(MODEL), ("fits()", "'make_batch'")),  # type: ignore[call-arg]
+    "an argument that is none": (lambda: ts.debug(make_loss(), polcy="bfs"), ("debug()", "'polcy'")),  # type: ignore[call-arg]
+    "a class given something else": (lambda: ts.recompute("plan"), ("ts.recompute", "str", "budget=")),  # type: ignore[arg-type]
+    "a class of data": (lambda: ts.types.Accumulation("inplce"), ("'inplce'", "'inplace'")),  # type: ignore[arg-type]
+    "a policy that is none, for a block": (lambda: ts.policy("hepa"), ("'hepa'", "'heap'")),
+    "a backward in make_loss": (
+        lambda: ts.find_nan(after_its_backward),
+        ("make_loss()", ".backward()", "ts.profile_step"),
+    ),
+    "a session's verb": (lambda: ts.debug(make_loss()).step("3"), ("str", "session.break_at")),  # type: ignore[arg-type]
+    "a session's attribute": (lambda: setattr(ts.debug(make_loss()), "policy", "hepa"), ("'hepa'", "'heap'")),
+    "a native session's": (lambda: setattr(ts.debug(make_loss(), engine="native"), "policy", 7), ("policy", "int")),
     "what a deck has and a session has not": (
         lambda: ts.debug(make_loss()).save_html("x"),
-        "a session has no save_html",
+        ("save_html", "session.result()"),
     ),
-    "a name that nobody has": (lambda: ts.debug(make_loss()).stpe(), "has no attribute 'stpe'"),
-    "a run that is stepped": (lambda: ts.backward(make_loss()).step(), r"it has run; ts.debug\(loss\) steps"),  # type: ignore[attr-defined]
-    "a row that is none": (lambda: ts.plan_order(make_loss())["hepa"], "was not planned here"),
-    "a path that is none": (lambda: ts.graph(make_loss()).save_svg(3), "not int"),  # type: ignore[arg-type]
-    "a policy without a rule": (lambda: ts.Policy("mine", "my rule"), "has no key=, a function of a task and its"),
-    "a policy whose keys are none": (lambda: ts.Policy("mine", "my rule", 3), "key of policy 'mine' is an int"),  # type: ignore[arg-type]
-    "a function's function": (lambda: ts.profile(lambda: make_loss), "return what it makes, by calling it"),  # type: ignore[arg-type,return-value]
-    "a text as a norm": (lambda: ts.debug(make_loss()).clip("1"), "max_norm is a str"),  # type: ignore[arg-type]
-    "a recording inside of another": (lambda: recording_twice(), "memory is being measured already"),
-    "no history": (lambda: ts.debug(make_loss()).back(), "keeps no history to go back in"),  # type: ignore[union-attr]
-    "a policy in the second place": (lambda: ts.backward(make_loss(), "bfs"), "policy='bfs'"),  # type: ignore[arg-type]
-    "percent": (lambda: ts.plan_recompute(make_loss, overhead=6), "which would be 600 % of a step's time; 6 % is 0.06"),
-    "data that needs no gradient": (lambda: ts.debug(make_loss(), inputs=[torch.ones(2)]), "does not require grad, so"),
-    "a run's verb": (lambda: ts.backward(make_loss()).save("/nowhere/x.tape.json"), "nowhere"),
-    "a size that is none": (lambda: ts.workload("rnn").build("smal"), "unknown size"),  # type: ignore[arg-type]
-    "a plan that is not there": (lambda: ts.types.RecomputePlan.load("nowhere.mirror"), "nowhere.mirror"),
-    "a file that is not there": (lambda: ts.load("nowhere.tape.json"), "nowhere.tape.json"),
+    "a name that nobody has": (lambda: ts.debug(make_loss()).stpe(), ("'stpe'",)),
+    "stepping a run": (lambda: ts.backward(make_loss()).step(), ("step", "ts.debug(loss)")),  # type: ignore[attr-defined]
+    "a row that is none": (lambda: ts.plan_order(make_loss())["hepa"], ("'hepa'", "liu")),
+    "a path that is none": (lambda: ts.graph(make_loss()).save_svg(3), ("int",)),  # type: ignore[arg-type]
+    "a policy without a rule": (lambda: ts.Policy("mine", "my rule"), ("'mine'", "key=", "plan=")),
+    "a policy whose keys are none": (lambda: ts.Policy("mine", "my rule", 3), ("'mine'", "key", "int")),  # type: ignore[arg-type]
+    "a function's function": (lambda: ts.profile(lambda: make_loss), ("make_loss()",)),  # type: ignore[arg-type,return-value]
+    "a text as a norm": (lambda: ts.debug(make_loss()).clip("1"), ("max_norm", "str")),  # type: ignore[arg-type]
+    "a recording inside of another": (lambda: recording_twice(), ("ts.record_steps",)),
+    "no history": (lambda: ts.debug(make_loss()).back(), ("history=True", "keep_history()")),  # type: ignore[union-attr]
+    "a policy in the second place": (lambda: ts.backward(make_loss(), "bfs"), ("grad_tensors", "policy='bfs'")),  # type: ignore[arg-type]
+    "percent": (lambda: ts.plan_recompute(make_loss, overhead=6), ("overhead", "600 %", "0.06")),
+    "data that needs no gradient": (lambda: ts.debug(make_loss(), inputs=[torch.ones(2)]), ("inputs", "(2,)")),
+    "a run's verb": (lambda: ts.backward(make_loss()).save("/nowhere/x.tape.json"), ("nowhere",)),
+    "a size that is none": (lambda: ts.workload("rnn").build("smal"), ("'smal'", "rnn", "small", "full")),  # type: ignore[arg-type]
+    "a missing plan": (lambda: ts.types.RecomputePlan.load("nowhere.mirror"), ("nowhere.mirror",)),
+    "a missing file": (lambda: ts.load("nowhere.tape.json"), ("nowhere.tape.json",)),
 }
+"""What is done wrong, and facts of what is said to it."""
+
+SAID_BY_OTHERS = {
+    "not a scalar",
+    "a second time, natively",
+    "an argument that is missing",
+    "an argument that is none",
+    "a name that nobody has",
+    "a path that is none",
+    "a run's verb",
+    "a missing plan",
+    "a missing file",
+}
+"""Of the mistakes those to which Python or PyTorch has the words."""
 
 
 def test_python_knows_which_name_was_meant() -> None:
@@ -107,33 +126,45 @@ def test_python_knows_which_name_was_meant() -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_ends_where_it_was_made(mistake: str) -> None:
-    make, sentence = MISTAKES[mistake]
-    with pytest.raises(Exception, match=sentence) as caught:
+def test_a_mistake_ends_where_it_was_made(mistake: str, snapshot: Snapshots) -> None:
+    make, facts = MISTAKES[mistake]
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         make()
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    says(said, *facts)
+    if mistake not in SAID_BY_OTHERS:
+        snapshot("errors", said)
     assert _files_of(caught.value) == {Path(__file__).name}
 
 
-def test_what_a_deck_refuses_ends_where_it_was_asked() -> None:
+def test_what_a_deck_refuses_ends_where_it_was_asked(snapshot: Snapshots) -> None:
     from tapescope.widgets.deck.deck import Deck
 
     with Deck(ts.debug(make_loss()), policy="heap") as deck:
-        asked: dict[str, Callable[[], object]] = {
-            "expected a task or its number": lambda: deck.run_to("0"),  # type: ignore[arg-type]
-            "step.. runs either": lambda: deck.step(0, device="cpu"),
-            "nothing in this graph is called": lambda: deck.break_at("nowhere"),
-            "no task of this backward runs on cuda:7": lambda: deck.step(device="cuda:7"),
-            "there is no policy 'hepa'": lambda: setattr(deck, "policy", "hepa"),
-            "there is no task 999": lambda: setattr(deck, "breakpoints", [999]),
-            "expected an int, not the str": lambda: setattr(deck, "selection", "fc"),
-            "a deck has no peak: its memory is predicted": lambda: deck.peak(),  # type: ignore[attr-defined]
-        }
-        for sentence, ask in asked.items():
-            with pytest.raises(Exception, match=sentence) as caught:
+        asked: list[tuple[tuple[str, ...], Callable[[], object]]] = [
+            (("str", "session.break_at"), lambda: deck.run_to("0")),  # type: ignore[arg-type]
+            (("step()",), lambda: deck.step(0, device="cpu")),
+            (('"nowhere"', "ts.capture()"), lambda: deck.break_at("nowhere")),
+            (("cuda:7", "cpu"), lambda: deck.step(device="cuda:7")),
+            (("'hepa'", "'heap'"), lambda: setattr(deck, "policy", "hepa")),
+            (("999", "0 to 4"), lambda: setattr(deck, "breakpoints", [999])),
+            (("peak", "ts.profile"), lambda: deck.peak()),  # type: ignore[attr-defined]
+        ]
+        for facts, ask in asked:
+            with pytest.raises(Exception) as caught:  # noqa: PT011
                 ask()
+            says(caught.value, *facts)
             assert _files_of(caught.value) == {Path(__file__).name}
-    with pytest.raises(RuntimeError, match="this session is over") as caught:
+            snapshot("deck", caught.value)
+        trait = "selection"
+        with pytest.raises(TraitError) as caught:
+            setattr(deck, trait, "fc")
+        says(caught.value, "selection", "int", "str")
+        assert _files_of(caught.value) == {Path(__file__).name}
+    with pytest.raises(RuntimeError) as caught:
         deck.step()
+    says(caught.value, "ts.debug(loss)")
+    snapshot("deck", caught.value)
     assert _files_of(caught.value) == {Path(__file__).name}
 
 
@@ -186,4 +217,4 @@ def test_all_frames_can_be_had(fresh_python: WarmPython) -> None:
     for wanted, ours in (("", False), ("full", True)):
         done = fresh_python.start("-c", script, environment={"TAPESCOPE_TRACEBACKS": wanted}).end()
         assert ("arguments.py" in done.stderr) is ours
-        assert done.stderr.rstrip().endswith("such as model(x).sum()")
+        says(done.stderr.splitlines()[-1], "TypeError", "Linear", "model(x).sum()")

@@ -353,7 +353,7 @@ PAGES = {
     "guides/accumulation": Page(blocks={1: HIPS}),
     "guides/batching": Page(ENSEMBLE),
     "guides/black_box": Page(
-        SMALL + LOOP + BAD_STEP, after="assert 'bit for bit' in repr(again) and 'nan' in str(again.find_nan()).lower()"
+        SMALL + LOOP + BAD_STEP, after="assert again.same and again.same_loss and again.find_nan().where"
     ),
     "guides/colab": Page(left_out={0: "is of Colab, which no machine of ours is"}),
     "guides/compile": Page(),

@@ -17,6 +17,7 @@ import tapescope as ts
 from tapescope.tests.warm_python import warm_python
 
 from .public_names import NAMESPACES
+from .says import raises
 
 
 def alone(script: str) -> str:
@@ -80,7 +81,7 @@ def test_what_completion_offers_is_for_users() -> None:
 
 
 def test_what_is_not_there_is_said_so() -> None:
-    with pytest.raises(AttributeError, match="module 'tapescope' has no attribute 'nothing'"):
+    with raises(AttributeError, "'tapescope'", "'nothing'"):
         ts.nothing  # noqa: B018
     assert not hasattr(ts, "_repr_html_")
 

@@ -16,6 +16,8 @@ import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.commands.json_answer import ENVELOPE, SCHEMAS, plain
 
+from .says import Snapshots, says
+
 FORMATS = Path(__file__).parents[1] / "docs" / "reference" / "formats.md"
 SCRIPT = """
 import os, torch
@@ -129,23 +131,28 @@ def test_the_documented_schemas_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "sentence", "traceback"),
+    ("arguments", "code", "facts", "traceback"),
     [
-        (["graph", "none.py:loss", "--json"], 2, "there is no script none.py", False),
-        (["graph", "train.py:raises", "--json"], 1, "raised KeyError", True),
-        (["compare", "train.py:raises", "--json"], 1, "train.py:raises raised KeyError", True),
-        (["fits", "train.py:setup", "--json"], 2, "required: --memory", False),
-        (["diff", "a.tape.json", "none.tape.json", "--json"], 2, "there is no file none.tape.json", False),
-        (["diff", "a.tape.json", "--json=-"], 2, "required: B.tape.json", False),
-        (["debug", "--json=-", "--policy", "none", "train.py:loss"], 2, "none", False),
+        (["graph", "none.py:loss", "--json"], 2, ["none.py"], False),
+        (["graph", "train.py:raises", "--json"], 1, ["train.py:raises", "KeyError"], True),
+        (["compare", "train.py:raises", "--json"], 1, ["train.py:raises", "KeyError"], True),
+        (["fits", "train.py:setup", "--json"], 2, ["--memory"], False),
+        (["diff", "a.tape.json", "none.tape.json", "--json"], 2, ["none.tape.json"], False),
+        (["diff", "a.tape.json", "--json=-"], 2, ["B.tape.json"], False),
+        (["debug", "--json=-", "--policy", "none", "train.py:loss"], 2, ["'none'", "heap"], False),
     ],
 )
 def test_an_error_is_an_object_too(
-    arguments: list[str], code: int, sentence: str, traceback: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    facts: list[str],
+    traceback: bool,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = answer(arguments, capsys)
     assert found["exit_code"] == code
-    assert sentence in found["error"]["sentence"]
+    says(found["error"]["sentence"], *facts)
     assert ("KeyError" in (found["error"]["traceback"] or "")) == traceback
     assert set(found) <= {*ENVELOPE}
 
@@ -158,12 +165,14 @@ def test_with_a_file_the_words_stay_and_the_object_is_in_it(folder: Path, capsys
 
 @pytest.mark.parametrize("word", ["train.py:loss", "a.tape.json"])
 def test_a_word_that_is_meant_for_the_command_is_no_file(
-    word: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    word: str, folder: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     before = (folder / "a.tape.json").read_bytes()
     with pytest.raises(SystemExit):
         main(["view", "--json", word])
-    assert "--json is the last word" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    says(told, "--json", repr(word), "--json=-")
+    snapshot("view", told)
     assert (folder / "a.tape.json").read_bytes() == before
 
 

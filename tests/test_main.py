@@ -21,7 +21,10 @@ import torch
 import tapescope as ts
 import tapescope.commands.demo
 from tapescope.__main__ import command_line, main
+from tapescope.engine.memory.timeline import Category
 from tapescope.engine.workloads.workloads import WORKLOADS
+
+from .says import Snapshots, says
 
 MODEL = """
 import torch
@@ -123,18 +126,22 @@ def assert_refused_late(arguments: list[str], capsys: pytest.CaptureFixture[str]
     return error
 
 
-def test_the_demo_runs_three_policies_on_both_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "linear50", "--out", str(tmp_path)]) == 0
+def test_the_demo_runs_three_policies_on_both_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
+    answer = tmp_path / "answer.json"
+    assert main(["demo", "linear50", "--out", str(tmp_path), "--json", str(answer)]) == 0
     printed = capsys.readouterr().out
     found = rows(printed)
     assert [cells[:3] for cells in found] == [
         [policy, engine, "104"] for policy in ("bfs", "dfs", "heap") for engine in ("direct", "native")
     ]
-    assert {cells[-1] for cells in found if cells[1] == "direct"} == {"stepped one by one"}
-    assert {cells[-1] for cells in found if cells[1] == "native"} == {"exactly as pinned"}
-    assert {cells[-2] for cells in found if cells[0] == "heap"} == {"equal to the bit"}
-    assert "Sum, Stack, Addmm ×50" in printed
-    assert "PR #4746" in printed
+    told = json.loads(answer.read_text(encoding="utf-8"))
+    assert [(each["policy"], each["engine"]) for each in told["results"]] == [(cells[0], cells[1]) for cells in found]
+    assert told["right"] and all(each["in_order"] for each in told["results"])
+    assert [each["largest_difference"] for each in told["results"] if each["policy"] == "heap"] == [0, 0]
+    snapshot("demo", "\n".join(f"{cells[0]}, {cells[1]}: {cells[-1]}, {cells[-2]}" for cells in found[-2:]))
+    says(printed, "Sum, Stack, Addmm ×50", "PR #4746")
 
 
 def test_the_longest_queue_shows_how_policies_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +162,7 @@ def test_the_demo_ends_with_a_page_that_plays_the_backward_under_three_policies(
 ) -> None:
     main(["demo", "linear50", "--out", str(tmp_path), "--policy", "heap"])
     page = tmp_path / "linear50.html"
-    assert capsys.readouterr().out.splitlines()[-1] == f"To play it, with its memory, open {page}"
+    says(capsys.readouterr().out.splitlines()[-1], page)
     packed = re.search(r'id="document">([^<]+)<', page.read_text(encoding="utf-8"))
     assert packed
     schedules = json.loads(gzip.decompress(base64.b64decode(packed[1])))["schedules"]
@@ -193,29 +200,35 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torc
     monkeypatch.setattr(tapescope.commands.demo, "_native", spoiled)
 
 
-@pytest.mark.parametrize("change", [lambda gradient: gradient * 1.01, lambda gradient: gradient * float("nan")])
+@pytest.mark.parametrize(
+    "change", [lambda gradient: gradient * 1.01, lambda gradient: gradient * float("nan")], ids=["wrong", "nan"]
+)
 def test_a_wrong_gradient_fails_the_demo(
     change: Callable[[torch.Tensor], torch.Tensor],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    snapshot: Snapshots,
 ) -> None:
     spoil(monkeypatch, change)
-    assert main(["demo", "linear50", "--policy", "heap", "--out", str(tmp_path)]) == 1
+    answer = tmp_path / "answer.json"
+    assert main(["demo", "linear50", "--policy", "heap", "--out", str(tmp_path), "--json", str(answer)]) == 1
     captured = capsys.readouterr()
-    assert [cells[-2].split()[0] for cells in rows(captured.out)] == ["equal", "off"]
-    assert "disagrees with PyTorch" in captured.err
+    told = json.loads(answer.read_text(encoding="utf-8"))
+    assert not told["right"]
+    assert [each["largest_difference"] == 0 for each in told["results"]] == [True, False]
+    right, wrong = (cells[-2] for cells in rows(captured.out))
+    assert right != wrong
+    says(captured.err, "PyTorch")
+    snapshot("demo", captured.err)
 
 
 def test_an_unknown_workload_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = assert_refused(["demo", "resnet"], capsys)
-    assert "unknown workload 'resnet'" in sentence
-    assert all(name in sentence for name in WORKLOADS)
+    says(assert_refused(["demo", "resnet"], capsys), "'resnet'", *WORKLOADS)
 
 
 def test_an_unknown_policy_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = assert_refused(["demo", "linear50", "--policy", "heap", "best"], capsys)
-    assert "there is no policy 'best'; known are bfs, dfs, heap" in sentence
+    says(assert_refused(["demo", "linear50", "--policy", "heap", "best"], capsys), "'best'", "bfs", "dfs", "heap")
 
 
 def test_other_bad_input_is_one_sentence_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,14 +283,17 @@ def test_modules_can_be_folded(fold: str, script: Path, tmp_path: Path) -> None:
     assert main(["graph", f"{script}:loss", "--svg", str(tmp_path / "graph.svg"), "--fold", fold]) == 0
 
 
-def test_a_module_that_is_not_there_cannot_be_folded(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_is_not_there_cannot_be_folded(
+    script: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
     sentence = assert_refused(["graph", f"{script}:loss", "--fold", "third"], capsys)
-    assert "'third'; outermost are: first, second" in sentence
+    says(sentence, "'third'", "first", "second")
+    snapshot("graph", sentence)
 
 
 @pytest.mark.parametrize("given", [["--groups"], ["--groups", "forward"]], ids=["backward", "forward"])
 def test_the_groups_of_a_users_function_are_outlined_and_printed(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     script = tmp_path / "members.py"
     script.write_text(
@@ -290,14 +306,17 @@ def test_the_groups_of_a_users_function_are_outlined_and_printed(
     svg = tmp_path / "groups.svg"
     assert main(["graph", f"{script}:loss", "--svg", str(svg), *given]) == 0
     direction = given[-1].removeprefix("--groups") or "backward"
-    assert f"In the {direction}, 1 group takes 5 of 5 products" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    says(printed, direction, "5 of 5")
+    if direction == "forward":
+        snapshot("graph", printed)
     picture = svg.read_text(encoding="utf-8")
     assert "5 × addmm" in picture and 'class="ts-tag ts-hue0' in picture
     assert ("ts-dashed" in picture.partition("</style>")[2]) == (direction == "forward")
 
 
 def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     svg = tmp_path / "graph.svg"
     assert main(["graph", f"{script}:raises_halfway", "--svg", str(svg)]) == 1
@@ -305,17 +324,20 @@ def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
     assert "return model.second(hidden[:, :3]).sum()  # here" in error
     assert error.count('File "') == 1
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in error
-    assert error.splitlines()[-1].endswith("raised RuntimeError; the picture shows the graph built until then")
+    sentence = error.splitlines()[-1]
+    says(sentence, f"{script}:raises_halfway", "RuntimeError")
+    snapshot("graph", sentence)
     assert "Relu" in texts_of(svg)
 
 
 def test_a_script_that_raises_before_any_graph_leaves_no_picture(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     svg = tmp_path / "graph.svg"
     assert main(["graph", f"{script}:raises_at_once", "--svg", str(svg)]) == 1
-    error = capsys.readouterr().err
-    assert error.splitlines()[-1].endswith("raised KeyError; there was no graph yet")
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    says(sentence, f"{script}:raises_at_once", "KeyError")
+    snapshot("graph", sentence)
     assert not svg.exists()
 
 
@@ -331,16 +353,26 @@ def test_a_script_that_cannot_be_loaded_shows_where(
     assert line in error
 
 
-def test_what_the_function_returns_is_checked(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "number() returned a value of type int" in assert_refused(["graph", f"{script}:number"], capsys)
-    assert "does not require grad" in assert_refused(["graph", f"{script}:without_grad"], capsys)
+def test_what_the_function_returns_is_checked(
+    script: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
+    for function, facts in (("number", ("int",)), ("without_grad", ("torch.no_grad()", ".detach()"))):
+        sentence = assert_refused(["graph", f"{script}:{function}"], capsys)
+        says(sentence, f"{function}()", *facts)
+        snapshot("graph", sentence)
 
 
-def test_a_target_that_is_not_there_is_named(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected SCRIPT.py:FUNCTION" in assert_refused(["graph", str(script)], capsys)
-    assert "there is no script missing.py" in assert_refused(["graph", "missing.py:loss"], capsys)
-    sentence = assert_refused(["graph", f"{script}:los"], capsys)
-    assert "train.py has no function 'los'; it has: loss, loss_and_model" in sentence
+def test_a_target_that_is_not_there_is_named(
+    script: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
+    for target, facts in (
+        (str(script), ("SCRIPT.py:FUNCTION",)),
+        ("missing.py:loss", ("missing.py",)),
+        (f"{script}:los", ("train.py", "'los'", "loss", "loss_and_model")),
+    ):
+        sentence = assert_refused(["graph", target], capsys)
+        says(sentence, *facts)
+        snapshot("graph", sentence)
 
 
 @pytest.mark.parametrize("before", ["def make_loss():\n    ", ""], ids=["in the function", "as it is imported"])
@@ -351,7 +383,9 @@ def test_a_script_that_exits_is_told_like_one_that_raises(
     script.write_text(f"import sys\n\n{before}sys.exit('no data')\n")
     assert main(["graph", f"{script}:make_loss", "--svg", str(tmp_path / "out.svg")]) == 1
     error = capsys.readouterr().err
-    assert "SystemExit: no data" in error and "there was no graph yet" in error
+    says(error, "SystemExit: no data")
+    says(error.splitlines()[-1], f"{script}:make_loss", "SystemExit")
+    assert not (tmp_path / "out.svg").exists()
 
 
 def test_a_path_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,7 +395,7 @@ def test_a_path_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["graph", f"{script}:make_loss", "--svg", str(svg)]) == 0
     assert svg.exists() and str(svg) in capsys.readouterr().out.replace("\n", "")
     assert main(["graph", f"{script}:make_loss", "--svg", str(tmp_path / "picture.png")]) == 2
-    assert "picture.png is not the name of an .svg file" in capsys.readouterr().err
+    says(capsys.readouterr().err, "picture.png", ".svg")
 
 
 def test_compare_prints_the_table_and_the_peak_and_writes_the_page(
@@ -369,13 +403,17 @@ def test_compare_prints_the_table_and_the_peak_and_writes_the_page(
 ) -> None:
     assert main(["compare", "linear50", "--out", str(tmp_path / "new")]) == 0
     printed = capsys.readouterr().out
-    peaks = {line.split()[0]: line.split()[1:3] for line in printed.splitlines() if "MiB" in line and "exact" in line}
+    peaks = {cells[0]: cells[1:3] for cells in map(str.split, printed.splitlines()) if _is_row(cells)}
     assert peaks == {"bfs": ["51.0", "MiB"], "dfs": ["3.0", "MiB"], "heap": ["3.0", "MiB"]}
-    assert "The peak is 51.0 MiB, in TBackward0 (linear, workload_models.py:" in printed
-    assert "gradients of linear.weight wait for" in printed
+    says(printed, "51.0 MiB", "TBackward0 (linear, workload_models.py", "linear.weight")
     page = tmp_path / "new" / "linear50-compare.html"
     assert str(page) in printed.replace("\n", "")
-    assert "One Linear used 50 times independently (linear50, small)" in page.read_text(encoding="utf-8")
+    assert f"{WORKLOADS['linear50'].title} (linear50, small)" in page.read_text(encoding="utf-8")
+
+
+def _is_row(cells: list[str]) -> bool:
+    """Whether a line is of the table: a policy and its peak."""
+    return len(cells) > 2 and cells[0] in ("bfs", "dfs", "heap") and cells[2] in ("B", "KiB", "MiB")
 
 
 def test_compare_takes_the_policies_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,10 +424,14 @@ def test_compare_takes_the_policies_that_are_named(tmp_path: Path, capsys: pytes
 
 def test_compare_takes_rules_of_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules = ["--accumulate", "inplace", "list", "--release", "never"]
-    assert main(["compare", "recommender", "--policy", "heap", *rules, "--out", str(tmp_path)]) == 0
+    answer = tmp_path / "answer.json"
+    arguments = ["compare", "recommender", "--policy", "heap", *rules]
+    assert main([*arguments, "--out", str(tmp_path), "--json", str(answer)]) == 0
     page = (tmp_path / "recommender-compare.html").read_text(encoding="utf-8")
-    assert "heap, never released" in page and "heap, list, never released" in page
-    assert "consumed buffer" in capsys.readouterr().out
+    inplace, listed = (each["policy"] for each in json.loads(answer.read_text(encoding="utf-8"))["policies"])
+    assert inplace.startswith("heap, ") and listed.startswith("heap, list, ")
+    assert inplace in page and listed in page
+    assert Category.CONSUMED.title in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
@@ -400,7 +442,7 @@ def test_compare_runs_a_users_function(
     assert main(["compare", f"{script}:{function}", "--policy", "bfs", "heap", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"train.py:{function}\n")
-    assert [line.split()[0] for line in printed.splitlines() if " exact " in line] == ["bfs", "heap"]
+    assert [cells[0] for cells in map(str.split, printed.splitlines()) if _is_row(cells)] == ["bfs", "heap"]
     page = tmp_path / "out" / f"train-{function}-compare.html"
     assert str(page) in printed.replace("\n", "") and page.exists()
     assert sys.path == path_before
@@ -410,27 +452,28 @@ def test_compare_says_in_a_sentence_that_a_policy_has_no_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["compare", "din", "--policy", "optimal(0.001)", "--out", str(tmp_path)]
-    assert "policy optimal can't tell the least peak" in assert_refused_late(arguments, capsys)
+    says(assert_refused_late(arguments, capsys), "optimal", "62 tasks", '"search(0.001)"')
 
 
 def test_compare_tells_what_a_users_function_does_wrong(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
-    assert "number() returned a value of type int" in assert_refused_late(["compare", f"{script}:number"], capsys)
-    assert "train.py has no function 'los'" in assert_refused(["compare", f"{script}:los"], capsys)
-    assert "expected SCRIPT.py:FUNCTION" in assert_refused(["compare", str(script)], capsys)
+    says(assert_refused_late(["compare", f"{script}:number"], capsys), "number()", "int")
+    says(assert_refused(["compare", f"{script}:los"], capsys), "train.py", "'los'")
+    says(assert_refused(["compare", str(script)], capsys), "SCRIPT.py:FUNCTION")
     script.write_text(SCRIPT.replace("Net()(torch.ones(2, 4)).sum()", "Net()(torch.ones(2, 4))"))
     sentence = assert_refused_late(["compare", f"{script}:loss"], capsys)
-    assert "returned a tensor of shape 2×1; expected one element" in sentence
+    says(sentence, "make_loss()", "2×1", ".sum()")
+    snapshot("compare", sentence)
     assert main(["compare", f"{script}:raises_halfway", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.count('File "') == 1 and "# here" in error
-    assert error.splitlines()[-1] == f"tapescope: {script}:raises_halfway raised RuntimeError"
+    says(error.splitlines()[-1], f"{script}:raises_halfway", "RuntimeError")
 
 
 def test_compare_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "linear50" in assert_refused(["compare", "linear51"], capsys)
-    assert "there is no policy 'lifo'" in assert_refused(["compare", "linear50", "--policy", "lifo"], capsys)
+    says(assert_refused(["compare", "linear50", "--policy", "lifo"], capsys), "'lifo'", "heap")
     (tmp_path / "file").touch()
     assert "file" in assert_refused(["compare", "linear50", "--out", str(tmp_path / "file")], capsys)
 
@@ -446,61 +489,72 @@ def test_compare_writes_its_page_without_plotly(
     assert page.name in capsys.readouterr().out and "<svg" in page.read_text(encoding="utf-8")
 
 
-def test_advise_prints_what_it_tried_and_the_code_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", "ensemble"]) == 0
+def test_advise_prints_what_it_tried_and_the_code_that_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+) -> None:
+    answer = tmp_path / "answer.json"
+    assert main(["advise", "ensemble", "--json", str(answer)]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith(
-        "Small networks of one shape, called in a loop (ensemble, small)\npytorch issue #18157"
-    )
-    for said in ("torch.baddbmm of stacked weights", "torch.vmap over stacked parameters", "129 tensors, differ by"):
-        assert said in captured.out
-    gains = ": gain " in " ".join(captured.out.split())  # wrapped at the width of the terminal
+    ensemble = WORKLOADS["ensemble"]
+    assert captured.out.startswith(f"{ensemble.title} (ensemble, small)\n{ensemble.source}")
+    says(captured.out, "pytorch issue #18157", "torch.baddbmm", "torch.vmap", "129 tensors")
+    gains = any(item["verdict"] == "gain" for item in json.loads(answer.read_text(encoding="utf-8"))["items"])
     assert ("members = list(model.members)" in captured.out) == gains
-    assert [line for line in captured.err.splitlines() if line] == [
-        *("measuring the program", "measuring its memory", "measuring its time", "measuring 16 × members.*")
-    ]
+    *told, written = (line for line in captured.err.splitlines() if line)
+    assert len(told) == 4
+    says(written, answer)
+    says(told[-1], "16 × members.*")
+    snapshot("advise", "\n".join(told))
 
 
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
-def test_advise_runs_a_users_function(function: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", f"{script}:{function}"]) == 0
+def test_advise_runs_a_users_function(
+    function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = tmp_path / "answer.json"
+    assert main(["advise", f"{script}:{function}", "--json", str(answer)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"train.py:{function}\n") and "A forward takes" in printed
+    assert printed.startswith(f"train.py:{function}\n")
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    says(printed, f"{found['forward_peak_bytes']} B", f"{found['peak_bytes']} B")
 
 
 def test_advise_refuses_in_a_sentence(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "linear50" in assert_refused(["advise", "linear51"], capsys)
-    assert "train.py has no function 'los'" in assert_refused(["advise", f"{script}:los"], capsys)
+    says(assert_refused(["advise", f"{script}:los"], capsys), "train.py", "'los'")
     assert main(["advise", f"{script}:number"]) == 2
-    assert "tapescope: number() returned a value of type int" in capsys.readouterr().err
+    says(capsys.readouterr().err, "tapescope", "number()", "int")
     assert main(["advise", f"{script}:raises_halfway"]) == 1
     error = capsys.readouterr().err
     assert error.count('File "') == 1 and "# here" in error
-    assert error.splitlines()[-1] == f"tapescope: {script}:raises_halfway raised RuntimeError"
+    says(error.splitlines()[-1], f"{script}:raises_halfway", "RuntimeError")
 
 
 def test_a_function_that_can_not_be_measured_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     train = tmp_path / "train.py"
     train.write_text(
         "import torch\nw = torch.ones(2, requires_grad=True)\ndef wants(batch): return (w * batch).sum()\n"
         "def whole_step():\n    loss = (w * w).sum()\n    loss.backward()\n    return loss\n"
     )
-    assert "wants, which can't be called with no arguments" in assert_refused(["graph", f"{train}:wants"], capsys)
+    sentence = assert_refused(["graph", f"{train}:wants"], capsys)
+    says(sentence, "wants")
+    snapshot("graph", sentence)
     assert main(["advise", f"{train}:whole_step"]) == 2
-    said = capsys.readouterr().err
-    assert said.endswith("whole_step() has run the backward of its loss itself; return the loss before that\n")
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    says(sentence, "whole_step()")
+    snapshot("advise", sentence)
 
 
 def test_a_misspelt_command_or_choice_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'comprae', did you mean 'compare'? (choose from" in assert_refused(["comprae"], capsys)
-    assert "did you mean" not in assert_refused(["list"], capsys)
-    assert "'ordres', did you mean 'orders'? (choose from" in assert_refused(["bench", "ordres"], capsys)
+    for typed, nearest in ((["comprae"], ["compare"]), (["list"], []), (["bench", "ordres"], ["orders"])):
+        before_all_choices, _, _ = assert_refused(typed, capsys).partition("(choose from")
+        assert re.findall(r"'(\w+)'", before_all_choices) == [typed[-1], *nearest]
 
 
 def test_what_has_no_graph_and_what_is_no_loss_is_told_why_and_what_to_return(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     script = tmp_path / "cut.py"
     script.write_text(
@@ -508,36 +562,49 @@ def test_what_has_no_graph_and_what_is_no_loss_is_told_why_and_what_to_return(
         "def cut(): return torch.ones(3, requires_grad=True).sum().detach()\n"
         "def named(): return {'loss': torch.ones(3, requires_grad=True).sum()}\n"
     )
-    assert "cut() returned a loss without a graph: it was computed under torch.no_grad(), or cut off" in (
-        assert_refused_late(["compare", f"{script}:cut"], capsys)
-    )
-    assert 'return its ["loss"]' in assert_refused_late(["compare", f"{script}:named"], capsys)
+    for function, facts in (("cut", ("torch.no_grad()", ".detach()")), ("named", ('["loss"]',))):
+        sentence = assert_refused_late(["compare", f"{script}:{function}"], capsys)
+        says(sentence, f"{function}()", *facts)
+        snapshot("compare", sentence)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "facts"),
     [
-        (["missing.py"], "there is no script missing.py"),
-        (["--policy", "lifo", "x.py"], "there is no policy 'lifo'; known are bfs, dfs, heap"),
-        (["--watch", "nann", "x.py"], 'unknown condition "nann"'),
-        (["--break", ", 1 +", "x.py"], "'1 +' is no expression"),
-        (["x.py:make", "3"], "takes no arguments"),
-        (["--engine", "other", "x.py"], "invalid choice: 'other'"),
-        (["--batch", "auto", "--engine", "native", "x.py"], 'use engine="direct"'),
-        (["--accumulate", "list", "--engine", "native", "x.py"], '(list), use engine="direct"'),
-        (["--release", "late", "x.py"], "invalid choice: 'late'"),
-        (["--queues", "two", "x.py"], "invalid choice: 'two'"),
-        ([], "SCRIPT.py"),
+        (["missing.py"], ["missing.py"]),
+        (["--policy", "lifo", "x.py"], ["'lifo'", "bfs", "dfs", "heap"]),
+        (["--watch", "nann", "x.py"], ['"nann"', "nan"]),
+        (["--break", ", 1 +", "x.py"], ["'1 +'"]),
+        (["x.py:make", "3"], ["x.py:make", "'3'"]),
+        (["--batch", "auto", "--engine", "native", "x.py"], ["batch=", 'engine="direct"']),
+        (["--accumulate", "list", "--engine", "native", "x.py"], ["(list)", 'engine="direct"']),
     ],
 )
 def test_debug_refuses_what_it_does_not_know(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
-    assert sentence in assert_refused(["debug", *arguments], capsys)
+    sentence = assert_refused(["debug", *arguments], capsys)
+    says(sentence, *facts)
+    snapshot("debug", sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["--engine", "other", "x.py"], ["--engine", "'other'"]),
+        (["--release", "late", "x.py"], ["--release", "'late'"]),
+        (["--queues", "two", "x.py"], ["--queues", "'two'"]),
+        ([], ["SCRIPT.py"]),
+    ],
+)
+def test_debug_refuses_options_as_argparse_does(
+    arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    says(assert_refused(["debug", *arguments], capsys), *facts)
 
 
 def test_debug_runs_products_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     (tmp_path / "many.py").write_text(
         "import torch\n\n\ndef loss():\n    weights = [torch.ones(3, 3, requires_grad=True) for _ in range(5)]\n"
@@ -546,37 +613,39 @@ def test_debug_runs_products_as_one(
     monkeypatch.setattr(sys, "stdin", io.StringIO("s 3\nback\nc\nc\n"))
     assert main(["debug", "--batch", "auto", f"{tmp_path / 'many.py'}:loss"]) == 0
     printed = capsys.readouterr().out
-    assert "5 tasks ran as one" in printed
-    assert "this session keeps no history" in printed
+    says(printed, "5 tasks")
+    snapshot("debug", printed)
 
 
 def test_debug_opens_a_prompt_on_the_loss_of_a_function(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
     path_before = list(sys.path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("c\nwhere\nc\n"))
     assert main(["debug", "--break", "second.bias", f"{script}:loss_and_model"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("backward 1:\nbreakpoint 1 (second.bias), before AccumulateGrad ")
-    assert "(second.bias, 3rd, net.py:12)" in printed
+    says(printed.splitlines()[1], "1", "second.bias", "AccumulateGrad")
+    says(printed, "(second.bias, 3rd, net.py:12)")
+    snapshot("debug", printed)
     assert sys.path == path_before and torch._C._len_torch_function_stack() == 0
 
 
 def test_debug_tells_what_a_users_function_does_wrong(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["debug", f"{script}:raises_at_once"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'no data'"
-    assert "number() returned a value of type int" in assert_refused(["debug", f"{script}:number"], capsys)
+    says(assert_refused(["debug", f"{script}:number"], capsys), "number()", "int")
     assert main(["debug", f"{script}:without_grad"]) == 1
-    assert "element 0 of tensors does not require grad" in capsys.readouterr().err
+    says(capsys.readouterr().err, "RuntimeError", "grad_fn")
 
 
 @pytest.mark.parametrize("command", [["view", "--no-open"], ["diff"]])
 def test_a_file_that_is_missing_or_a_folder_is_said_to_be_in_words(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:
-    for path, said in ((tmp_path / "none.json", "there is no file {}"), (tmp_path, "{} is a folder, not a file")):
-        assert main([*command, *[str(path)] * (2 if command == ["diff"] else 1)]) == 2
-        assert capsys.readouterr().err == f"tapescope: {said.format(path)}\n"
+    for path in (tmp_path / "none.json", tmp_path):
+        sentence = assert_refused([*command, *[str(path)] * (2 if command == ["diff"] else 1)], capsys)
+        says(sentence, path)
+        snapshot(command[0], sentence.replace(str(path), path.suffix or "FOLDER"))
 
 
 def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -593,7 +662,7 @@ def test_the_examples_of_each_command_are_read_by_it() -> None:
     for parser in parsers:
         for action in parser._actions:
             parsers.extend(action.choices.values() if isinstance(action, argparse._SubParsersAction) else ())
-    assert [each.prog for each in parsers if not (each.epilog or "").startswith("examples:\n")] == []
+    assert [each.prog for each in parsers if "\n  tapescope " not in (each.epilog or "")] == []
     examples = [line for each in parsers for line in (each.epilog or "").splitlines()[1:]]
     for example in examples:
         _, _, arguments = example.partition("tapescope ")

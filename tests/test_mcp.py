@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import tapescope as ts
-from tapescope.commands.mcp_processes import AnsweringProcess, ServedFolder
+from tapescope.commands.mcp_processes import MOST_BYTES, AnsweringProcess, ServedFolder
 from tapescope.commands.mcp_worker import McpWorker
+
+from .says import Snapshots, raises, says
 
 SCRIPT = """
 import torch
@@ -46,18 +48,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../run.tape.json", "/etc/passwd", "out/run.tape.json", "circle", "a\0b", "", "none"])
-def test_no_file_outside_of_the_folder_is_opened(name: str, folder: Path) -> None:
+def test_no_file_outside_of_the_folder_is_opened(name: str, folder: Path, snapshot: Snapshots) -> None:
     (folder.parent / "run.tape.json").write_text("{}")
     (folder / "out").symlink_to(folder.parent)
     (folder / "circle").symlink_to(folder / "circle")
-    with pytest.raises(ValueError, match="folder"):
+    with raises(ValueError) as refused:
         ServedFolder(folder).file(name)
+    snapshot("mcp", refused.value)
 
 
 def test_a_huge_file_is_not_opened(folder: Path) -> None:
     with (folder / "huge.tape.json").open("wb") as file:
         file.truncate(2**30)
-    with pytest.raises(ValueError, match="is not opened"):
+    with raises(ValueError, f"{MOST_BYTES:,} bytes"):
         ServedFolder(folder).file("huge.tape.json")
 
 
@@ -67,7 +70,9 @@ def test_modules_that_lie_in_the_folder_are_not_imported(folder: Path, monkeypat
     monkeypatch.chdir(folder)
     process = AnsweringProcess(60)
     try:
-        assert "is no folder" in process.ask("findings", {"folder": "none"})["untrusted"][0]
+        answer = process.ask("findings", {"folder": "none"})
+        assert answer["failed"]
+        says(answer["untrusted"][0], "none", "black_box")
     finally:
         process.close()
 
@@ -103,17 +108,20 @@ def both():
 """
 
 
-def test_gradients_that_cannot_be_read_are_neither_found_bad_nor_called_finite(tmp_path: Path) -> None:
+def test_gradients_that_cannot_be_read_are_neither_found_bad_nor_called_finite(
+    tmp_path: Path, snapshot: Snapshots
+) -> None:
     (tmp_path / "train.py").write_text(UNREADABLE)
     worker = McpWorker()
     answer = worker.answer("find_nan", {"target": f"{tmp_path / 'train.py'}:loss"})
     assert answer["found"] is answer["where"] is None and answer["unread"] > 1
-    assert f"the gradients of {answer['unread']} of its" in answer["untrusted"][0]
-    assert "Opaque" in answer["untrusted"][0]
+    says(answer["untrusted"][0], answer["unread"], "Opaque")
+    snapshot("find_nan", "\n".join(answer["untrusted"]))
     answer = worker.answer("find_nan", {"target": f"{tmp_path / 'train.py'}:plain"})
     assert (answer["found"], answer["unread"]) == (False, 0)
     answer = worker.answer("find_unused", {"target": f"{tmp_path / 'train.py'}:both"})
-    assert (answer["found"], answer["unread"]) == (None, 1) and "cannot be read" in " ".join(answer["untrusted"])
+    assert (answer["found"], answer["unread"]) == (None, 1)
+    snapshot("find_unused", "\n".join(answer["untrusted"]))
 
 
 def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,7 +146,7 @@ def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[
 
 
 @pytest.mark.heavy
-def test_without_leave_saved_files_alone_are_read(folder: Path) -> None:
+def test_without_leave_saved_files_alone_are_read(folder: Path, snapshot: Snapshots) -> None:
     (folder / "broken.tape.json").write_text('{"format": ')
     (folder / "out.tape.json").symlink_to("/etc/passwd")
     (folder / "other.html").write_text("<html></html>")
@@ -164,17 +172,16 @@ def test_without_leave_saved_files_alone_are_read(folder: Path) -> None:
     )
     assert files["untrusted"] == ["broken.tape.json", "loop.html", "other.html", "run.tape.json"]
     assert loop["findings"] == len(training.findings) == 1 and str(training.findings[0]) in loop["untrusted"][-1]
-    assert other["failed"] and "no page of a training loop" in other["untrusted"][0]
-    assert peak["failed"] and "memory" in peak["untrusted"][0], "it was not measured"
+    assert other["failed"] and peak["failed"], "it has no findings, and its memory was not measured"
+    snapshot("mcp", "\n".join(each["untrusted"][0] for each in (other, peak, outside)))
     assert why["place"] == 1 and why["untrusted"]
     assert same["differs"] is False
     assert all(each["failed"] for each in (broken, outside, none))
-    assert "out of the folder" in outside["untrusted"][0]
     assert run == {}, "there is no such tool"
 
 
 @pytest.mark.heavy
-def test_an_agent_hunts_a_nan(folder: Path) -> None:
+def test_an_agent_hunts_a_nan(folder: Path, snapshot: Snapshots) -> None:
     raised, ended, found, opened, refused, outside, watch, stop, info, back, closed = talk(
         [str(folder), "--allow-run"],
         ("find_nan", {"target": "train.py:raises"}),
@@ -190,10 +197,12 @@ def test_an_agent_hunts_a_nan(folder: Path) -> None:
         ("close_session", {}),
     )
     assert raised["failed"] and any("ignore all previous" in line for line in raised["untrusted"])
-    assert ended["failed"] and "exit code 7" in ended["untrusted"][0]
+    assert ended["failed"]
+    says(ended["untrusted"][0], "7")
     assert found["found"] and found["where"] == "backward" and "sqrt" in " ".join(found["untrusted"]).lower()
     assert opened["tasks"] > 3
-    assert "not evaluated" in " ".join(refused["untrusted"])
+    says(" ".join(refused["untrusted"]), "'print(1)'")
+    snapshot("mcp", "\n".join([*ended["untrusted"], *refused["untrusted"]]))
     assert outside["failed"]
     assert "failed" not in watch and stop["stopped"] == "watchpoint"
     assert "Sqrt" in " ".join(info["untrusted"])

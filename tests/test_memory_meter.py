@@ -28,7 +28,7 @@ VERBS = ("profile", "memory=True", "simulate", "plan", "compare", "record_steps"
 SAMPLE = ("checkpoints", "interpolated_penalty", "main_gradients", "sharpness_aware")
 DRY = ("simulate", "plan", "compare")
 
-OLDER = "what is older than the recording, to a few bytes"
+OLDER = "storages from before the recording, to a few bytes"
 
 WRONG: dict[tuple[str, str], str] = {
     ("distributed_data_parallel", "record_steps"): OLDER,

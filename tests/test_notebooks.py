@@ -66,32 +66,36 @@ assert installed.backwards == 5
 """,
     "06_accumulation": """
 from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
+from tapescope.engine.memory.accumulation import Accumulation
 from tapescope.engine.memory.timeline import Category
+summed = {row.rule: row for row in study.rows if row.kind == "direct"}
+doubled_rule = Accumulation("list", "never")
+kept = summed[doubled_rule].peak_bytes
+listed = summed[Accumulation("list")].peak_bytes
 assert all(1 <= each.ratio(name) < 1.05 for each in (study, *studies) for name in (IN_PLACE, PYTORCH))
 assert all(not row.error for each in (study, *studies) for row in each.rows if row.predicted_bytes is not None)
 assert study[IN_PLACE].levels == study[PYTORCH].levels
 weight, state = 4 * 1024**2, 4 * 16 * 1024
 assert abs(study[BY_HAND].peak_bytes - (50 * state + 2 * weight)) < state
 assert abs(study[FUSED].peak_bytes - (50 * state + weight)) < 2 * state
-assert study["list"].peak_bytes > 50 * weight
-assert study["list, never released"].peak_bytes < 1.05 * study["list"].peak_bytes
-assert study["in place, never released"].peak_bytes - study[IN_PLACE].peak_bytes < weight
+assert listed > 50 * weight and kept < 1.05 * listed
+assert summed[Accumulation(release="never")].peak_bytes - study[IN_PLACE].peak_bytes < weight
 assert waiting.categories[Category.LISTED] > 5 * 4 * 128**2
-assert then.peak_bytes > study["list, never released"].peak_bytes > 15 * study[BY_HAND].peak_bytes
+assert then.peak_bytes > kept > 15 * study[BY_HAND].peak_bytes
 assert 1.5 * study[BY_HAND].peak_bytes < today.peak_bytes < then.peak_bytes / 5
 assert max(today.peaks[:10]) - today.start_bytes < weight / 50 and today.peaks[10] - today.start_bytes > weight
 assert today.start_bytes > 2 * 50 * state and min(today.peaks) > today.start_bytes
 sums = [row for row in fan_out.rows if row.rule is not None]
 *cheap, doubled = sorted(sums, key=lambda row: row.peak_bytes)
-assert doubled.name == "list, never released" and 1.9 < fan_out.ratio(doubled.name) < 2.1
+assert doubled.rule == doubled_rule and 1.9 < fan_out.ratio(doubled.name) < 2.1
 assert cheap[-1].peak_bytes == cheap[0].peak_bytes == fan_out[IN_PLACE].peak_bytes
 assert len({row.peak_bytes for row in needless.rows if row.rule is not None}) == 1
 for each in (hips_run.timeline, torch_run.timeline):
     assert each.before == 0 and each.forward_ns and 0 < each.forward_peak_bytes <= each.peak_bytes
 for figure in (study.figure(forward=True), study.figure(clock=True)):
     assert len(figure.data) == len(study.rows) and figure.still()
-assert study["PyTorch"].levels.forward_peak_bytes < 1.1 * study["by hand"].levels.forward_peak_bytes
-assert today.forward_peak_bytes > 1.5 * study["PyTorch"].levels.forward_peak_bytes
+assert study[PYTORCH].levels.forward_peak_bytes < 1.1 * study[BY_HAND].levels.forward_peak_bytes
+assert today.forward_peak_bytes > 1.5 * study[PYTORCH].levels.forward_peak_bytes
 """,
     "07_batching": """
 assert [len(group) for group in groups.forward] == [len(group) for group in groups.backward] == [16] * 4
@@ -127,13 +131,13 @@ assert step.peak().phase == "backward" and max(step.peak().categories, key=step.
 assert step.peak().categories["optimizer state"] > step.peak().categories["parameters"]
 assert remedy.fits and abs(checkpointed[1].peak_bytes / remedy.peak_bytes - 1) < 0.005
 hints = [ts.profile(each).peak().hints for each in (as_it_was, keeps_logits, turns_double)]
-assert not hints[0] and "your code holds" in str(hints[1][0]) and "float64" in str(hints[2][0])
+assert not hints[0] and "`.detach()`" in str(hints[1][0]) and "float64" in str(hints[2][0])
 """,
     "10_orders_and_traces": """
 assert not check and [number for number, _ in asked][:2] == [0, 1]
 assert hooks.asked == sorted((number for number, _ in asked), reverse=True)
 assert again.order == in_chain.order != as_always.order and len(tasks) == len(again.order)
-assert {"forward", "backward on cpu"} <= tracks and "ready" in counters
+assert len(tracks) > 1 and any(each.endswith("cpu") for each in tracks) and counters
 """,
 }
 """What the words of a tour say of its numbers, asked in its kernel when all has run."""
@@ -218,22 +222,22 @@ def test_tours_and_readme_import_public_names_alone() -> None:
 
 
 def test_the_docs_and_the_second_tour_say_the_same_of_two_devices_on_threads() -> None:
-    def figures(text: str, start: str, end: str) -> list[str]:
-        return re.findall(r"\d+ ms|\d\.\d\d", text[text.index(start) : text.index(end)])
+    def figures(text: str, end: str) -> list[str]:
+        return re.findall(r"\d+ ms|\d\.\d\d", text[: text.index(end)])[-5:]
 
     page = (NOTEBOOKS[0].parents[1] / "docs" / "explanation" / "pr4746.md").read_text(encoding="utf-8")
     (tour,) = (read(path) for path in NOTEBOOKS if path.name.startswith("02"))
-    (told,) = (cell.source for cell in tour.cells if "And on real threads?" in cell.source)
-    found = figures(page, "On real threads", "`tests/second_device`")
-    assert len(found) == 5 and found == figures(told, "And on real threads?", "`tapescope bench orders`")
+    (told,) = (cell.source for cell in tour.cells if "--only two_devices" in cell.source)
+    found = figures(page, "`tests/second_device`")
+    assert len(found) == 5 and found[0].endswith(" ms") and found == figures(told, "`tapescope bench orders`")
 
 
 def test_the_readmes_first_cells_run_as_they_stand_and_nothing_is_warned_of() -> None:
     from nbformat.v4 import new_notebook
 
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    begin = text.index("Two cells of a notebook")
-    cells = re.findall(r"```python\n(.*?)```", text[begin : text.index("The cell runs as always")], re.DOTALL)
+    cells = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
+    assert cells[0].startswith("%load_ext tapescope") and cells[1].startswith("%%tapescope")
     then = "deck = _; deck.run(); assert deck.status == 'finished' and model[0].weight.grad is not None"
     notebook = new_notebook(cells=[code_cell(cell) for cell in (*cells, then)])
     execute(notebook)

@@ -189,13 +189,23 @@ class OrderStudy(ShownAsTable):
         cut = ("The study was interrupted: workloads are missing.",) if self.interrupted else ()
         return (*(self._compared() if self.others else ()), *self._of_makespans(), *left_out, *cut)
 
+    def within_noise(self, policy: str) -> dict[str, Spread]:
+        """Return the time ratio of each workload where a policy is neither faster nor slower than the reference.
+
+        It is empty after fewer than 6 rounds, which are too few to tell.
+        """
+        if self.repetitions < _ENOUGH:
+            return {}
+        ratios = {row.name: row.time_ratio(policy, self.reference) for row in self.rows}
+        differs = {row.name for row in self.rows if _time(self, row, policy).sign}
+        return {name: ratio for name, ratio in ratios.items() if name not in differs and ratio.spans(1.0)}
+
     def _compared(self) -> Iterator[str]:
         reference = self.reference
         for policy in self.others:
             peaks = {row.name: row.peak_ratio(policy, reference) for row in self.rows}
             ratios = {row.name: row.time_ratio(policy, reference) for row in self.rows}
             times = {row.name: ratios[row.name] for row in self.rows if _time(self, row, policy).sign}
-            noisy = {name: ratio for name, ratio in ratios.items() if name not in times and ratio.spans(1.0)}
             said = [
                 f"{how} {reference}{of} on {_listed(found)}"
                 for how, of, found in (
@@ -203,7 +213,7 @@ class OrderStudy(ShownAsTable):
                     (_LESS, "", {name: ratio for name, ratio in peaks.items() if ratio <= 1 - _ALIKE}),
                     ("takes longer than", "", {name: ratio for name, ratio in times.items() if ratio.middle > 1}),
                     ("is faster than", "", {name: ratio for name, ratio in times.items() if ratio.middle < 1}),
-                    ("is within noise of", "'s time", noisy if self.repetitions >= _ENOUGH else {}),
+                    ("is within noise of", "'s time", self.within_noise(policy)),
                 )
                 if found
             ]

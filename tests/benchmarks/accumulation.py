@@ -16,6 +16,7 @@ from tapescope.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
+from tapescope.engine.words.sizes import size_text
 
 _PEAK_GOAL = 1.05
 _ERROR_GOAL = 1.0  # percent
@@ -40,8 +41,9 @@ def rows(effort: Effort) -> Iterator[Row]:
 def _of_study(study: AccumulationStudy) -> Iterator[Row]:
     for row, (name, *cells) in zip(study.rows, study.cells[1:], strict=True):
         goal = _PEAK_GOAL if name in (IN_PLACE, PYTORCH) else None
-        peak, _, predicted, time = cells
-        note = f"{peak}, predicted {predicted}, {time}" if row.predicted_bytes is not None else f"{peak}, {time}"
+        peak, time = cells[0], cells[-1]
+        predicted = "" if row.predicted_bytes is None else f"predicted {size_text(row.predicted_bytes)}, "
+        note = f"{peak}, {predicted}{time}"
         what = f"{study.name}: peak, {name}" if name == BY_HAND else f"{study.name}: peak, {name} / {BY_HAND}"
         yield Row(what, "×", (study.ratio(name),), goal, note=note)
     errors = [100 * abs(row.error) for row in study.rows if row.error is not None]

@@ -50,6 +50,8 @@ class Program:
         is_rough: whether other orders differ by the rounding of a low-precision dtype.
         carries_state: whether each forward leaves something in Python that the next one reads.
         has_unused: whether some parameters have no effect on the loss.
+        refuses_gradients: whether a backward of the user's raises for gradients that a plain backward never gives it;
+            `session.check()` gives it such, and calls it wrong.
     """
 
     make_loss: Callable[[], Any]
@@ -70,6 +72,7 @@ class Program:
     is_rough: bool = False
     carries_state: bool = False
     has_unused: bool = False
+    refuses_gradients: bool = False
 
     def __post_init__(self) -> None:
         if self.model is not None and not len(self.leaves):

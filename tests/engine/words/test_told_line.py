@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.engine.studies.accumulation_study import BY_HAND
 from tapescope.engine.words import told_line
 from tapescope.engine.workloads.workloads import workload
+from tapescope.tests.says import Snapshots, says
 
 
 class Terminal(io.StringIO):
@@ -50,32 +52,42 @@ def fit() -> ts.types.Fit:
     return ts.fits(nn.Linear(2, 1), batch, torch.optim.SGD, "1kB", lambda model, batch: model(batch).sum())
 
 
-VERBS: dict[str, Callable[[], object]] = {
-    "comparing: ": lambda: ts.compare(make_loss),
-    "trying orders: ": lambda: ts.find_order_dependence(make_loss),
-    "measuring: ": lambda: ts.advise(make_loss),
-    "profiling: the forward": lambda: ts.profile(make_loss),
-    "profiling a step: the 2nd": lambda: ts.profile_step(step),
-    "reading what was recorded: ": recorded,
-    "looking for NaN: the backward, 3 tasks": lambda: ts.find_nan(make_loss),
-    "looking for gradients: ": lambda: ts.find_unused(make_loss, nn.Linear(1, 1)),
-    "looking for groups: ": lambda: ts.find_batches(make_loss()),
-    "planning: bfs (1 of 2)": lambda: ts.plan_order(make_loss(), ["bfs", "heap"]),
-    "simulating: a backward of 3 tasks": lambda: ts.simulate(graph()),
-    "simulating devices: bfs (1 of 2)": lambda: ts.makespan(graph(), policies=["bfs", "heap"]),
-    "running dry: ": lambda: ts.orders.dry_run(graph()),
-    "fitting: two steps on fake tensors, with a batch of 2": fit,
-    "looking for the largest batch: ": lambda: fit().largest_batch,
-    "measuring: needless, float32": lambda: ts.studies.accumulation("needless", additions=2, repetitions=1),
-    "recording: ": lambda: ts.record_forward(make_loss, repetitions=1),
-    "comparing runs: ": lambda: ts.diff(
-        ts.backward(make_loss(), trace="cheap"), ts.backward(make_loss(), trace="cheap")
+VERBS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "compare": (lambda: ts.compare(make_loss), ("bfs",)),
+    "find_order_dependence": (lambda: ts.find_order_dependence(make_loss), ("bfs",)),
+    "advise": (lambda: ts.advise(make_loss), ()),
+    "profile": (lambda: ts.profile(make_loss), ()),
+    "profile_step": (lambda: ts.profile_step(step), ("2nd",)),
+    "record_steps": (recorded, ()),
+    "find_nan": (lambda: ts.find_nan(make_loss), ("NaN", "3 tasks")),
+    "find_unused": (lambda: ts.find_unused(make_loss, nn.Linear(1, 1)), ()),
+    "find_batches": (lambda: ts.find_batches(make_loss()), ("3 tasks",)),
+    "plan_order": (lambda: ts.plan_order(make_loss(), ["bfs", "heap"]), ("bfs (1 of 2)",)),
+    "simulate": (lambda: ts.simulate(graph()), ("3 tasks",)),
+    "makespan": (lambda: ts.makespan(graph(), policies=["bfs", "heap"]), ("bfs (1 of 2)",)),
+    "dry_run": (lambda: ts.orders.dry_run(graph()), ("3 tasks",)),
+    "fits": (fit, ("2",)),
+    "largest_batch": (lambda: fit().largest_batch, ("1",)),
+    "accumulation": (
+        lambda: ts.studies.accumulation("needless", additions=2, repetitions=1),
+        ("needless, float32", BY_HAND),
+    ),
+    "record_forward": (lambda: ts.record_forward(make_loss, repetitions=1), ()),
+    "diff": (
+        lambda: ts.diff(ts.backward(make_loss(), trace="cheap"), ts.backward(make_loss(), trace="cheap")),
+        ("3",),
     ),
 }
+"""What takes long, and facts of what it tells meanwhile."""
 
 
 def make_loss() -> Tensor:
     return (WEIGHT * WEIGHT).sum()
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    """What stood on the line, one after the other."""
+    return [*dict.fromkeys(text.strip() for text in stream.getvalue().split("\r") if text.strip())]
 
 
 @pytest.fixture
@@ -83,16 +95,19 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told_line, "_AFTER_S", 0.0)
 
 
-@pytest.mark.parametrize("said", VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.usefixtures("at_once")
 def test_what_takes_long_tells_a_terminal_what_it_does_and_takes_the_line_away(
-    said: str, monkeypatch: pytest.MonkeyPatch
+    verb: str, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
 ) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
-    VERBS[said]()
+    run, facts = VERBS[verb]
+    run()
     written = stream.getvalue()
-    assert said in written and "\n" not in written
+    assert lines_of(stream) and "\n" not in written
+    says(written, *facts)
+    snapshot("progress", "\n".join(lines_of(stream)[:2]))
     assert written.rpartition("\r")[0].rpartition("\r")[2].strip() == ""
 
 
@@ -102,7 +117,8 @@ def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stdout", seen)
     monkeypatch.setattr("sys.stderr", wrong)
     ts.compare(make_loss)
-    assert "comparing: " in seen.getvalue() and wrong.getvalue() == ""
+    says(seen.getvalue(), "bfs")
+    assert wrong.getvalue() == ""
 
 
 @pytest.mark.usefixtures("at_once")
@@ -137,18 +153,19 @@ def test_a_search_that_tells_somebody_else_writes_no_line(monkeypatch: pytest.Mo
     for stream, progress in zip(streams, (None, lambda found: None), strict=True):
         monkeypatch.setattr("sys.stderr", stream)
         ts.plan_order(make_loss(), "bfs", seconds=0.1, progress=progress)
-    assert ["a search of" in stream.getvalue() for stream in streams] == [True, False]
+    told, quiet = map(lines_of, streams)
+    assert {*quiet} < {*told}, "the search itself is told to one alone"
 
 
 class Waited(Terminal):
-    """A terminal on which a word is waited for."""
+    """A terminal on which the first words are waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = threading.Event()
 
     def write(self, text: str) -> int:
-        if "the forward" in text:
+        if text.strip():
             self.written.set()
         return super().write(text)
 
@@ -174,7 +191,7 @@ def test_a_forward_that_never_ends_is_told_while_it_runs_and_no_thread_is_left(
         with pytest.raises(ValueError, match="in here"):
             ts.profile(long)
     assert threading.active_count() == before
-    assert stream.getvalue().endswith("\r") and "profiling: the forward" in stream.getvalue()
+    assert stream.getvalue().endswith("\r")
 
 
 def test_a_thread_waits_only_where_somebody_looks_and_no_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +215,9 @@ def test_what_a_verb_calls_says_nothing_between_its_lines(monkeypatch: pytest.Mo
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     ts.compare(make_loss, "heap", repetitions=1)
+    told = lines_of(stream)
+    says(stream.getvalue(), "heap")
+    assert len({line.partition(": ")[0] for line in told}) == 1, "ts.profile, which it calls, tells nothing"
     with told_line.quiet():
         ts.profile(make_loss)
-    assert "comparing: " in stream.getvalue() and "profiling" not in stream.getvalue()
+    assert lines_of(stream) == told

@@ -15,7 +15,7 @@ def test_an_anomaly_is_told_at_the_line_that_runs_the_backward() -> None:
     with warnings.catch_warnings(record=True) as told, torch.autograd.detect_anomaly(check_nan=True):
         warnings.simplefilter("always")
         loss = (x.sqrt() * 0).sum()
-        with pytest.raises(RuntimeError, match="nan values"):
+        with pytest.raises(RuntimeError, match="SqrtBackward0"):
             ts.backward(loss, engine="direct")
-    found = [each.filename for each in told if "Error detected in SqrtBackward0" in str(each.message)]
+    found = [each.filename for each in told if "SqrtBackward0" in str(each.message)]
     assert found == [__file__]

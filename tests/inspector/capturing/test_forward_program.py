@@ -11,6 +11,7 @@ from torch.nn import functional
 from tapescope.engine.programs.record_forward import record_forward
 from tapescope.inspector.capturing.forward_program import ForwardProgram, ForwardStorage, overlap
 from tapescope.inspector.torch_internals.tensors import View
+from tapescope.tests.says import Snapshots, says
 
 x = torch.randn(6, 4)
 weight = torch.randn(4, 4, requires_grad=True)
@@ -48,7 +49,7 @@ def test_a_chain_of_elementwise_operations_can_be_made_again() -> None:
     assert program.saved == [tanh, exp]
 
 
-def test_a_storage_is_the_operation_that_made_it_and_those_which_wrote_into_it() -> None:
+def test_a_storage_is_the_operation_that_made_it_and_those_which_wrote_into_it(snapshot: Snapshots) -> None:
     def make_loss() -> Tensor:
         h = (x @ weight).relu_()
         h[:, :2].mul_(2)
@@ -58,7 +59,7 @@ def test_a_storage_is_the_operation_that_made_it_and_those_which_wrote_into_it()
     storage = saved_by(program, "MulBackward0", "self")
     names = [program.operations[each].name for each in storage.program]
     assert names == ["aten.mm.default", "aten.relu_.default", "aten.mul_.Tensor"]
-    assert storage.obstacle == "it is overwritten after it was saved"  # by relu_, whose backward is going to raise
+    snapshot("record_forward", storage.obstacle)  # relu_, whose backward is going to raise, overwrites it
 
 
 def test_parts_that_do_not_meet_may_be_written_one_after_the_other() -> None:
@@ -71,7 +72,7 @@ def test_parts_that_do_not_meet_may_be_written_one_after_the_other() -> None:
     assert first == second and first.obstacle is None
 
 
-def test_what_reads_a_value_that_is_overwritten_later_stays() -> None:
+def test_what_reads_a_value_that_is_overwritten_later_stays(snapshot: Snapshots) -> None:
     def make_loss() -> Tensor:
         h = x @ weight
         early = h.exp()
@@ -79,11 +80,13 @@ def test_what_reads_a_value_that_is_overwritten_later_stays() -> None:
         return (early * h.tanh()).sum()
 
     program = record_forward(make_loss, 1)
-    assert saved_by(program, "ExpBackward0", "result").obstacle == "aten.exp.default reads what is overwritten later"
+    obstacle = saved_by(program, "ExpBackward0", "result").obstacle
+    says(obstacle, "aten.exp.default")
+    snapshot("record_forward", obstacle)
     assert saved_by(program, "TanhBackward0", "result").obstacle is None
 
 
-def test_storages_that_are_made_of_each_other_stay() -> None:
+def test_storages_that_are_made_of_each_other_stay(snapshot: Snapshots) -> None:
     def make_loss() -> Tensor:
         h = x @ weight
         part = h[:, :2].exp()
@@ -92,10 +95,11 @@ def test_storages_that_are_made_of_each_other_stay() -> None:
 
     program = record_forward(make_loss, 1)
     part = saved_by(program, "ExpBackward0", "result")
-    assert part.obstacle == "aten.exp.default reads a part of what is not complete yet"
+    says(part.obstacle, "aten.exp.default")
+    snapshot("record_forward", part.obstacle)
 
 
-def test_what_reads_a_buffer_that_the_forward_writes_stays() -> None:
+def test_what_reads_a_buffer_that_the_forward_writes_stays(snapshot: Snapshots) -> None:
     buffer = torch.zeros(4)
 
     def make_loss() -> Tensor:
@@ -105,9 +109,9 @@ def test_what_reads_a_buffer_that_the_forward_writes_stays() -> None:
     program = record_forward(make_loss, 1)
     (add,) = [each for each in program.operations if each.name == "aten.add.Tensor"]
     ((storage, _),) = add.makes
-    assert (
-        program.storages[storage].obstacle == "aten.add.Tensor reads what was there before and the forward writes into"
-    )
+    obstacle = program.storages[storage].obstacle
+    says(obstacle, "aten.add.Tensor")
+    snapshot("record_forward", obstacle)
 
 
 class Doubled(torch.autograd.Function):
@@ -123,20 +127,23 @@ class Doubled(torch.autograd.Function):
         return gradient * y.exp() * 2
 
 
-def test_what_a_custom_function_made_stays() -> None:
+def test_what_a_custom_function_made_stays(snapshot: Snapshots) -> None:
     program = record_forward(lambda: Doubled.apply(x @ weight).sum(), 1)
     storage = saved_by(program, "DoubledBackward", "tensors")
-    assert storage.obstacle == "aten.mul.Tensor ran where gradients are off, in a custom Function or under no_grad"
+    says(storage.obstacle, "aten.mul.Tensor", "no_grad")
+    snapshot("record_forward", storage.obstacle)
 
 
-def test_what_nobody_is_seen_to_fill_stays() -> None:
+def test_what_nobody_is_seen_to_fill_stays(snapshot: Snapshots) -> None:
     def make_loss() -> Tensor:
         mask = torch.empty(6, 4)
         mask.numpy()[:] = 1
         return ((x @ weight) * mask).sum()
 
     program = record_forward(make_loss, 1)
-    assert saved_by(program, "MulBackward0", "other").obstacle == "no operation is seen to write into it"
+    obstacle = saved_by(program, "MulBackward0", "other").obstacle
+    assert obstacle is not None
+    snapshot("record_forward", obstacle)
 
 
 def test_a_batch_norm_can_be_made_again_although_it_writes_its_statistics() -> None:

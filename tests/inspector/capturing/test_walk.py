@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 import tapescope as ts
 from tapescope.inspector.graph.kinds import Kind, short_name
+from tapescope.tests.says import Snapshots, raises, says
 
 from ..programs import Twice
 
@@ -160,39 +161,43 @@ def test_a_nested_tensor_has_no_shape() -> None:
     assert {meta.shape for task in graph.tasks for meta in task.inputs} == {None}
 
 
-def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons() -> None:
+def test_a_tensor_without_a_graph_is_named_with_the_likely_reasons(snapshot: Snapshots) -> None:
     x = torch.ones(2, 3, requires_grad=True)
     with torch.no_grad():
         y = x * 2
-    with pytest.raises(RuntimeError, match=r"element 1 of tensors does not require grad .*\(2, 3\).*no_grad"):
+    with raises(RuntimeError, "element 1", "(2, 3)", "torch.no_grad()") as refused:
         ts.graph([x.sum(), y])
+    snapshot("graph", refused.value)
 
 
-def test_what_is_no_tensor_is_named() -> None:
-    for outputs, message in (
-        ([3.0], "element 0 of tensors is a float"),
-        (None, "expected a tensor or a sequence of tensors, got None"),
-        (nn.Linear(1, 1), r"got a Linear, which is a model: pass the loss that was made with it, such as model\(x\)"),
-        ({"loss": torch.ones(1, requires_grad=True)}, "got a dict: pass what is in it, such as the one under 'loss'"),
-        ({"loss": 3.0}, "got a dict$"),
-        (3, "got an int: pass the loss"),
-        ("loss", "got a str: pass the loss itself, not its name"),
-        (torch.ones(1).numpy(), "got an? ndarray, which has no graph below it: pass the tensor that it was made from"),
+def test_what_is_no_tensor_is_named(snapshot: Snapshots) -> None:
+    for outputs, facts in (
+        ([3.0], ("element 0", "float")),
+        (None, ("None",)),
+        (nn.Linear(1, 1), ("Linear", "model(x)")),
+        ({"loss": torch.ones(1, requires_grad=True)}, ("dict", "'loss'")),
+        ({"loss": 3.0}, ("dict",)),
+        (3, ("int",)),
+        ("loss", ("str",)),
+        (torch.ones(1).numpy(), ("ndarray",)),
     ):
-        with pytest.raises(TypeError, match=message):
+        with raises(TypeError, *facts) as refused:
             ts.graph(outputs)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no tensor to start from"):
+        snapshot("graph", refused.value)
+    with raises(ValueError, "tensor") as refused_for_its_value:
         ts.graph([])
+    snapshot("graph", refused_for_its_value.value)
 
 
-def test_a_task_that_is_not_there_is_named() -> None:
+def test_a_task_that_is_not_there_is_named(snapshot: Snapshots) -> None:
     graph = ts.graph(torch.ones(1, requires_grad=True).exp())
     for wrong in (2, -1):
-        with pytest.raises(ValueError, match=rf"no task {wrong}; this graph has tasks 0 to 1"):
+        with raises(ValueError, f"task {wrong}", "0 to 1") as refused:
             graph.describe(wrong)
-    with pytest.raises(TypeError, match="a task or its number, got a str"):
+        snapshot("graph", refused.value)
+    with raises(TypeError, "task", "str"):
         graph.describe("exp")  # type: ignore[arg-type]
-    assert repr(graph) == "<Graph of 2 tasks and 1 edge from ExpBackward0>"
+    says(repr(graph), "2 tasks", "1 edge", "ExpBackward0")
     assert repr(graph.tasks[0]) == "<Task 0 Exp>"
 
 

@@ -12,6 +12,7 @@ import tapescope as ts
 from tapescope.inspector.drawing import fold
 from tapescope.inspector.drawing.fold import Folded, FoldedCalls, fold_graph
 from tapescope.inspector.drawing.svg import graph_to_svg
+from tapescope.tests.says import Snapshots, raises
 
 from ..programs import captured
 
@@ -207,16 +208,17 @@ def test_paths_close_the_modules_that_they_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fold", "sentence"),
+    ("fold", "facts"),
     [
-        ("h.3", 'unknown fold \'h.3\': expected "fit", "repeats"'),
-        (["h.33"], "no module of this graph has the path 'h.33'"),
-        (-1, "depth"),
+        ("h.3", ["'h.3'", '"fit"', '"repeats"']),
+        (["h.33"], ["'h.33'"]),
+        (-1, ["fold=-1"]),
     ],
 )
-def test_a_fold_that_means_nothing_is_refused(fold: object, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_a_fold_that_means_nothing_is_refused(fold: object, facts: list[str], snapshot: Snapshots) -> None:
+    with raises(ValueError, *facts) as refused:
         fold_graph(captured("gpt2"), fold)  # type: ignore[arg-type]
+    snapshot("graph", refused.value)
 
 
 def test_a_module_that_is_not_convex_is_dissolved() -> None:
@@ -295,9 +297,12 @@ def test_what_is_in_no_run_stays_as_it_is_among_very_many(monkeypatch: pytest.Mo
     assert all_groups(fold_graph(graph)) == []
 
 
-def test_what_no_viewer_shows_is_refused_and_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_viewer_shows_is_refused_and_said_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
+) -> None:
     monkeypatch.setattr(fold, "MOST_DRAWN", 10)
-    with pytest.raises(ValueError, match=r"62 tasks would be drawn one by one, .* more than 10: capture the forward"):
+    with raises(ValueError, "62 tasks", "10", "ts.capture(model)") as without_modules:
         ts.graph(row_of_blocks(20)).to_svg()
-    with pytest.raises(ValueError, match=r'one by one, .*: draw it with fold="repeats", or close modules by depth'):
+    with raises(ValueError, "10", 'fold="repeats"', "fold=1") as with_modules:
         captured("gpt2").to_svg(fold="none")
+    snapshot("graph", f"{without_modules.value}\n{with_modules.value}")

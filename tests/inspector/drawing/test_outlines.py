@@ -11,6 +11,7 @@ from tapescope.inspector.drawing.layout import layout
 from tapescope.inspector.drawing.outlines import HUES, Outline, letters
 from tapescope.inspector.drawing.svg import graph_to_svg
 from tapescope.inspector.shown import GraphTheme
+from tapescope.tests.says import raises
 
 from ..programs import captured
 
@@ -77,5 +78,5 @@ def test_a_task_in_several_outlines_has_them_around_each_other_and_its_names_in_
 
 def test_a_direction_that_there_is_not_is_refused() -> None:
     found = groups_of("linear50", width=8, uses=5)
-    with pytest.raises(ValueError, match="unknown direction 'sideways'; known: backward, forward"):
+    with raises(ValueError, "'sideways'", "backward", "forward"):
         found.to_svg("sideways")  # type: ignore[arg-type]

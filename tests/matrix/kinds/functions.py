@@ -32,7 +32,9 @@ class OneOfTwo(Function):
 @kind
 def function_without_some_gradients() -> Program:
     a, b = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    return Program(lambda: OneOfTwo.apply(a * 2, b * 2, 3)[0].sum(), [a, b], has_optimizer=False)
+    return Program(
+        lambda: OneOfTwo.apply(a * 2, b * 2, 3)[0].sum(), [a, b], has_optimizer=False, refuses_gradients=True
+    )
 
 
 class InPlace(Function):
