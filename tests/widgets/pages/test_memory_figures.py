@@ -22,9 +22,9 @@ from tapescope.engine.words.sizes import size_text
 from tapescope.engine.workloads.workloads import workload
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.pages.comparison_page import page_html
-from tapescope.widgets.pages.report_html import COLUMNS
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
 from tapescope.widgets.pages.plotly_data import escaped
+from tapescope.widgets.pages.report_html import COLUMNS
 from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
 
 from .page_parts import figures_told, hover_data, said_of
