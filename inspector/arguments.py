@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
 from difflib import get_close_matches
 from inspect import signature
 from types import UnionType
 
 from torch import Tensor, nn
-
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)", re.IGNORECASE)
-_UNITS = {"b": 1} | {
-    f"{prefix}{ending}".lower(): base**power
-    for ending, base in (("B", 1000), ("iB", 1024))
-    for power, prefix in enumerate("KMGTP", 1)
-}
-SIZES = 'such as "8GB" (8 × 10⁹ bytes) or "8GiB" (8 × 2³⁰)'
 
 
 def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
@@ -48,43 +38,6 @@ def expect_truth(value: object, name: str) -> None:
     if not isinstance(value, int) or value not in (0, 1):
         what = value if isinstance(value, int | float) else a_kind(value)
         raise TypeError(f"{name} is {what}; expected True or False")
-
-
-def bytes_of(text: str, name: str, wanted: str) -> int:
-    """The bytes that a size says: "8GB", "1.5 GiB", "512 MiB", "100 B". GB counts in thousands, GiB in 1,024s.
-
-    Args:
-        text: the size.
-        name: of the argument.
-        wanted: what to pass, in words.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    unit = None if found is None else _UNITS.get(found[2].lower())
-    if found is None or unit is None:
-        doubt = "" if found is None or found[2].lower() not in "kmgtp" else f": {found[2]}B and {found[2]}iB differ"
-        raise ValueError(f"{name} is {text!r}{doubt}; expected {wanted}, or a size {SIZES}")
-    return int(Decimal(found[1]) * unit)
-
-
-def refuse_bare_size(value: int | float, name: str, otherwise: str = "") -> None:
-    """Refuses a number of bytes that nobody means: 50 is a size without its unit, or percent.
-
-    Args:
-        value: the bytes, from a number.
-        name: of the argument.
-        otherwise: what it may have meant beside a size, to stand at the end.
-
-    Raises:
-        ValueError: it is one from 2 to 1,023; 1 asks for as little as can be.
-    """
-    if isinstance(value, int) and 1 < value < 1024:
-        raise ValueError(
-            f'{name} is {value}, which would be {value} bytes; write a size with its unit, such as "{value} MiB" or '
-            f'"{value}GB", or "{value} B" if it is that{otherwise}'
-        )
 
 
 def expect_choice(value: object, known: tuple[str, ...], name: str) -> None:

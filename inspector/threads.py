@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Event, Thread, get_ident
 from types import FrameType
-from typing import Any, TypeVar
 from weakref import ref
 
-T = TypeVar("T")
-
 _LOOKS_EACH_S = 0.001
-_UNDISTURBED_S = 10.0  # how long a count waits for the looks of other threads, in all
 
 
 class Caller:
@@ -154,35 +148,3 @@ class ExclusiveUse:
 
 def _nobody() -> None:
     return None
-
-
-_looking: dict[object, int] = {}  # the looks at all objects that are under way, each with its thread
-_looks_begun = 0  # two that begin at once may count as one
-
-
-@contextmanager
-def all_objects() -> Iterator[list[Any]]:
-    """A context with all objects that the collector tracks. It holds each of them, so `undisturbed` counts wait."""
-    global _looks_begun
-    look = object()
-    objects: list[Any] = []
-    try:
-        _looking[look] = get_ident()
-        _looks_begun += 1
-        objects = gc.get_objects()
-        yield objects
-    finally:
-        objects.clear()
-        _looking.pop(look, None)
-
-
-def undisturbed(count: Callable[[], T]) -> T:
-    """Returns the result of `count`, which counts references, from a moment without a look in another thread."""
-    until_s = time.monotonic() + _UNDISTURBED_S
-    while True:
-        while any(thread != get_ident() for thread in list(_looking.values())) and time.monotonic() < until_s:
-            time.sleep(_LOOKS_EACH_S)
-        begun = _looks_begun
-        found = count()
-        if begun == _looks_begun or time.monotonic() >= until_s:
-            return found

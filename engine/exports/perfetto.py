@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,10 +12,8 @@ from ...inspector.arguments import expect
 from ...inspector.graph.facts import Operation, resolve_sources
 from ...inspector.graph.graph import Task
 from ..memory.timeline import Timeline
-from ..steps.step import TrainingStep
-from ..steps.step_timeline import StepTimeline
 from ..trace.run import Run
-from .task_clock import TaskClock, step_began_ns
+from .task_clock import TaskClock
 from .trace_events import Event, TraceEvents, save_events
 
 ENDINGS = ".perfetto.json", ".perfetto.json.gz"
@@ -36,30 +34,6 @@ def save_run(run: Run, path: str | PathLike[str]) -> Path:
     drawn.shift_ns = -drawn.first_ns
     drawn.add()
     return save_events(events, path, _about(_NO_CLOCK if clock is None else _REAL))
-
-
-def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:
-    """Write training steps one after another, for `TrainingStep.save_perfetto` and `ts.record_steps`."""
-    path = _path_of(path)
-    if not steps:
-        raise ValueError("no step has been recorded: steps are there when the `with` block has ended")
-    events = TraceEvents("training steps" if len(steps) > 1 else "training step")
-    events.track(_STEP)
-    now, about = 0, _about(_REAL)
-    for step in steps:
-        _add_phases(events, step, now)
-        for timeline in step.timelines.values():
-            _add_step_memory(events, timeline, now)
-        try:
-            run = step.run
-        except ValueError as error:
-            about[f"step {step.number}"] = str(error)
-        else:
-            clock = TaskClock.of(run)
-            if clock is not None and clock.base_ns is not None:
-                _RunEvents(events, run, clock, now + clock.base_ns - step_began_ns(step)).add(with_memory=False)
-        now += step.timeline.elapsed_ns
-    return save_events(events, path, about)
 
 
 def _path_of(path: str | PathLike[str]) -> Path:
@@ -201,19 +175,3 @@ def _has_clock(timeline: Timeline) -> bool:
 
 def _known(what: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in what.items() if value is not None}
-
-
-def _add_phases(events: TraceEvents, step: TrainingStep, now: int) -> None:
-    timeline = step.timeline
-    ends = [*(each.start_ns for each in timeline.phases[1:]), timeline.elapsed_ns]
-    for phase, end in zip(timeline.phases, ends, strict=True):
-        what = {"step": step.number, "optimizer": phase.optimizer or None}
-        events.slice(_STEP, phase.name, now + phase.start_ns, now + end, "step", _known(what))
-
-
-def _add_step_memory(events: TraceEvents, timeline: StepTimeline, now: int) -> None:
-    """By category, after each event."""
-    levels = timeline.category_levels
-    for event, ns in enumerate((0, *timeline.event_ns)):
-        parts = {category: column[event] for category, column in levels.items()}
-        events.counter(f"memory of {timeline.device}", now + max(ns, 0), parts)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ...inspector.arguments import expect_choice
 from ..steps.phases import CATEGORIES
-from ..steps.step import TrainingStep
+from ..steps.step import TrainingStep, step_began_ns
 from ..steps.step_timeline import Phase, StepTimeline
 from .frames import frame_of
+from .perfetto import _REAL, _STEP, _about, _known, _path_of, _RunEvents
+from .task_clock import TaskClock
+from .trace_events import TraceEvents, save_events
 
 StepTable = Literal["phases", "blocks", "tasks"]
 
@@ -63,3 +68,43 @@ def _phases(number: int, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
         }
         parts = {kind: column[peak] for kind, column in timeline.category_levels.items()}
         yield row | dict.fromkeys(CATEGORIES, 0) | parts
+
+
+def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:
+    """Write training steps one after another, for `TrainingStep.save_perfetto` and `ts.record_steps`."""
+    path = _path_of(path)
+    if not steps:
+        raise ValueError("no step has been recorded: steps are there when the `with` block has ended")
+    events = TraceEvents("training steps" if len(steps) > 1 else "training step")
+    events.track(_STEP)
+    now, about = 0, _about(_REAL)
+    for step in steps:
+        _add_phases(events, step, now)
+        for timeline in step.timelines.values():
+            _add_step_memory(events, timeline, now)
+        try:
+            run = step.run
+        except ValueError as error:
+            about[f"step {step.number}"] = str(error)
+        else:
+            clock = TaskClock.of(run)
+            if clock is not None and clock.base_ns is not None:
+                _RunEvents(events, run, clock, now + clock.base_ns - step_began_ns(step)).add(with_memory=False)
+        now += step.timeline.elapsed_ns
+    return save_events(events, path, about)
+
+
+def _add_phases(events: TraceEvents, step: TrainingStep, now: int) -> None:
+    timeline = step.timeline
+    ends = [*(each.start_ns for each in timeline.phases[1:]), timeline.elapsed_ns]
+    for phase, end in zip(timeline.phases, ends, strict=True):
+        what = {"step": step.number, "optimizer": phase.optimizer or None}
+        events.slice(_STEP, phase.name, now + phase.start_ns, now + end, "step", _known(what))
+
+
+def _add_step_memory(events: TraceEvents, timeline: StepTimeline, now: int) -> None:
+    """By category, after each event."""
+    levels = timeline.category_levels
+    for event, ns in enumerate((0, *timeline.event_ns)):
+        parts = {category: column[event] for category, column in levels.items()}
+        events.counter(f"memory of {timeline.device}", now + max(ns, 0), parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..steps.step import TrainingStep
 from ..trace.run import Run
 from ..trace.trace import Trace
 
@@ -54,14 +53,3 @@ def _began(trace: Trace) -> int | None:
     if trace.began_ns is None or not trace.order:
         return None
     return trace.began_ns + min(trace.columns.started_ns[task] for task in trace.order)
-
-
-def step_began_ns(step: TrainingStep) -> int:
-    """When a step began, on the clock of the memory of its run.
-
-    Raises:
-        ValueError: no backward of it was followed.
-    """
-    timeline = step.run.timeline
-    assert timeline is not None, "a step's run has its memory"
-    return timeline.event_ns[0] - (0 if step.timeline.before else step.timeline.event_ns[0])

@@ -18,8 +18,8 @@ from ...inspector.tapes.forward_arrays import forward_arrays
 from ...inspector.tapes.hips_nodes import arrays_in, is_sparse
 from ...inspector.tapes.hips_tape import HipsTape
 from ..memory.accumulation import PYTORCHS, Accumulation
-from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput, TensorLayout
-from ..memory.layouts import contiguous, layout_of
+from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput
+from ..memory.layouts import TensorLayout, contiguous, layout_of
 from ..memory.timeline import Category, Timeline
 from ..memory.waiting_in_lists import summed_inputs, with_names
 from ..prediction.dry_run_limits import OF_PYTHON

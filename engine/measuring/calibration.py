@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...inspector.graph.kinds import Kind
-from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput, TensorLayout
+from ..memory.footprint import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput
+from ..memory.layouts import TensorLayout
 from ..memory.timeline import Category, Timeline
 from ..prediction.simulation import simulated
 from ..tasks.tensor_hooks import TensorHooks

@@ -26,8 +26,7 @@ from ...inspector.torch_internals.tensors import (
     stored_bytes,
     stored_values,
 )
-from ..memory.footprint import TensorLayout
-from ..memory.layouts import is_dense, sparse
+from ..memory.layouts import TensorLayout, is_dense, sparse
 from .allocator import Marks
 
 

@@ -8,28 +8,10 @@ from typing import Literal
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_internals.ranks import Bucketed
+from .layouts import TensorLayout
 from .timeline import Basis, Maker
 
 Origin = Literal["input", "view", "output", "output view", "block", "outside"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """Shape and strides of a tensor, as far as they decide whether memory is shared or copied.
-
-    Attributes:
-        dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
-        nbytes: what a dense copy of it takes; of a sparse one a copy of what it stores, indices included.
-        sparse: it is a COO tensor; its strides say nothing.
-        wrapped: it is one rank's part of a DTensor, to which nothing is added in place (input_buffer.cpp).
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dense: bool
-    nbytes: int
-    sparse: bool = False
-    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from threading import Lock
@@ -11,7 +11,6 @@ from threading import Lock
 from torch import Tensor
 
 from ...inspector.torch_internals.tensors import SPARSE, local_of, stored_bytes
-from .footprint import TensorLayout
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> TensorLayout:
@@ -195,3 +194,22 @@ class Layouts:
         if first.sparse or second.sparse:
             return first != second
         return first.shape != second.shape or not same_strides(first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Shape and strides of a tensor, as far as they decide whether memory is shared or copied.
+
+    Attributes:
+        dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
+        nbytes: what a dense copy of it takes; of a sparse one a copy of what it stores, indices included.
+        sparse: it is a COO tensor; its strides say nothing.
+        wrapped: it is one rank's part of a DTensor, to which nothing is added in place (input_buffer.cpp).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dense: bool
+    nbytes: int
+    sparse: bool = False
+    wrapped: bool = False

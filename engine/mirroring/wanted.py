@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...inspector.arguments import SIZES, bytes_of, expect_number, refuse_bare_size
+from ...inspector.arguments import expect_number
+from ...inspector.graph.words import SIZES, bytes_of, refuse_bare_size
 
 OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..memory.footprint import Footprint, TensorLayout
-from ..memory.layouts import layout_of
+from ..memory.footprint import Footprint
+from ..memory.layouts import TensorLayout, layout_of
 
 
 class Gradient(NamedTuple):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ...inspector.graph.graph import Graph, Root, TensorMeta
-from ..memory.footprint import Footprint, Footprints, TaskOutput, TensorLayout
-from ..memory.layouts import contiguous
+from ..memory.footprint import Footprint, Footprints, TaskOutput
+from ..memory.layouts import TensorLayout, contiguous
 from .dry_run_limits import OF_SHAPES, WORKSPACE
 from .split_gradients import Parts
 

@@ -36,8 +36,8 @@ from ...inspector.torch_internals.saved import (
     saves_subclass,
 )
 from ...inspector.torch_internals.tensors import lazily, storage_of, stored_values
-from ..memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
-from ..memory.layouts import contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
+from ..memory.footprint import Footprint, Footprints, LeafState, TaskOutput
+from ..memory.layouts import TensorLayout, contiguous, copy_for, layout_of, scratch_of_copy, suits, sum_of
 from ..memory.measured_device import device_of
 from ..queue.chosen_order import heap_order
 from ..tasks.function_nodes import APPLIED

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..memory.footprint import Footprint, Footprints, Origin, TaskOutput, TensorLayout
-from ..memory.layouts import Layouts
+from ..memory.footprint import Footprint, Footprints, Origin, TaskOutput
+from ..memory.layouts import Layouts, TensorLayout
 from ..memory.timeline import Category, Maker, lasts_with_graph
 from .assumed_footprints import assumed_footprint, assumed_layout
 

@@ -11,8 +11,8 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import TensorMeta
 from ...inspector.torch_internals.saved import saved_value
-from ..memory.footprint import TaskOutput, TensorLayout
-from ..memory.layouts import is_dense
+from ..memory.footprint import TaskOutput
+from ..memory.layouts import TensorLayout, is_dense
 
 PARTING = ("StackBackward0", "CatBackward0")
 

@@ -17,8 +17,8 @@ from ...inspector.tapes.hips_nodes import RecordedNode, arrays_in, is_sparse, me
 from ...inspector.tapes.hips_tape import HipsTape
 from ...inspector.threads import Caller, ExclusiveUse
 from ...inspector.torch_internals.allocators import WAITS_S
-from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput, TensorLayout
-from ..memory.layouts import is_dense
+from ..memory.footprint import Footprint, Footprints, Origin, StartStorage, TaskOutput
+from ..memory.layouts import TensorLayout, is_dense
 from ..memory.timeline import Maker
 from .assumed_footprints import assumed_footprint, assumed_layout
 from .dry_run_limits import DEFINED, OF_A_TAPE, limit_sentence

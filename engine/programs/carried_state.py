@@ -19,8 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...inspector.graph.collector import all_objects
 from ...inspector.graph.source import Source
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.compiled import runs_uncompiled
 from ...inspector.torch_internals.modes import unobserved, without_torch_function
 from ...inspector.torch_internals.ranks import is_fully_sharded

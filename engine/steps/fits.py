@@ -8,7 +8,8 @@ from functools import cached_property
 
 import torch
 
-from ...inspector.arguments import SIZES, bytes_of, expect, expect_number, refuse_bare_size
+from ...inspector.arguments import expect, expect_number
+from ...inspector.graph.words import SIZES, bytes_of, refuse_bare_size
 from ...inspector.torch_internals.compiled import keep_compiler_out
 from ..tasks.refusals import refuse_transforms
 from ..words.estimates import Estimate, bounded_size, estimate_sentence

@@ -305,3 +305,14 @@ def state_of(optimizers: Sequence[str]) -> str:
     """`Adam's state`, `the optimizers' state`."""
     classes = set(optimizers)
     return f"{optimizers[0]}'s state" if len(classes) == 1 else "the optimizers' state"
+
+
+def step_began_ns(step: TrainingStep) -> int:
+    """When a step began, on the clock of the memory of its run.
+
+    Raises:
+        ValueError: no backward of it was followed.
+    """
+    timeline = step.run.timeline
+    assert timeline is not None, "a step's run has its memory"
+    return timeline.event_ns[0] - (0 if step.timeline.before else step.timeline.event_ns[0])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ...inspector.arguments import bytes_of, expect_number
+from ...inspector.arguments import expect_number
 from ...inspector.graph.graph import Edge, Graph
+from ...inspector.graph.words import bytes_of
 from ...inspector.torch_internals.random_states import RandomStates, random_states
 from ...inspector.torch_internals.tensors import SPARSE, storage_of, stored_bytes, version_of
 from .hook_state import HookState

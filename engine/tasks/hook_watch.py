@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ...inspector.threads import all_objects
+from ...inspector.graph.collector import all_objects
 from ...inspector.torch_internals.engine import is_own
 from ...inspector.torch_internals.hooks import hooks_registered
 from ...inspector.torch_internals.modes import without_torch_function

@@ -9,7 +9,7 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.threads import all_objects
+from ...inspector.graph.collector import all_objects
 from ...inspector.torch_internals.hooks import hooks_registered, leaf_hooks
 from ...inspector.torch_internals.modes import without_torch_function
 from .hook_watch import HookWatch, node_of, subclasses

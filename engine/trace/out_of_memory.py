@@ -14,10 +14,10 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ...inspector.graph.collector import all_objects
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.marks import tensors_of
 from ...inspector.holding.search import who_holds
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import saved_slots
 from ...inspector.torch_internals.sequence_numbers import current_number

@@ -13,12 +13,12 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.graph.begun import begun_by_session
+from ...inspector.graph.collector import all_objects
 from ...inspector.graph.graph import Edge, Graph, told_apart
 from ...inspector.graph.spent import is_over
 from ...inspector.graph.variables import variable_name
 from ...inspector.graph.written import writes_between
 from ...inspector.holding.search import who_holds
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.saved import FREED, MODIFIED, WrittenSlot, hides_saved, holds_saved, written_slots
 from ...inspector.torch_internals.sequence_numbers import sequence_nr

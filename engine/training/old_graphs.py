@@ -12,8 +12,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
+from ...inspector.graph.collector import all_objects
 from ...inspector.holding.search import Holder, who_holds
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.saved import has_edges, saved_slots
 from ...inspector.torch_internals.tensors import storage_of
 from .step_tokens import StepTokens

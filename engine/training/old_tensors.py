@@ -11,8 +11,8 @@ from weakref import ref
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from ...inspector.graph.collector import all_objects
 from ...inspector.holding.search import Holder, who_holds
-from ...inspector.threads import all_objects
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.tensors import StorageBytes, is_fake, storage_of
 from .old_graphs import alike

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.arguments import SIZES, a_kind, bytes_of, expect, expect_number, expect_truth
+from ...inspector.arguments import a_kind, expect, expect_number, expect_truth
+from ...inspector.graph.words import SIZES, bytes_of
 from ...inspector.torch_internals.modes import unobserved
 from ...inspector.torch_internals.optimizer_steps import is_optimizer
 from .black_box import USUAL, BlackBox, kinds_of

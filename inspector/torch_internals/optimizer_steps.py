@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..threads import all_objects
+from ..graph.collector import all_objects
 from .compiled import keep_compiler_out
 from .grad_scalers import watching_scaler_steps
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..threads import all_objects
+from ..graph.collector import all_objects
 
 
 def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor], int]]:

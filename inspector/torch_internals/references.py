@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..threads import all_objects, undisturbed
+from ..graph.collector import all_objects, undisturbed
 from .modes import unobserved, without_torch_function
 from .saved import saved_slots
 from .tensors import base_of, computes_itself, is_fake, local_of, storage_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ..threads import all_objects
+from ..graph.collector import all_objects
 from .modes import unobserved
 from .tensors import computes_itself, is_fake
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from ...engine.exports.task_clock import step_began_ns
 from ...engine.steps.phases import BACKWARD, FORWARD, OPTIMIZER
-from ...engine.steps.step import TrainingStep
+from ...engine.steps.step import TrainingStep, step_began_ns
 from .document import Document, Json
 from .page import save_page
 from .run_document import Other, run_document

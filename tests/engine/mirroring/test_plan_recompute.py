@@ -19,7 +19,7 @@ from tapescope.engine.mirroring.modules import module_cells, ms_text
 from tapescope.engine.mirroring.plan import RecomputePlan
 from tapescope.engine.mirroring.runs import Extra, Runs
 from tapescope.engine.words.sizes import size_text
-from tapescope.inspector.arguments import bytes_of
+from tapescope.inspector.graph.words import bytes_of
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]

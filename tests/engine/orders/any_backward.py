@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
-from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
+from tapescope.engine.memory.layouts import TensorLayout, contiguous
 from tapescope.engine.memory.timeline import Maker
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind

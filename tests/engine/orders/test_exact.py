@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput, TensorLayout
-from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, TaskOutput
+from tapescope.engine.memory.layouts import TensorLayout, contiguous
 from tapescope.engine.orders.exact import Exact, exact, optimal_order
 from tapescope.engine.orders.limit_search import LimitSearch
 from tapescope.engine.orders.lower_bound import lower_bound

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput, TensorLayout
-from tapescope.engine.memory.layouts import contiguous, copy_for, is_dense, layout_of, suits, sum_of
+from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
+from tapescope.engine.memory.layouts import TensorLayout, contiguous, copy_for, is_dense, layout_of, suits, sum_of
 from tapescope.engine.memory.timeline import Category, Maker, Timeline
 from tapescope.engine.orders.schedule import schedule
 from tapescope.engine.orders.simulate import simulate
