@@ -12,14 +12,14 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from .commands.answers import Parser, refuse
 from .commands.bench import add_bench
+from .commands.command_arguments import Parser, refuse
+from .commands.compare_advise import add_advise, add_compare
 from .commands.debug import add_debug
 from .commands.fits import add_fits
-from .commands.json_answer import answered, answering, as_json, asks_for_json, exit_code_of
-from .commands.look import add_demo, add_diff, add_graph, add_view, add_workloads
+from .commands.graph_view_diff import add_demo, add_diff, add_graph, add_view, add_workloads
+from .commands.json_output import answered, answering, as_json, asks_for_json, exit_code_of
 from .commands.mcp import add_mcp
-from .commands.measure import add_advise, add_compare
 from .commands.replay import add_replay
 
 COMMANDS = (
@@ -90,7 +90,7 @@ class _Version(argparse.Action):
         import torch
 
         from . import __version__
-        from .inspector.torch_internals.private_names import NEWEST_TESTED, is_untested
+        from .inspector.torch_private.private_names import NEWEST_TESTED, is_untested
 
         print(f"tapescope {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
         if is_untested(torch.__version__):

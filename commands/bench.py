@@ -9,17 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .answers import Commands, ProgressLine, place_for, refuse, script_raised
-from .json_answer import tell
+from .command_arguments import Commands, ProgressLine, place_for, refuse, script_raised
+from .json_output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..engine.studies.accumulation_study import AccumulationStudy
-    from ..engine.studies.mirror_study import MirrorStudy
+    from ..engine.studies.ready_workload import Size, Workload
+    from ..engine.studies.recompute_study import MirrorStudy
     from ..engine.studies.studied_orders import OrderStudy
-    from ..engine.workloads.ready_workload import Size, Workload
-    from .script import UserError
+    from .user_script import UserError
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
 _TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
@@ -123,7 +123,7 @@ def _add_mirroring(benches: Commands) -> None:
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.order_study import ORDERS_STUDIED, WORKLOADS_STUDIED, order_study
-    from .script import UserError
+    from .user_script import UserError
 
     with ProgressLine() as line, ExitStack() as scripts:
         try:
@@ -166,7 +166,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     import torch
 
     from ..engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
-    from ..engine.workloads.own_program import OwnProgram
+    from ..engine.studies.ready_workload import OwnProgram
 
     def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[AccumulationStudy]:
         size: Size = options.size or "small"
@@ -179,7 +179,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.studies.mirror_study import STUDIED, mirror_study, save_studies
+    from ..engine.studies.recompute_study import STUDIED, mirror_study, save_studies
 
     def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[MirrorStudy]:
         for each in _programs(options, STUDIED, ("size", "device"), scripts):
@@ -204,7 +204,7 @@ def _bench_one_by_one(
 ) -> int:
     """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress, and what
     closes scripts at the end."""
-    from .script import UserError
+    from .user_script import UserError
 
     studies: list[_Study] = []
     interrupted = False
@@ -262,9 +262,9 @@ def _programs(
             none.
         UserError: a script raised.
     """
-    from ..engine.workloads.own_program import own_program
-    from ..engine.workloads.workloads import workload
-    from .script import make_loss_of
+    from ..engine.studies.ready_workload import own_program
+    from ..engine.studies.workloads import workload
+    from .user_script import make_loss_of
 
     names = list(dict.fromkeys(options.workloads or usual))
     given = [f"--{name}" for name in of_ready if getattr(options, name) is not None]

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ..engine.memory.accumulation import Accumulate, Accumulation, Release
-from ..engine.queue.device_queues import QUEUES
-from .answers import Commands, refuse
-from .json_answer import printed, tell_error
+from ..engine.execution.accumulation_rule import Accumulate, Accumulation, Release
+from ..engine.schedule.device_queues import QUEUES
+from .command_arguments import Commands, refuse
+from .json_output import printed, tell_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,11 +85,11 @@ def add_debug(commands: Commands) -> None:
 
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.batching.group_runner import check_batch
-    from ..engine.orders.policies import find_policy
-    from ..widgets.terminal.every_backward import EveryBackward, ended_well
+    from ..engine.planning.policies import find_policy
+    from ..engine.session.batching.run_batches import check_batch
+    from ..widgets.terminal.script_debugger import EveryBackward, ended_well
     from ..widgets.terminal.user_traceback import users_traceback
-    from .script import UserError, backward_of, run_script, script_path
+    from .user_script import UserError, backward_of, run_script, script_path
 
     target: str = options.target
     of_function = ":" in target and not Path(target).is_file()

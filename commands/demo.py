@@ -17,16 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..engine.orders.schedule import schedule
-from ..engine.programs.backward import backward
-from ..engine.programs.profile import profile
-from ..engine.queue.pending import queue_lengths
-from ..engine.sessions.stepper import Stepper
-from ..engine.workloads.ready_workload import Size, Workload
-from ..inspector.capturing.capture import capture
-from ..inspector.capturing.walk import read_graph
+from ..engine.api.backward import backward
+from ..engine.api.profile import profile
+from ..engine.planning.simulate import schedule
+from ..engine.schedule.dependencies import queue_lengths
+from ..engine.session.direct_session import Stepper
+from ..engine.studies.ready_workload import Size, Workload
+from ..inspector.capture.build_graph import read_graph
+from ..inspector.capture.capture import capture
 from ..inspector.graph.graph import Graph
-from .json_answer import tell
+from .json_output import tell
 
 Gradients = dict[str, Tensor]
 MakeLoss = Callable[[], Tensor]

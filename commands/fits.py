@@ -6,13 +6,13 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .answers import Commands, refuse, script_raised
-from .json_answer import tell
+from .command_arguments import Commands, refuse, script_raised
+from .json_output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.steps.fits import Fit
+    from ..engine.training.fits import Fit
 
 
 EXAMPLES = """\
@@ -51,9 +51,9 @@ def add_fits(commands: Commands) -> None:
 
 
 def _fits(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.steps.fits import fits
-    from ..engine.steps.recipe import recipe_of
-    from .script import UserError, made_by
+    from ..engine.training.fits import fits
+    from ..engine.training.training_recipe import recipe_of
+    from .user_script import UserError, made_by
 
     try:
         with made_by(options.target) as made:
@@ -84,7 +84,7 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
 
 def fit_told(fit: Fit) -> dict[str, Any]:
     """What machines read of it."""
-    from ..engine.words.estimates import direction_of
+    from ..engine.memory.estimates import direction_of
 
     largest = None
     with suppress(Exception):  # a program that takes one size alone, as the sentences say

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .answers import Commands, refuse
+from .command_arguments import Commands, refuse
 from .mcp_processes import MOST_SESSIONS, AnsweringProcess, ServedFolder, page
 
 if TYPE_CHECKING:

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
-from ..engine.sessions.stepper import Stepper
-from ..widgets.terminal.debuggee import Debuggee
+from ..engine.session.direct_session import Stepper
 from ..widgets.terminal.prompt import SHORT, Prompt
-from ..widgets.terminal.prompt_names import Names
+from ..widgets.terminal.prompt_session import Debuggee, Names
 from ..widgets.terminal.user_traceback import users_traceback
-from .json_answer import plain
-from .script import UserError, made_by, make_loss_of
+from .json_output import plain
+from .user_script import UserError, made_by, make_loss_of
 
 if TYPE_CHECKING:
-    from ..engine.trace.trace import TaskRecord
+    from ..engine.recording.task_records import TaskRecord
 
 COMMANDS = frozenset(
     {
@@ -89,8 +88,8 @@ class McpWorker:
         return {"failed": True, "untrusted": said}
 
     def _open(self, target: str, policy: str) -> Answered:
-        from ..engine.programs.debug import debug
-        from ..inspector.capturing.capture import capture
+        from ..engine.api.debug import debug
+        from ..inspector.capture.capture import capture
 
         self._script.close()
         make_loss = self._script.enter_context(make_loss_of(target))
@@ -142,8 +141,8 @@ def _printed(do: Callable[[], object]) -> list[str]:
 
 
 def _why(run: str, task: str) -> Answered:
-    from ..engine.trace.run_reader import load
-    from ..widgets.deck.typed_tasks import typed_task
+    from ..engine.recording.run_file import load
+    from ..widgets.deck.task_and_stop_syntax import typed_task
 
     found = load(run)
     if found.trace is None:
@@ -168,7 +167,7 @@ def _waited(record: TaskRecord) -> list[str]:
 
 
 def _peak(run: str) -> Answered:
-    from ..engine.trace.run_reader import load
+    from ..engine.recording.run_file import load
 
     report = load(run).peak()
     lines = list(report.answer)
@@ -183,15 +182,15 @@ def _peak(run: str) -> Answered:
 
 
 def _diff(first: str, second: str) -> Answered:
-    from ..engine.finding.diff import diff
-    from ..engine.trace.run_reader import load
+    from ..engine.diagnose.diff import diff
+    from ..engine.recording.run_file import load
 
     found = diff(load(first), load(second), names=(Path(first).name, Path(second).name))
     return {"differs": found.differs, "untrusted": list(found.sentences)}
 
 
 def _findings(folder: str) -> Answered:
-    from ..engine.black_box.read import read_step
+    from ..engine.training.black_box.read_step import read_step
 
     step = read_step(folder)
     raised = [] if step.error is None else [": ".join(step.error), *step.traceback.splitlines()]
@@ -199,7 +198,7 @@ def _findings(folder: str) -> Answered:
 
 
 def _page_findings(page: str) -> Answered:
-    from ..engine.training.document import read_page
+    from ..engine.training.training_file import read_page
 
     found = read_page(Path(page))
     lines = [
@@ -209,7 +208,7 @@ def _page_findings(page: str) -> Answered:
 
 
 def _find_nan(target: str) -> Answered:
-    from ..engine.finding.find_nan import find_nan
+    from ..engine.diagnose.find_nan import find_nan
 
     with make_loss_of(target) as make_loss:
         report = find_nan(make_loss)
@@ -227,7 +226,7 @@ def _known(found: bool, unread: int) -> bool | None:
 
 
 def _find_unused(target: str) -> Answered:
-    from ..engine.finding.find_unused import find_unused
+    from ..engine.diagnose.find_unused import find_unused
 
     with made_by(target) as made:
         match made:
@@ -240,8 +239,8 @@ def _find_unused(target: str) -> Answered:
 
 
 def _fits(target: str, memory: str, batch_size: int | None) -> Answered:
-    from ..engine.steps.fits import fits
-    from ..engine.steps.recipe import recipe_of
+    from ..engine.training.fits import fits
+    from ..engine.training.training_recipe import recipe_of
     from .fits import fit_told
 
     with made_by(target) as made:

@@ -10,13 +10,13 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .answers import Commands, place_for, refuse, script_raised
-from .json_answer import tell
+from .command_arguments import Commands, place_for, refuse, script_raised
+from .json_output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.black_box.replay import StepReplay
+    from ..engine.training.black_box.replay import StepReplay
 
 EXAMPLES = """\
 examples:
@@ -51,8 +51,8 @@ def add_replay(commands: Commands) -> None:
 
 
 def _replay(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.black_box.replay import replay
-    from .script import UserError, functions_of
+    from ..engine.training.black_box.replay import replay
+    from .user_script import UserError, functions_of
 
     raised: list[BaseException] = []  # by the user's functions, whichever came last
     try:

@@ -9,7 +9,7 @@ from threading import Event, Thread, get_ident
 from types import FrameType
 from weakref import ref
 
-_LOOKS_EACH_S = 0.001
+LOOKS_EACH_S = 0.001
 
 
 class Caller:
@@ -142,7 +142,7 @@ class ExclusiveUse:
             here = other.thread == caller.thread
             if here or not (other.is_brief or caller.is_brief) or time.monotonic() >= until_s:
                 return other
-            time.sleep(_LOOKS_EACH_S)
+            time.sleep(LOOKS_EACH_S)
         return None
 
 

@@ -1,1 +1,43 @@
-"""The namespaces of tapescope: `ts.types`, `ts.orders`, `ts.hips`, `ts.studies`."""
+"""The namespaces `ts.types`, `ts.orders`, `ts.hips` and `ts.studies`, and modules whose names load lazily."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from ..errors import missing_in_torch, through_the_door
+
+_ROOT = __name__.partition(".")[0]
+
+
+def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a module.
+
+    Args:
+        module: its name.
+        module_of: by public name the module below the package that defines it, as "engine.api.profile", or as
+            "inspector.hips.tape:hips_tape" if it has another name there.
+    """
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            me = sys.modules[module]  # Python looks in it for a name that was meant
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=me)
+        place, _, its_name = module_of[name].partition(":")
+        try:
+            found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
+            found = through_the_door(found, module.replace(".public.", "."), name)
+        except (AttributeError, ImportError) as error:
+            if (sentence := missing_in_torch(error)) is not None:
+                raise RuntimeError(sentence) from error
+            raise
+        setattr(sys.modules[module], name, found)
+        return found
+
+    def names() -> list[str]:
+        of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+        return sorted({*module_of, *of_python})
+
+    return get, names

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy_names import lazy_names
+from . import lazy_names
 
 if TYPE_CHECKING:
-    from ..engine.hips.levels import hips_levels as levels
-    from ..inspector.tapes.hips_tape import hips_tape as tape
+    from ..engine.session.hips.levels import hips_levels as levels
+    from ..inspector.hips.tape import hips_tape as tape
 
 _MODULE_OF = {
-    "levels": "engine.hips.levels:hips_levels",
-    "tape": "inspector.tapes.hips_tape:hips_tape",
+    "levels": "engine.session.hips.levels:hips_levels",
+    "tape": "inspector.hips.tape:hips_tape",
 }
 """By public name the module that has it, and its name there if that is another."""
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy_names import lazy_names
+from . import lazy_names
 
 if TYPE_CHECKING:
-    from ..engine.orders.order_check import check_order as check_order
-    from ..engine.orders.policies import CLASSIC as CLASSIC
-    from ..engine.orders.policies import POLICIES as POLICIES
-    from ..engine.orders.precedence import constrained as constrained
-    from ..engine.orders.unpack_order import unpack_order as unpack_order
-    from ..engine.prediction.dry_run import dry_run as dry_run
-    from ..engine.queue.pending import queue_lengths as queue_lengths
+    from ..engine.memory.dry_run import dry_run as dry_run
+    from ..engine.planning.check_order import check_order as check_order
+    from ..engine.planning.constraints import constrained as constrained
+    from ..engine.planning.policies import CLASSIC as CLASSIC
+    from ..engine.planning.policies import POLICIES as POLICIES
+    from ..engine.planning.unpack_order import unpack_order as unpack_order
+    from ..engine.schedule.dependencies import queue_lengths as queue_lengths
 
 _MODULE_OF = {
-    "CLASSIC": "engine.orders.policies",
-    "POLICIES": "engine.orders.policies",
-    "check_order": "engine.orders.order_check",
-    "constrained": "engine.orders.precedence",
-    "dry_run": "engine.prediction.dry_run",
-    "queue_lengths": "engine.queue.pending",
-    "unpack_order": "engine.orders.unpack_order",
+    "CLASSIC": "engine.planning.policies",
+    "POLICIES": "engine.planning.policies",
+    "check_order": "engine.planning.check_order",
+    "constrained": "engine.planning.constraints",
+    "dry_run": "engine.memory.dry_run",
+    "queue_lengths": "engine.schedule.dependencies",
+    "unpack_order": "engine.planning.unpack_order",
 }
 """By public name the module that has it, and its name there if that is another."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy_names import lazy_names
+from . import lazy_names
 
 if TYPE_CHECKING:
-    from ..engine.measuring.step_levels import allocated_levels as allocated_levels
+    from ..engine.memory.function_levels import allocated_levels as allocated_levels
     from ..engine.studies.accumulation_study import accumulation_study as accumulation
 
 _MODULE_OF = {
     "accumulation": "engine.studies.accumulation_study:accumulation_study",
-    "allocated_levels": "engine.measuring.step_levels",
+    "allocated_levels": "engine.memory.function_levels",
 }
 """By public name the module that has it, and its name there if that is another."""
 

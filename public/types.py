@@ -4,105 +4,105 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy_names import lazy_names
+from . import lazy_names
 
 if TYPE_CHECKING:
-    from ..engine.batching.groups import GroupRules as GroupRules
-    from ..engine.batching.groups import Groups as Groups
-    from ..engine.black_box.replay import StepReplay as StepReplay
-    from ..engine.ensembles.advice import Advice as Advice
-    from ..engine.finding.difference import Difference as Difference
-    from ..engine.finding.find_nan import NanReport as NanReport
-    from ..engine.finding.find_unused import UnusedParameter as UnusedParameter
-    from ..engine.finding.find_unused import UnusedReport as UnusedReport
-    from ..engine.finding.order_dependence import Departure as Departure
-    from ..engine.finding.order_dependence import GradientApart as GradientApart
-    from ..engine.finding.order_dependence import OrderDependence as OrderDependence
-    from ..engine.memory.accumulation import Accumulation as Accumulation
+    from ..engine.diagnose.advise import Advice as Advice
+    from ..engine.diagnose.diff_report import Difference as Difference
+    from ..engine.diagnose.find_nan import NanReport as NanReport
+    from ..engine.diagnose.find_unused import UnusedParameter as UnusedParameter
+    from ..engine.diagnose.find_unused import UnusedReport as UnusedReport
+    from ..engine.diagnose.order_dependence import Departure as Departure
+    from ..engine.diagnose.order_dependence import GradientApart as GradientApart
+    from ..engine.diagnose.order_dependence import OrderDependence as OrderDependence
+    from ..engine.execution.accumulation_rule import Accumulation as Accumulation
+    from ..engine.execution.backward_arguments import BackwardCall as BackwardCall
     from ..engine.memory.timeline import Category as Category
     from ..engine.memory.timeline import Storage as Storage
     from ..engine.memory.timeline import Timeline as Timeline
-    from ..engine.mirroring.apply_plan import RecomputeReport as RecomputeReport
-    from ..engine.mirroring.plan import RecomputePlan as RecomputePlan
-    from ..engine.mirroring.planned_recompute import PlannedRecompute as PlannedRecompute
-    from ..engine.orders.order_check import Break as Break
-    from ..engine.orders.order_check import OrderCheck as OrderCheck
-    from ..engine.orders.plan import OrderPlan as OrderPlan
-    from ..engine.orders.planning import PlannedOrder as PlannedOrder
-    from ..engine.orders.unpack_order import Unpack as Unpack
-    from ..engine.orders.unpack_order import UnpackOrder as UnpackOrder
-    from ..engine.sessions.native_session import NativeSession as NativeSession
-    from ..engine.sessions.stepper import Stepper as Stepper
-    from ..engine.steps.fits import Fit as Fit
-    from ..engine.steps.phases import PhasePeak as PhasePeak
-    from ..engine.steps.remedies import Remedy as Remedy
-    from ..engine.steps.step import StepPeak as StepPeak
-    from ..engine.steps.step import TrainingStep as TrainingStep
-    from ..engine.steps.step_timeline import StepTimeline as StepTimeline
-    from ..engine.stops.stopped import Stop as Stop
+    from ..engine.planning.check_order import Break as Break
+    from ..engine.planning.check_order import OrderCheck as OrderCheck
+    from ..engine.planning.plan_order import OrderPlan as OrderPlan
+    from ..engine.planning.policy_orders import PlannedOrder as PlannedOrder
+    from ..engine.planning.unpack_order import Unpack as Unpack
+    from ..engine.planning.unpack_order import UnpackOrder as UnpackOrder
+    from ..engine.recompute.apply_plan import RecomputeReport as RecomputeReport
+    from ..engine.recompute.plan import RecomputePlan as RecomputePlan
+    from ..engine.recompute.planned_recompute import PlannedRecompute as PlannedRecompute
+    from ..engine.recording.batch_report import Batch as Batch
+    from ..engine.recording.batch_report import Batches as Batches
+    from ..engine.recording.batch_report import Fallback as Fallback
+    from ..engine.recording.peak_report import PeakReport as PeakReport
+    from ..engine.recording.statistics import Histogram as Histogram
+    from ..engine.recording.statistics import Statistics as Statistics
+    from ..engine.recording.task_records import TaskRecord as TaskRecord
+    from ..engine.recording.task_records import Trace as Trace
+    from ..engine.session.batching.product_groups import GroupRules as GroupRules
+    from ..engine.session.batching.product_groups import Groups as Groups
+    from ..engine.session.breakpoints.breakpoints import Stop as Stop
+    from ..engine.session.direct_session import Stepper as Stepper
+    from ..engine.session.native_session import NativeSession as NativeSession
     from ..engine.studies.comparison import Comparison as Comparison
-    from ..engine.tasks.backward_call import BackwardCall as BackwardCall
-    from ..engine.trace.batches import Batch as Batch
-    from ..engine.trace.batches import Batches as Batches
-    from ..engine.trace.batches import Fallback as Fallback
-    from ..engine.trace.peak import PeakReport as PeakReport
-    from ..engine.trace.statistics import Histogram as Histogram
-    from ..engine.trace.statistics import Statistics as Statistics
-    from ..engine.trace.trace import TaskRecord as TaskRecord
-    from ..engine.trace.trace import Trace as Trace
-    from ..engine.training.finding import Finding as Finding
-    from ..engine.training.record import Training as Training
+    from ..engine.training.black_box.replay import StepReplay as StepReplay
+    from ..engine.training.findings import Finding as Finding
+    from ..engine.training.fits import Fit as Fit
+    from ..engine.training.fits import Remedy as Remedy
+    from ..engine.training.step import StepPeak as StepPeak
+    from ..engine.training.step import TrainingStep as TrainingStep
+    from ..engine.training.step_timeline import PhasePeak as PhasePeak
+    from ..engine.training.step_timeline import StepTimeline as StepTimeline
+    from ..engine.training.training_result import Training as Training
     from ..inspector.graph.graph import Edge as Edge
-    from ..inspector.tapes.hips_tape import HipsTape as HipsTape
+    from ..inspector.hips.tape import HipsTape as HipsTape
 
 _MODULE_OF = {
-    "Accumulation": "engine.memory.accumulation",
-    "Advice": "engine.ensembles.advice",
-    "BackwardCall": "engine.tasks.backward_call",
-    "Batch": "engine.trace.batches",
-    "Batches": "engine.trace.batches",
-    "Break": "engine.orders.order_check",
+    "Accumulation": "engine.execution.accumulation_rule",
+    "Advice": "engine.diagnose.advise",
+    "BackwardCall": "engine.execution.backward_arguments",
+    "Batch": "engine.recording.batch_report",
+    "Batches": "engine.recording.batch_report",
+    "Break": "engine.planning.check_order",
     "Category": "engine.memory.timeline",
     "Comparison": "engine.studies.comparison",
-    "Departure": "engine.finding.order_dependence",
-    "Difference": "engine.finding.difference",
+    "Departure": "engine.diagnose.order_dependence",
+    "Difference": "engine.diagnose.diff_report",
     "Edge": "inspector.graph.graph",
-    "Fallback": "engine.trace.batches",
-    "Finding": "engine.training.finding",
-    "Fit": "engine.steps.fits",
-    "GradientApart": "engine.finding.order_dependence",
-    "GroupRules": "engine.batching.groups",
-    "Groups": "engine.batching.groups",
-    "HipsTape": "inspector.tapes.hips_tape",
-    "Histogram": "engine.trace.statistics",
-    "NanReport": "engine.finding.find_nan",
-    "NativeSession": "engine.sessions.native_session",
-    "OrderCheck": "engine.orders.order_check",
-    "OrderDependence": "engine.finding.order_dependence",
-    "OrderPlan": "engine.orders.plan",
-    "PeakReport": "engine.trace.peak",
-    "PhasePeak": "engine.steps.phases",
-    "PlannedOrder": "engine.orders.planning",
-    "PlannedRecompute": "engine.mirroring.planned_recompute",
-    "RecomputePlan": "engine.mirroring.plan",
-    "RecomputeReport": "engine.mirroring.apply_plan",
-    "Remedy": "engine.steps.remedies",
-    "Statistics": "engine.trace.statistics",
-    "StepPeak": "engine.steps.step",
-    "StepReplay": "engine.black_box.replay",
-    "StepTimeline": "engine.steps.step_timeline",
-    "Stepper": "engine.sessions.stepper",
-    "Stop": "engine.stops.stopped",
+    "Fallback": "engine.recording.batch_report",
+    "Finding": "engine.training.findings",
+    "Fit": "engine.training.fits",
+    "GradientApart": "engine.diagnose.order_dependence",
+    "GroupRules": "engine.session.batching.product_groups",
+    "Groups": "engine.session.batching.product_groups",
+    "HipsTape": "inspector.hips.tape",
+    "Histogram": "engine.recording.statistics",
+    "NanReport": "engine.diagnose.find_nan",
+    "NativeSession": "engine.session.native_session",
+    "OrderCheck": "engine.planning.check_order",
+    "OrderDependence": "engine.diagnose.order_dependence",
+    "OrderPlan": "engine.planning.plan_order",
+    "PeakReport": "engine.recording.peak_report",
+    "PhasePeak": "engine.training.step_timeline",
+    "PlannedOrder": "engine.planning.policy_orders",
+    "PlannedRecompute": "engine.recompute.planned_recompute",
+    "RecomputePlan": "engine.recompute.plan",
+    "RecomputeReport": "engine.recompute.apply_plan",
+    "Remedy": "engine.training.fits",
+    "Statistics": "engine.recording.statistics",
+    "StepPeak": "engine.training.step",
+    "StepReplay": "engine.training.black_box.replay",
+    "StepTimeline": "engine.training.step_timeline",
+    "Stepper": "engine.session.direct_session",
+    "Stop": "engine.session.breakpoints.breakpoints",
     "Storage": "engine.memory.timeline",
-    "TaskRecord": "engine.trace.trace",
+    "TaskRecord": "engine.recording.task_records",
     "Timeline": "engine.memory.timeline",
-    "Trace": "engine.trace.trace",
-    "Training": "engine.training.record",
-    "TrainingStep": "engine.steps.step",
-    "Unpack": "engine.orders.unpack_order",
-    "UnpackOrder": "engine.orders.unpack_order",
-    "UnusedParameter": "engine.finding.find_unused",
-    "UnusedReport": "engine.finding.find_unused",
+    "Trace": "engine.recording.task_records",
+    "Training": "engine.training.training_result",
+    "TrainingStep": "engine.training.step",
+    "Unpack": "engine.planning.unpack_order",
+    "UnpackOrder": "engine.planning.unpack_order",
+    "UnusedParameter": "engine.diagnose.find_unused",
+    "UnusedReport": "engine.diagnose.find_unused",
 }
 """By public name the module that has it, and its name there if that is another."""
 

@@ -197,7 +197,9 @@ def accelerator(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="session")
 def fresh_python() -> Iterator[WarmPython]:
     """Runs code in a process without other tests' traces: one that has imported torch, and most of tapescope."""
-    with warm_python("torch", "tapescope.engine.sessions.stepper", "tapescope.engine.training.record") as python:
+    with warm_python(
+        "torch", "tapescope.engine.session.direct_session", "tapescope.engine.training.training_result"
+    ) as python:
         yield python
 
 

@@ -17,7 +17,7 @@ TOGETHER = {
         "tests/e2e/test_frontier_in_lab.py",
         "tests/e2e/test_hips_tape.py",
         "tests/e2e/test_loop_in_lab.py",
-        "tests/e2e/test_mirrored_in_lab.py",
+        "tests/e2e/test_recompute_in_lab.py",
         "tests/e2e/test_reruns_in_lab.py",
         "tests/e2e/test_deck_benchmark.py",
     ),
@@ -30,13 +30,17 @@ TOGETHER = {
 """Files that share one server, one `npm ci`, or the second device, which the first of them may have to compile."""
 
 FIRST = (
-    *("second device", "JupyterLab", "tests/engine/programs/test_fully_shard.py", "bundler", "tests/test_matrix.py"),
-    *("tests/widgets/terminal/test_every_backward.py", "tests/e2e/test_deck_page.py", "tests/test_mcp.py"),
-    *("tests/engine/prediction/test_split_memory.py", "tests/engine/sessions/test_agreement.py"),
-    *("tests/engine/sessions/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py"),
+    *("second device", "JupyterLab", "tests/engine/api/test_fully_shard.py", "bundler", "tests/test_matrix.py"),
+    *("tests/widgets/terminal/test_script_debugger.py", "tests/e2e/test_deck_page.py", "tests/test_mcp.py"),
+    *("tests/engine/memory/test_dtensor_memory.py", "tests/engine/session/test_rank_agreement.py"),
+    *("tests/engine/session/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py"),
     *("tests/test_models.py", "tests/test_package.py", "tests/test_memory_meter.py", "tests/test_advised_calls.py"),
-    *("tests/e2e/test_deck_in_marimo.py", "tests/e2e/test_deck_in_notebook.py", "tests/inspector/test_fakes.py"),
-    *("tests/inspector/capturing/test_walk.py", "tests/engine/tasks/test_hook_watch.py", "tests/test_fuzz.py"),
+    *(
+        "tests/e2e/test_deck_in_marimo.py",
+        "tests/e2e/test_deck_in_notebook.py",
+        "tests/inspector/torch_private/test_fake_tensors.py",
+    ),
+    *("tests/inspector/capture/test_build_graph.py", "tests/engine/execution/test_find_hooks.py", "tests/test_fuzz.py"),
 )
 """Long although few tests: at the end they would leave the other processes without work."""
 

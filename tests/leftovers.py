@@ -17,10 +17,10 @@ from torch.autograd import Variable
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tapescope.engine.tasks.hook_watch import HookWatch
-from tapescope.inspector.torch_internals.allocators import one_recording, profiler_is_on
-from tapescope.inspector.torch_internals.hooks import hooks_registered
-from tapescope.inspector.torch_internals.sequence_numbers import pins_open
+from tapescope.engine.execution.find_hooks import HookWatch
+from tapescope.inspector.torch_private.allocators import one_recording, profiler_is_on
+from tapescope.inspector.torch_private.hooks import hooks_registered
+from tapescope.inspector.torch_private.sequence_numbers import pins_open
 
 HOOKS = "hooks of tensors or nodes, which others find: hold handles, and remove them"
 _GRACE_S = 5.0

@@ -11,7 +11,7 @@ import torch
 from tapescope.__main__ import main
 from tapescope.engine.studies import accumulation_study as module
 from tapescope.engine.studies.accumulation_study import BY_HAND, IN_PLACE
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 from .says import Snapshots, says
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tapescope.__main__ import main
-from tapescope.commands.answers import ProgressLine
+from tapescope.commands.command_arguments import ProgressLine
+from tapescope.engine.studies.ready_workload import Parts, Workload
 from tapescope.engine.studies.studied_orders import OrderStudy
-from tapescope.engine.workloads.ready_workload import Parts, Workload
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 from .says import Snapshots, says
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tapescope.__main__ import main
-from tapescope.engine.programs.timing import Spread
+from tapescope.engine.api.time_backwards import Spread
 from tapescope.engine.studies.accumulation_study import BY_HAND, PYTORCH, accumulation_study
-from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, NOTHING, mirror_study
 from tapescope.engine.studies.order_study import order_study
-from tapescope.engine.workloads.own_program import own_program
+from tapescope.engine.studies.ready_workload import own_program
+from tapescope.engine.studies.recompute_study import BLOCKS, COMPILED, NOTHING, mirror_study
 
 from .says import Snapshots, raises, says
 

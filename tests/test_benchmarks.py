@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from tapescope.engine.execution import find_hooks as hook_watch
 from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, HIPS, IN_PLACE
-from tapescope.engine.studies.mirror_study import BLOCKS, NOTHING, SELECTIVE
-from tapescope.engine.tasks import hook_watch
-from tapescope.inspector.torch_internals.hooks import hooks_registered
+from tapescope.engine.studies.recompute_study import BLOCKS, NOTHING, SELECTIVE
+from tapescope.inspector.torch_private.hooks import hooks_registered
 
 from . import second_device
 from .says import says

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import tapescope.widgets.deck.debug as of_decks
+import tapescope.widgets.deck.open_deck as of_decks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

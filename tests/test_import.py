@@ -46,7 +46,7 @@ def test_importing_it_loads_neither_torch_nor_what_draws_or_runs() -> None:
         "print('torch' in sys.modules, *sorted({each.__name__ for each in ours if not hasattr(each, '__path__')}))"
     )
     assert loaded == (
-        "False tapescope.front_door tapescope.public.hips tapescope.public.lazy_names tapescope.public.orders "
+        "False tapescope.errors tapescope.public.hips tapescope.public tapescope.public.orders "
         "tapescope.public.studies tapescope.public.types"
     )
 
@@ -117,7 +117,7 @@ for path in files:
     parts = path.relative_to(root).with_suffix("").parts
     importlib.import_module(".".join(("tapescope", *parts)).removesuffix(".__init__"))
 """
-SOME = ("__main__.py", "widgets/deck/still.py", "widgets/deck/recording.py", "engine/trace/recorder.py")
+SOME = ("__main__.py", "widgets/deck/still_picture.py", "widgets/deck/run_player.py", "engine/recording/recorder.py")
 
 
 @pytest.mark.parametrize("files", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])

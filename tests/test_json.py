@@ -14,7 +14,7 @@ import torch
 
 import tapescope as ts
 from tapescope.__main__ import main
-from tapescope.commands.json_answer import ENVELOPE, SCHEMAS, plain
+from tapescope.commands.json_output import ENVELOPE, SCHEMAS, plain
 
 from .says import Snapshots, says
 

@@ -22,7 +22,7 @@ import tapescope as ts
 import tapescope.commands.demo
 from tapescope.__main__ import command_line, main
 from tapescope.engine.memory.timeline import Category
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 from .says import Snapshots, says
 

@@ -22,7 +22,7 @@ SAMPLED = 12
 @pytest.fixture(scope="module")
 def python() -> Iterator[WarmPython]:
     """Runs code in processes that have imported what the programs of all topics import."""
-    with warm_python("torch.distributed.fsdp", "tapescope.engine.sessions.stepper") as python:
+    with warm_python("torch.distributed.fsdp", "tapescope.engine.session.direct_session") as python:
         yield python
 
 

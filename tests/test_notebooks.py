@@ -66,7 +66,7 @@ assert installed.backwards == 5
 """,
     "06_accumulation": """
 from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
-from tapescope.engine.memory.accumulation import Accumulation
+from tapescope.engine.execution.accumulation_rule import Accumulation
 from tapescope.engine.memory.timeline import Category
 summed = {row.rule: row for row in study.rows if row.kind == "direct"}
 doubled_rule = Accumulation("list", "never")

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.trace.peak import peak_report
+from tapescope.engine.recording.peak_report import peak_report
 
 from .memory_meter.programs import PROGRAMS
 from .says import Snapshots, says

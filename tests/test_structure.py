@@ -21,13 +21,17 @@ def structure(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("engine/queue/pending.py", "    from ..orders.plan import plan", "arrows up: 1"),
-        ("inspector/graph/facts.py", "    from ...engine.words.sizes import size_text", "arrows up: 1"),
-        ("engine/queue/binary_heap.py", "    from .ready_queue import KeyedQueue", "circles: 1"),
-        ("engine/queue/pending.py", "    from ..words.sizes import size_text", "engine.queue -> engine.words"),
-        ("engine/queue/binary_heap.py", "    pass\n" * 600, "engine/queue/binary_heap.py: "),
+        ("engine/schedule/dependencies.py", "    from ..planning.plan_order import plan_order", "arrows up: 1"),
+        ("inspector/graph/capture_records.py", "    from ...engine.memory.timeline import Timeline", "arrows up: 1"),
+        ("engine/schedule/ready_queue.py", "    from .ready_queue import KeyedQueue", "circles: 1"),
         (
-            "engine/queue/binary_heap.py",
+            "engine/schedule/dependencies.py",
+            "    from ..memory.timeline import Timeline",
+            "engine.schedule -> engine.memory",
+        ),
+        ("engine/schedule/ready_queue.py", "    pass\n" * 600, "engine/schedule/ready_queue.py: "),
+        (
+            "engine/schedule/ready_queue.py",
             "    pass\nclass Run: ...\nclass Stop: ...\nclass Graph: ...",
             "Graph: engine.",
         ),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tapescope.__main__ import main
-from tapescope.inspector.torch_internals.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
+from tapescope.inspector.torch_private.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
 
 from .says import says
 

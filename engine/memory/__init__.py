@@ -1,4 +1,4 @@
-"""Memory as data: storages, categories, footprints, layouts, the rule of summing; nothing is run.
+"""Memory of a backward: the timeline, its measurement from allocator events, and its prediction.
 
-May import: inspector, words.
+May import: inspector, execution, schedule.
 """

@@ -13,18 +13,17 @@ from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Graph
-from ..words.estimates import Direction, direction_of
-from .accumulation import PYTORCHS, Accumulation
-from .category_walk import CategoryWalk
-from .consumers import Consumers
+from ..execution.accumulation_rule import PYTORCHS, Accumulation
+from .estimates import Direction, direction_of
 
 if TYPE_CHECKING:
     from weakref import ref
 
     from torch import Tensor
 
-    from ...inspector.graph.facts import Operation, StoredOperation
-    from ...inspector.graph.source import Source
+    from ...inspector.graph.capture_records import Operation, StoredOperation
+    from ...inspector.graph.source_lines import Source
+    from .category_walk import Consumers
 
 Basis = Literal["measured", "calibrated", "dry run"]
 Listed = tuple[int, int, int, int]
@@ -456,6 +455,8 @@ class Timeline:
 
         They add up to `task_peaks`. Categories that never have bytes are left out.
         """
+        from .category_walk import CategoryWalk
+
         changes = [
             (event, _place_of_change(self, event, number, category), number, category)
             for event, number, category in self.changes
@@ -532,6 +533,8 @@ class Timeline:
 
     @cached_property
     def _consumers(self) -> Consumers:
+        from .category_walk import Consumers
+
         return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)
 
 

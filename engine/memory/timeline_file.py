@@ -9,9 +9,9 @@ from typing import get_args
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
-from ...inspector.graph.json_columns import ColumnWriter, Section
-from ..words.estimates import Direction, Estimate, direction_of
-from .accumulation import PYTORCHS, Accumulate, Accumulation, Release
+from ...inspector.graph.json_file import ColumnWriter, Section
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
+from .estimates import Direction, Estimate, direction_of
 from .timeline import Basis, BlockLevels, Category, Listed, Maker, Timeline
 
 _EXACT = 2**53  # from here on JavaScript has no integers

@@ -1,5 +1,4 @@
-"""Tables over many runs: compare, makespan and the three benchmarks.
+"""Tables over many runs (compare, makespan, benchmarks), and the ready-made workloads they run.
 
-May import: inspector, words, queue, memory, prediction, measuring, tasks, trace, orders, hips, workloads, sessions,
-programs, mirroring, steps.
+May import: inspector, training, recompute, api, session, planning, recording, memory, execution, schedule.
 """

@@ -15,33 +15,31 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from ...inspector.arguments import expect, expect_callable, expect_number
-from ...inspector.capturing.walk import graph
-from ...inspector.graph.words import dtype_name
-from ...inspector.shown import GraphTheme, drawn, saved_page
-from ..hips.levels import hips_levels, hips_time
-from ..measuring.step_levels import StepLevels, allocated_levels, levels_of
-from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from ..orders.policies import POLICIES
-from ..orders.simulate import simulate
-from ..programs.as_found import AsFound
-from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, own_gradients, real_loss_of
-from ..programs.profile import profile
-from ..programs.timing import Spread, time_backward, turns
-from ..tasks.refusals import refuse_tasks
-from ..words.machine import Machine, this_machine
-from ..words.sizes import percent_text, size_text
-from ..words.tables import ShownAsTable, row_called
-from ..words.told_line import telling
-from ..workloads.own_program import OwnProgram
-from ..workloads.ready_workload import Size, Workload
-from ..workloads.workloads import workload
+from ...inspector.capture.build_graph import graph
+from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.progress import telling
+from ...inspector.text.report import ShownAsTable, row_called
+from ...inspector.text.sizes_and_counts import dtype_name, percent_text, size_text
+from ...inspector.validation import expect, expect_callable, expect_number
+from ..api.backward import backward
+from ..api.environment import Machine, this_machine
+from ..api.make_loss import MakeLoss, own_gradients, real_loss_of
+from ..api.profile import profile
+from ..api.restore_state import AsFound
+from ..api.time_backwards import Spread, time_backward, turns
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
+from ..execution.unsupported import refuse_tasks
+from ..memory.function_levels import StepLevels, allocated_levels, levels_of
+from ..planning.policies import POLICIES
+from ..planning.simulate import simulate
+from ..session.hips.levels import hips_levels, hips_time
+from .ready_workload import OwnProgram, Size, Workload
+from .workloads import workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ..memory.footprint import Footprints
+    from ..memory.task_memory import Footprints
 
 STUDIED = ("rnn", "fan_out", "needless")
 RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))

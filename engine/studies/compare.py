@@ -10,35 +10,35 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from ...inspector.arguments import expect, expect_callable, expect_choice, expect_model, expect_number
-from ...inspector.capturing.capture import capture
-from ...inspector.capturing.walk import read_graph
+from ...inspector.capture.build_graph import read_graph
+from ...inspector.capture.capture import capture
 from ...inspector.graph.graph import Edge, Graph
-from ...inspector.tapes.hips_tape import HipsTape
-from ..memory.accumulation import PYTORCHS, Accumulate, Accumulation, Release
-from ..memory.measured_device import devices_of
-from ..memory.not_counted import not_counted
+from ...inspector.hips.tape import HipsTape
+from ...inspector.text.progress import telling
+from ...inspector.validation import expect, expect_callable, expect_choice, expect_model, expect_number
+from ..api.backward import backward
+from ..api.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
+from ..api.restore_state import AsFound
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
+from ..memory.device_choice import devices_of
+from ..memory.excluded_memory import not_counted
 from ..memory.timeline import Timeline
-from ..mirroring.apply_plan import apply_plan
-from ..mirroring.plan import RecomputePlan
-from ..mirroring.planned_recompute import PlannedRecompute
-from ..orders.planning import bound
-from ..orders.policies import find_policy
-from ..orders.schedule import schedule
-from ..programs.as_found import AsFound
-from ..programs.backward import backward
-from ..programs.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
-from ..queue.pending import queue_lengths
-from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
-from ..steps.step import TrainingStep
-from ..words.told_line import telling
+from ..planning.policies import find_policy
+from ..planning.policy_orders import bound
+from ..planning.simulate import schedule
+from ..recompute.apply_plan import apply_plan
+from ..recompute.plan import RecomputePlan
+from ..recompute.planned_recompute import PlannedRecompute
+from ..schedule.dependencies import queue_lengths
+from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ..training.step import TrainingStep
 from .comparison import MIRRORED, Comparison, Row
 
 if TYPE_CHECKING:
-    from ..memory.footprint import Footprints
-    from ..orders.problem import Problem
-    from ..queue.device_queues import Queues
-    from ..trace.run import Engine
+    from ..memory.task_memory import Footprints
+    from ..planning.scheduling_problem import Problem
+    from ..recording.run import Engine
+    from ..schedule.device_queues import Queues
 
 _Signature = tuple[tuple[object, ...], tuple[Edge, ...]]
 
@@ -150,7 +150,7 @@ class _DryRun(NamedTuple):
     @staticmethod
     def of(drawn: Graph, row: _Chosen, footprints: Footprints) -> _DryRun:
         """Keeps nothing of the graph."""
-        from ..orders.simulate import simulate
+        from ..planning.simulate import simulate
 
         rule = row.rule
         found = simulate(drawn, row.policy, footprints, accumulate=rule.accumulate, release=rule.release)
@@ -189,8 +189,8 @@ class _Comparing:
 
         Gives what runs, by name, once planned for all runs; and by device what that is predicted to need.
         """
-        from ..orders.problem import Problem
-        from ..prediction.dry_run import dry_run
+        from ..memory.dry_run import dry_run
+        from ..planning.scheduling_problem import Problem
 
         self._tell("warming up")
         self._world.watch()
@@ -222,8 +222,8 @@ class _Comparing:
 
     def memory(self, name: str, row: _Chosen, engine: Engine) -> _ByDevice:
         """The memory of a forward and its backward."""
-        from ..programs.profile import profile
-        from ..programs.timing import as_asked
+        from ..api.profile import profile
+        from ..api.time_backwards import as_asked
 
         self._tell(f"{name}, its memory")
         policy, rule, plan, forward = row
@@ -243,7 +243,7 @@ class _Comparing:
 
     def time(self, name: str, row: _Chosen, order: Sequence[int], queues: Queues | None) -> int:
         """Nanoseconds of a backward, on PyTorch's engine with these queues; None: on the direct one."""
-        from ..programs.timing import time_backward, time_stepped
+        from ..api.time_backwards import time_backward, time_stepped
 
         check = partial(_assert_same_graph, self._signature, policy=name)
         with self._world.run(self._leaves):
@@ -264,7 +264,7 @@ def _compared(
     queues: Queues,
     tell: Callable[[str], object],
 ) -> Comparison:
-    from ..programs.timing import turns
+    from ..api.time_backwards import turns
 
     def rows_of(problem: Problem) -> dict[str, _Chosen]:
         planned = {name: bound(policy, problem) for name, policy in named.items()}
@@ -358,7 +358,7 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
     That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
     plain one where no other ran. A plan predicts for leaves that have no .grad yet.
     """
-    from ..orders.simulate import simulate
+    from ..planning.simulate import simulate
 
     plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
     for name, (timeline, own, plan) in runs.items():
@@ -394,7 +394,7 @@ def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:
 
 
 def _signature(drawn: Graph) -> _Signature:
-    from ..prediction.simulation import kind_of
+    from ..memory.simulation import kind_of
 
     return tuple((kind_of(task), task.inputs) for task in drawn.tasks), drawn.edges
 

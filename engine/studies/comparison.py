@@ -11,22 +11,22 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.shown import GraphTheme, drawn, saved_page
-from ..memory.measured_device import chosen_device
-from ..memory.not_counted import NotCounted
+from ...inspector.graph.phrases import joined, task_name
+from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.report import ShownAsTable, row_called
+from ...inspector.text.sizes_and_counts import counted, nth, size_text
+from ..memory.device_choice import chosen_device
+from ..memory.estimates import estimate_sentence
+from ..memory.excluded_memory import NotCounted
 from ..memory.timeline import Timeline
-from ..mirroring.plan import RecomputePlan
-from ..trace.peak import PeakReport, peak_report
-from ..words.estimates import estimate_sentence
-from ..words.phrases import counted, joined, nth, task_name
-from ..words.sizes import size_text
-from ..words.tables import ShownAsTable, row_called
+from ..recompute.plan import RecomputePlan
+from ..recording.peak_report import PeakReport, peak_report
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import torch
 
-    from ..steps.step import TrainingStep
+    from ..training.step import TrainingStep
 
 MIRRORED = ", mirrored"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""

@@ -10,13 +10,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.ranks import longest_ways
-from ...inspector.shown import GraphTheme, drawn, text_of
-from ..queue.device_queues import devices_in_order
-from ..words.findings import ShownAsFindings, findings_rich, findings_text
-from ..words.phrases import counted
-from ..words.sizes import share_text
-from ..words.tables import row_called
+from ...inspector.graph.paths_and_repeats import longest_ways
+from ...inspector.renderers import GraphTheme, drawn, text_of
+from ...inspector.text.report import ShownAsFindings, findings_rich, findings_text, row_called
+from ...inspector.text.sizes_and_counts import counted, share_text
+from ..schedule.device_queues import devices_in_order
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

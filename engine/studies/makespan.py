@@ -10,18 +10,18 @@ from typing import overload
 import torch
 from torch import nn
 
-from ...inspector.arguments import a_kind, expect, expect_callable
-from ...inspector.capturing.walk import graph_meant
+from ...inspector.capture.build_graph import graph_meant
 from ...inspector.graph.graph import Graph, Outputs, Task
-from ..orders.planning import bound
-from ..orders.policies import find_policy
-from ..orders.problem import Problem
-from ..queue.chosen_order import allowed
-from ..queue.device_queues import DeviceQueues
-from ..queue.named_tasks import tasks_at
-from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
-from ..trace.run import Run
-from ..words.told_line import telling
+from ...inspector.text.progress import telling
+from ...inspector.validation import a_kind, expect, expect_callable
+from ..planning.policies import find_policy
+from ..planning.policy_orders import bound
+from ..planning.scheduling_problem import Problem
+from ..recording.run import Run
+from ..schedule.device_queues import DeviceQueues
+from ..schedule.find_tasks import tasks_at
+from ..schedule.greedy_order import allowed
+from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from .gantt import Bar, Gantt, MakespanReport
 
 Durations = Sequence[float] | Mapping[int, float] | Run | Sequence[Run] | None

@@ -8,17 +8,16 @@ from typing import get_args
 
 import torch
 
-from ..programs.as_found import AsFound
-from ..programs.backward import backward
-from ..queue.policy import AnyPolicy, Choice, Policy, is_dynamic
-from ..words.machine import this_machine
-from ..workloads.own_program import OwnProgram
-from ..workloads.ready_workload import Size, Workload
-from ..workloads.workloads import workload
+from ..api.backward import backward
+from ..api.environment import this_machine
+from ..api.restore_state import AsFound
+from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic
 from .compare import chosen_policies, compare
 from .comparison import Comparison
 from .makespan import makespan
+from .ready_workload import OwnProgram, Size, Workload
 from .studied_orders import TIMED_RUNS, OrderStudy, StudiedWorkload
+from .workloads import workload
 
 WORKLOADS_STUDIED = (
     "resnet50",

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ...inspector.shown import GraphTheme, drawn, saved_page
-from ..programs.timing import Spread
-from ..words.columns import lines_of
-from ..words.machine import Machine
-from ..words.phrases import joined
-from ..words.sizes import size_text
-from ..words.tables import ShownAsTable, row_called
-from ..workloads.ready_workload import Size, Workload
+from ...inspector.graph.phrases import joined
+from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.report import ShownAsTable, row_called
+from ...inspector.text.sizes_and_counts import size_text
+from ...inspector.text.text_columns import lines_of
+from ..api.environment import Machine
+from ..api.time_backwards import Spread
 from .comparison import Comparison
 from .gantt import MakespanReport, time_text
+from .ready_workload import Size, Workload
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

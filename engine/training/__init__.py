@@ -1,5 +1,4 @@
-"""A whole training loop, watched while it runs: leaks, silent errors, norms, what led to a bad step.
+"""Whole training loops and steps: watched, recorded, predicted to fit.
 
-May import: inspector, words, memory, measuring, prediction, tasks, trace, stops, sessions, programs, steps, exports,
-norms, finding, black_box.
+May import: inspector, diagnose, recompute, api, session, planning, recording, memory, execution.
 """

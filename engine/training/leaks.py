@@ -9,15 +9,13 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.holding.search import Holder
-from ..steps.loop_watch import BackwardGiven
-from ..words.phrases import counted
-from ..words.sizes import size_text
-from .finding import Finding
-from .old_graphs import GRAD_OF, HeldGraphs, alike, held_graphs
-from .part import LoopPart
-from .record import Training
-from .step_tokens import StepTokens
+from ...inspector.references.find_referrers import Holder
+from ...inspector.text.sizes_and_counts import counted, size_text
+from .findings import Finding
+from .leak_holders import GRAD_OF, HeldGraphs, StepTokens, alike, held_graphs
+from .loop_observers import LoopPart
+from .step_boundaries import BackwardGiven
+from .training_result import Training
 
 _FIRST_LOOK = 2  # the number of a step: two are over before it
 _LAG = 2  # steps: what a loop compares with the step before is let go of one later

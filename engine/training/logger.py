@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from ...inspector.arguments import a_kind, expect_number
-from ..norms.norms import NO_SCALAR, Norms, norm_of, ratio_of
-from ..norms.step_table import ABSENT
-from .finding import Finding
-from .frames import numbered
+from ...inspector.validation import a_kind, expect_number
+from .findings import Finding, numbered
+from .norms import ABSENT, NO_SCALAR, Norms, norm_of, ratio_of
 
 _WANTED = (
     "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, or with "

@@ -13,22 +13,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...inspector.graph.graph import module_name
-from ...inspector.torch_internals.grad_scalers import watching_scales
-from ...inspector.torch_internals.late import LateTensor
-from ...inspector.torch_internals.optimizer_steps import parameters_of
-from ...inspector.torch_internals.tensors import local_of
-from ..norms.norm_sums import ColumnNorms, NormSums, TakenNorms, plain_elements
-from ..norms.norms import NO_SCALAR, Norms
-from ..norms.step_table import ABSENT
-from ..steps.loop_watch import BackwardGiven
-from ..words.phrases import counted
-from .columns import ModuleColumns
-from .finding import Finding
-from .norm_findings import NormJudge, OptimizerScalars
-from .part import LoopPart
+from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.optimizer_steps import parameters_of, watching_scales
+from ...inspector.torch_private.tensors import LateTensor, local_of
+from .findings import Finding
+from .loop_observers import LoopPart
+from .module_columns import ModuleColumns
+from .norm_rules import NormJudge, OptimizerScalars
+from .norms import ABSENT, NO_SCALAR, ColumnNorms, Norms, NormSums, TakenNorms, plain_elements
+from .step_boundaries import BackwardGiven
 
 if TYPE_CHECKING:
-    from .record import Training
+    from .training_result import Training
 
 _OFTEN = 100  # steps after which parameters that came later are looked for
 _TOGETHER = 8  # steps that are read at once

@@ -1,4 +1,4 @@
-"""`ts.training`: a whole training loop, watched while it runs, which stays as it is."""
+"""`ts.training`: watches an unchanged training loop while it runs, and writes its numbers to a logger."""
 
 from __future__ import annotations
 
@@ -9,22 +9,59 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.arguments import a_kind, expect, expect_number, expect_truth
-from ...inspector.graph.words import SIZES, bytes_of
-from ...inspector.torch_internals.modes import unobserved
-from ...inspector.torch_internals.optimizer_steps import is_optimizer
-from .black_box import USUAL, BlackBox, kinds_of
-from .held_memory import HeldMemory
-from .held_parameters import HeldParameters
+from ...inspector.text.sizes_and_counts import SIZES, bytes_of
+from ...inspector.torch_private.optimizer_steps import is_optimizer
+from ...inspector.torch_private.thread_state import unobserved
+from ...inspector.validation import a_kind, expect, expect_number, expect_truth
+from .black_box.black_box import USUAL, BlackBox, kinds_of
+from .freed_graphs import SpoiledBackwards
 from .leaks import Leaks
-from .logger import Logger, expect_depth
+from .logger import Logger, expect_depth, numbers_of
+from .loop_observers import LoopPart, TrainingWatch
+from .memory_samples import HeldMemory
 from .norm_watch import NormWatch
-from .optimizer_findings import SkippedSteps, StaleCasts
-from .part import LoopPart
-from .record import Training
-from .spoiled_backwards import SpoiledBackwards
-from .watch import TrainingWatch
-from .writer import Writer
+from .optimizer_checks import HeldParameters, SkippedSteps, StaleCasts
+from .training_result import Training
+
+
+class Writer(LoopPart):
+    """Writes once a step what has come since the last. Norms are read a step late, so that nothing waits for an
+    accelerator: each has the number of its own step.
+
+    Args:
+        logger: to which.
+        depth: see `numbers_of`.
+    """
+
+    def __init__(self, logger: Logger, depth: int) -> None:
+        self._logger = logger
+        self._depth = depth
+        self._next = 0  # the first step that was not written
+        self._findings = 0  # how many were
+        self._raised = False
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        self._logger.begin()
+
+    def step_ends(self, number: int) -> None:
+        self._write()
+
+    def ends(self) -> None:
+        """The loop's own `log` may not come between the last step's end and this."""
+        if not self._raised:
+            self._logger.commit()  # else the last step would replace the one before it
+            self._write()
+
+    def _write(self) -> None:
+        self._raised = True  # unless all goes well: who has raised is told of the end, too
+        numbers = numbers_of(self._training.norms, self._depth, self._next)
+        found = self._training.findings
+        new, self._findings = found[self._findings :], len(found)
+        self._next = max(numbers, default=self._next - 1) + 1
+        self._logger.write(numbers, new)
+        self._raised = False
+
 
 PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,

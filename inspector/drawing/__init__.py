@@ -1,4 +1,4 @@
 """Graphs as pictures: folding, layout, SVG, DOT and JSON.
 
-May import: graph, shown.
+May import: graph, text, renderers, garbage_collector.
 """

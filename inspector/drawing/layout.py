@@ -13,12 +13,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..graph.collector import collector_paused
+from ..garbage_collector import collector_paused
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import short_name
-from ..graph.ranks import ranks_of
-from .arrangement import Arrangement, Link, Point, Port
-from .cells import (
+from ..graph.paths_and_repeats import ranks_of
+from .boxes import (
     HEADER,
     MOST_PILLS,
     PAD,
@@ -38,10 +37,11 @@ from .cells import (
     TaskCell,
     UnplacedBox,
 )
+from .edges_across_boxes import Contents, Use, Wiring
 from .fold import Folded, fold_graph, refuse_too_many
-from .layered import arrange
-from .text_width import shorten_middle
-from .wiring import Contents, Use, Wiring
+from .layered_layout import arrange
+from .layout_types import Arrangement, Link, Point, Port
+from .svg_text import shorten_middle
 
 __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 

@@ -8,18 +8,16 @@ from typing import get_args
 
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import KIND_TITLES, Kind
-from ..graph.words import counted
-from ..shown import GraphTheme
-from .arrangement import Point
-from .first_view import first_view
+from ..renderers import GraphTheme
+from ..text.sizes_and_counts import counted
+from .annotations import SIGN_SHAPES, SIGN_TITLES, Around, Outline, Sign, Signs
+from .fit_to_size import first_view
 from .layout import ChipRow, Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
-from .outlines import Around, Outline
-from .signs import SIGN_SHAPES, SIGN_TITLES, Sign, Signs
-from .states import STATE_TITLES, Standing, State
+from .layout_types import Point
+from .progress_states import STATE_TITLES, Standing, State
 from .svg_boxes import box_label, box_shape
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
-from .svg_text import escaped, moved, pixels
-from .text_width import text_width
+from .svg_text import escaped, moved, pixels, text_width
 
 ROOM = (1100.0, 700.0)  # pixels in which the first view is whole: a page, or a notebook's cell and some more
 MARGIN = 16

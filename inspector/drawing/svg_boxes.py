@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from ..graph.words import counted
-from .cells import (
+from ..text.sizes_and_counts import counted
+from .boxes import (
     BUTTON,
     BUTTON_PITCH,
     CARDS_BEHIND,
@@ -19,10 +19,9 @@ from .cells import (
     PlacedBox,
 )
 from .fold import FoldedCalls
-from .states import LayerState, ShownLayer, Standing
+from .progress_states import LayerState, ShownLayer, Standing
 from .svg_style import MOST_SHADES
-from .svg_text import escaped, moved, pixels
-from .text_width import shorten_path, text_width
+from .svg_text import escaped, moved, pixels, shorten_path, text_width
 
 _MIDDLE = 13  # of a header, from the top of its box
 _BUTTON_HEIGHT = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ..graph.kinds import Kind
-from ..shown import GraphTheme
-from .outlines import HUES
+from ..renderers import GraphTheme
+from .annotations import HUES
 
 _LIGHT = {
     "bg": "#ffffff",

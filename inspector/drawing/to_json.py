@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..graph.graph import Graph, ModuleCall, Task, TensorMeta
-from ..graph.saved import SavedTensor
+from ..graph.saved_tensors import SavedTensor
 
 FORMAT = "tapescope.graph"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""The graph as data: tasks, edges, what nodes saved, and its file.
+"""The graph as data: tasks, edges, saved tensors, source lines, and its file.
 
-May import: arguments, torch_internals, shown.
+May import: text, torch_private, renderers, validation, garbage_collector.
 """

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from ..torch_internals.nodes import leaf_of
-from ..torch_internals.references import kept_by_others
-from ..torch_internals.saved import saved_slots
-from ..torch_internals.tensors import FollowedStorage, address_below, local_of, storage_of
-from .collector import collector_paused
-from .facts import Facts, Operation
+from ..garbage_collector import collector_paused
+from ..torch_private.nodes import leaf_of
+from ..torch_private.reference_counts import kept_by_others
+from ..torch_private.saved_variables import saved_slots
+from ..torch_private.tensors import FollowedStorage, address_below, local_of, storage_of
+from .capture_records import Facts, Operation
 from .graph import Graph
 
 

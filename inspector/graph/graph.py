@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ...front_door import ending_where_called
-from ..arguments import a_kind
-from ..shown import GraphTheme, drawn, text_of
-from ..torch_internals.modes import without_torch_function
-from ..torch_internals.nodes import leaf_of
+from ...errors import ending_where_called
+from ..renderers import GraphTheme, drawn, text_of
+from ..text.sizes_and_counts import counted, dtype_name, nth, shape_text
+from ..torch_private.nodes import leaf_of
+from ..torch_private.thread_state import without_torch_function
+from ..validation import a_kind
 from .kinds import ARGUMENT, Kind, short_name
 from .live_nodes import GONE, LiveNodes
-from .saved import SavedTensors, saved_tensors
-from .words import counted, dtype_name, nth, shape_text
+from .saved_tensors import SavedTensors, saved_tensors
 
 if TYPE_CHECKING:
     import graphviz
 
-    from .facts import Operation, StoredOperation
-    from .source import Source
+    from .capture_records import Operation, StoredOperation
+    from .source_lines import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
 Fold = Literal["fit", "repeats", "none"] | int | Collection[str]

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
-from .facts import StoredOperation
+from ..text.sizes_and_counts import dtype_name
+from .capture_records import StoredOperation
 from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
-from .json_columns import ColumnWriter, Section
+from .json_file import ColumnWriter, Section
 from .kinds import Kind
-from .ranks import ranks_of
-from .source import Source
-from .words import dtype_name
+from .paths_and_repeats import ranks_of
+from .source_lines import Source
 
 if TYPE_CHECKING:
-    from .facts import Operation
+    from .capture_records import Operation
 
 _MOST = 2**31 - 1
 _MOST_TASKS = 2**22  # Python's objects for them take some two hundred bytes each, a file as little as twelve

@@ -8,7 +8,7 @@ from enum import StrEnum
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from ..torch_internals.nodes import function_of
+from ..torch_private.nodes import function_of
 
 
 class Kind(StrEnum):

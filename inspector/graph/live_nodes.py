@@ -11,9 +11,9 @@ from weakref import ref
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ..torch_internals.compiled import keep_compiler_out
-from ..torch_internals.nodes import leaf_of
-from .source import OWN_CODE
+from ..torch_private.compiled import keep_compiler_out
+from ..torch_private.nodes import leaf_of
+from .source_lines import OWN_CODE
 
 GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors went with it"
 """The reason why a graph has no nodes any more."""

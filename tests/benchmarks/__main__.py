@@ -12,7 +12,7 @@ from measure import Effort, Row
 from rich.console import Console
 from table import as_json, render
 
-from tapescope.engine.words.machine import this_machine
+from tapescope.engine.api.environment import this_machine
 
 
 def _rows(module: str, function: str = "rows") -> Callable[[Effort], Iterator[Row]]:

@@ -16,7 +16,7 @@ from tapescope.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapescope.engine.words.sizes import size_text
+from tapescope.inspector.text.sizes_and_counts import size_text
 
 _PEAK_GOAL = 1.05
 _ERROR_GOAL = 1.0  # percent

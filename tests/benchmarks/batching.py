@@ -13,11 +13,11 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.batching.batched_products import Operands, Tally, stacked
-from tapescope.engine.batching.groups import Group
-from tapescope.engine.measuring.step_levels import Step, allocated_levels
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.workloads import WORKLOADS, workload
+from tapescope.engine.memory.function_levels import Step, allocated_levels
+from tapescope.engine.session.batching.batched_products import Operands, Tally, stacked
+from tapescope.engine.session.batching.product_groups import Group
+from tapescope.engine.studies.workloads import WORKLOADS, workload
+from tapescope.inspector.text.sizes_and_counts import size_text
 
 _MEMBERS = (2, 4, 8, 16, 32, 64)
 _BOTH: tuple[Literal["auto"] | None, ...] = (None, "auto")

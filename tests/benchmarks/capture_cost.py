@@ -8,8 +8,8 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
-from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 
 
 def rows(effort: Effort) -> Iterator[Row]:

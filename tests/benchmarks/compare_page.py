@@ -11,7 +11,7 @@ from measure import Effort, Row, seconds
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 _POLICIES = ("bfs", "dfs", "heap", "lpmf")
 _MOST_KB = 700.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from measure import Effort, Row
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -23,7 +23,7 @@ _BUNDLE = Path(ts.__file__).parent / "widgets" / "static" / "deck.js"
 
 _SETUP = """
 import torch, tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 def chain(length):
     x = torch.ones(4, requires_grad=True)
     for _ in range(length // 2):

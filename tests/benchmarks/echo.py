@@ -14,9 +14,9 @@ from measure import Effort, Row
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_recompute import PlannedRecompute
-from tapescope.engine.mirroring.wanted import OVERHEAD
-from tapescope.engine.words.sizes import percent_text, share_text, size_text
+from tapescope.engine.recompute.budget import OVERHEAD
+from tapescope.engine.recompute.planned_recompute import PlannedRecompute
+from tapescope.inspector.text.sizes_and_counts import percent_text, share_text, size_text
 
 _OVERHEADS = (0.02, OVERHEAD, 0.1, 0.2)
 _ECHO = "Echo: 6 % for this model; 1.89 × less on average over its models"

@@ -10,7 +10,7 @@ import torch
 from measure import Effort, Row, repeated
 
 import tapescope as ts
-from tapescope.engine.words.sizes import size_text
+from tapescope.inspector.text.sizes_and_counts import size_text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # before the folder that is run in, which has an engine, too
 

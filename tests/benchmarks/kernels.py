@@ -13,9 +13,9 @@ from measure import Effort, Row
 from torch import Tensor
 
 import tapescope as ts
+from tapescope.engine.memory import kernel_workspaces as kernel_runs
 from tapescope.engine.memory.timeline import Timeline
-from tapescope.engine.prediction import kernel_runs
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from convnext import small_convnext

@@ -11,7 +11,7 @@ import torch
 from measure import Effort, Row, seconds
 
 import tapescope as ts
-from tapescope.engine.training.record import Training
+from tapescope.engine.training.training_result import Training
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -17,9 +17,9 @@ from measure import Effort, Row, seconds
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.orders.planning import order_of
-from tapescope.engine.orders.policies import find_policy
-from tapescope.engine.orders.problem import Problem
+from tapescope.engine.planning.policies import find_policy
+from tapescope.engine.planning.policy_orders import order_of
+from tapescope.engine.planning.scheduling_problem import Problem
 
 sys.path.append(str(Path(__file__).parents[1]))
 

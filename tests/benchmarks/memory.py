@@ -10,11 +10,11 @@ from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.memory.footprint import Footprint, Footprints, LeafState, StartStorage, TaskOutput
-from tapescope.engine.memory.layouts import contiguous
+from tapescope.engine.execution.gradient_layouts import contiguous
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.memory.task_memory import Footprint, Footprints, LeafState, StartStorage, TaskOutput
 from tapescope.engine.memory.timeline import Maker
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind
 

@@ -8,7 +8,7 @@ import torch
 from measure import Effort, Row, ratios, seconds
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 _GOAL = 1.3
 

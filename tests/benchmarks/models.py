@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tapescope.engine.workloads.ready_workload import Parts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.ready_workload import Parts
+from tapescope.engine.studies.workloads import workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from shutil import which
 from measure import Effort, Row, seconds
 from models import DRAWN
 
-from tapescope.engine.workloads.ready_workload import Parts
+from tapescope.engine.studies.ready_workload import Parts
 
 STARTED = "drawing"
 

@@ -12,13 +12,13 @@ from measure import Effort, Row, ratios, repeated, seconds
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.orders.auto import forget_plans
-from tapescope.engine.orders.planning import bound
-from tapescope.engine.orders.policies import find_policy
-from tapescope.engine.orders.problem import Problem
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.workloads import WORKLOADS, workload
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.planning.auto_policy import forget_plans
+from tapescope.engine.planning.policies import find_policy
+from tapescope.engine.planning.policy_orders import bound
+from tapescope.engine.planning.scheduling_problem import Problem
+from tapescope.engine.studies.workloads import WORKLOADS, workload
+from tapescope.inspector.text.sizes_and_counts import size_text
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from measure import Effort, Row
 
 import tapescope as ts
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.studies.workloads import WORKLOADS
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from backward_programs import random_policy

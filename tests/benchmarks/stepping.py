@@ -10,10 +10,10 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.orders.policies import POLICIES
-from tapescope.engine.sessions.native import Plan, run_native
-from tapescope.engine.tasks.backward_call import BackwardCall
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.execution.backward_arguments import BackwardCall
+from tapescope.engine.planning.policies import POLICIES
+from tapescope.engine.session.native_engine import Plan, run_native
+from tapescope.engine.studies.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 """From a fresh loss to what is measured."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from measure import Row
 from rich.table import Table
 
-from tapescope.engine.words.machine import Machine
+from tapescope.engine.api.environment import Machine
 
 
 def render(rows: Sequence[Row]) -> Table:

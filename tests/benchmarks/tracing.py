@@ -16,10 +16,10 @@ import torch
 from measure import Effort, Row
 
 import tapescope as ts
-from tapescope.engine.orders.policies import POLICIES
-from tapescope.engine.trace.recorder import Recorder
-from tapescope.engine.trace.statistics import Level
-from tapescope.engine.trace.trace import Trace
+from tapescope.engine.planning.policies import POLICIES
+from tapescope.engine.recording.recorder import Recorder
+from tapescope.engine.recording.statistics import Level
+from tapescope.engine.recording.task_records import Trace
 from tapescope.inspector.graph.graph import Root, TensorMeta
 from tapescope.inspector.graph.kinds import Kind
 

@@ -14,10 +14,10 @@ from measure import Effort, Row, seconds
 from torch.optim import Adam
 
 import tapescope as ts
+from tapescope.engine.studies.ready_workload import Parts
+from tapescope.engine.studies.workloads import workload
 from tapescope.engine.training import training as verbs
 from tapescope.engine.training.leaks import Leaks
-from tapescope.engine.workloads.ready_workload import Parts
-from tapescope.engine.workloads.workloads import workload
 
 Around = Callable[[], AbstractContextManager[object]]
 

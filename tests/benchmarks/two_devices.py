@@ -67,8 +67,8 @@ class _Sleeps(Function):
 def _measured(near: torch.device, far: torch.device, repetitions: int, layers: int) -> dict[str, Any]:
     """Nanoseconds of each backward by policy, in turns; and what the simulation makes of the tasks' own times."""
     import tapescope as ts
-    from tapescope.engine.programs.timing import turns
-    from tapescope.engine.workloads.workload_models_pr4746 import TwoDevices
+    from tapescope.engine.api.time_backwards import turns
+    from tapescope.engine.studies.workload_models_translation import TwoDevices
 
     torch.manual_seed(0)
     model = TwoDevices(32, layers, layers)

@@ -15,8 +15,8 @@ from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.trace.run import Engine
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.recording.run import Engine
+from tapescope.engine.studies.workloads import workload
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope import workload
-from tapescope.inspector.torch_internals.nodes import TELLS_OF_NEW_NODES
+from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 
 _CROWD = 1_000_000  # objects
 

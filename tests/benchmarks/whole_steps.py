@@ -10,7 +10,7 @@ from measure import Effort, Row, ratios, seconds
 from torch.optim import Adam
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 _STEPS = 8
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tapescope.widgets.deck.page import CODE
+from tapescope.widgets.deck.save_deck import CODE
 
 from .shown import ShownDeck
 
@@ -43,7 +43,7 @@ await widget.render({ model, el: document.getElementById('deck') });
 
 
 class PosedDeck(ShownDeck):
-    """A deck on a page of its own. `document` is what widgets/deck/document.py packs, with its `metas`."""
+    """A deck on a page of its own. `document` is what widgets/deck/page_data.py packs, with its `metas`."""
 
     def __init__(
         self, page: Page, path: Path, document: bytes, metas: list[dict[str, Any]], *, is_live: bool = True

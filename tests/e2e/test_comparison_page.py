@@ -9,9 +9,9 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 from torch import nn
 
-from tapescope.engine.mirroring.plan_recompute import plan_recompute
+from tapescope.engine.recompute.plan_recompute import plan_recompute
 from tapescope.engine.studies.compare import compare
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import says, says_none_of
 
 from .chromium import trouble_of

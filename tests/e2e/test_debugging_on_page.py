@@ -15,13 +15,12 @@ import torch
 from playwright.sync_api import expect
 
 import tapescope as ts
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.orders.simulate import simulate
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.workloads.workloads import workload
-from tapescope.inspector.graph.words import nth
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.planning.simulate import schedule, simulate
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, says, says_none_of
-from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.page_data import Document, schedule_content
 
 from .chromium import trouble_of
 from .posed import PosedDeck

@@ -12,7 +12,7 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 from .shown import ShownDeck
 

@@ -22,7 +22,7 @@ MODEL = """
 %load_ext tapescope
 import threading
 import ipywidgets, torch, tapescope as ts
-from tapescope.widgets.deck.display import latest_deck
+from tapescope.widgets.deck.auto_display import latest_deck
 from torch import nn
 
 class Block(nn.Module):

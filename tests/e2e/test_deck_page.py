@@ -15,13 +15,12 @@ from playwright.sync_api import Browser, Page, expect
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.orders.simulate import simulate
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.planning.simulate import schedule, simulate
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import Snapshots, says
-from tapescope.widgets.deck.document import VERSION, Document, packed, schedule_content
-from tapescope.widgets.deck.page import save_page
+from tapescope.widgets.deck.page_data import VERSION, Document, packed, schedule_content
+from tapescope.widgets.deck.save_deck import save_page
 
 from .chromium import trouble_of
 from .shown import ShownDeck

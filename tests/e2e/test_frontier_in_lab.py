@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tapescope.engine.words.sizes import size_text
+from tapescope.inspector.text.sizes_and_counts import size_text
 
 from .lab import Notebook
 

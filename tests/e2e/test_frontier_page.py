@@ -11,8 +11,8 @@ from playwright.sync_api import Page
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_recompute import MirrorFrontier
-from tapescope.engine.words.sizes import size_text
+from tapescope.engine.recompute.planned_recompute import MirrorFrontier
+from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import says
 
 from .tab import Tab

@@ -12,11 +12,11 @@ from playwright.sync_api import Locator, expect
 from torch.autograd.graph import get_gradient_edge
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import Snapshots
-from tapescope.widgets.deck.document import Document, schedule_content
-from tapescope.widgets.deck.group_content import group_content
-from tapescope.widgets.deck.page import save_page
+from tapescope.widgets.deck.groups_data import group_content
+from tapescope.widgets.deck.page_data import Document, schedule_content
+from tapescope.widgets.deck.save_deck import save_page
 
 from .chromium import trouble_of
 from .posed import PosedDeck

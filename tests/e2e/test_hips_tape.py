@@ -21,8 +21,8 @@ pytestmark = pytest.mark.e2e
 
 PROGRAMS = """
 import torch, autograd, numpy, tapescope as ts
-from tapescope.engine.workloads.programs_hips219 import fan_out_program, needless_program, rnn_program
-from tapescope.engine.workloads.workload_models_hips219 import FanOut, NeedlessAdditions, VanillaRNN
+from tapescope.engine.studies.workload_models_autograd import fan_out_program, needless_program, rnn_program
+from tapescope.engine.studies.workload_models_autograd import FanOut, NeedlessAdditions, VanillaRNN
 
 torch.manual_seed(0)
 def programs():

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 from .shown import ShownDeck
 from .tab import Tab

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.training.record import Training
+from tapescope.engine.training.training_result import Training
 from tapescope.tests.says import Snapshots, says
 
 from .tab import Tab

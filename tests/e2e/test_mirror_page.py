@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tapescope.engine.studies.mirror_study import BLOCKS, COMPILED, SELECTIVE, MirrorStudy, mirror_study, save_studies
+from tapescope.engine.studies.recompute_study import (
+    BLOCKS,
+    COMPILED,
+    SELECTIVE,
+    MirrorStudy,
+    mirror_study,
+    save_studies,
+)
 
 from .chromium import trouble_of
 from .tab import Tab

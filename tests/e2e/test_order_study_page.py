@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from tapescope.engine.studies.order_study import order_study
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import says
 
 from .figures import CUT_OR_OVERLAPPING, hover, opened

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.inspector.graph.graph import Fold
 
 from .tab import Tab

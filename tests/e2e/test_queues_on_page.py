@@ -11,10 +11,10 @@ import torch
 from playwright.sync_api import Locator, Page, expect
 
 import tapescope as ts
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.planning.simulate import schedule
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import Snapshots
-from tapescope.widgets.deck.document import Document, schedule_content
+from tapescope.widgets.deck.page_data import Document, schedule_content
 
 from .posed import PosedDeck
 from .tab import Tab

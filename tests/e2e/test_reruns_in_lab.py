@@ -16,7 +16,7 @@ MOST_GROWTH = 3_500_000  # bytes, of all runs together: code that is compiled; a
 MODEL = """
 import gc, torch, tapescope as ts
 from ipywidgets.widgets import widget
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.widgets.deck.deck import Deck
 make_loss = workload("gpt2").build(layers=2)[1]
 

@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import tapescope as ts
-from tapescope.engine.orders.policies import find_policy
-from tapescope.engine.orders.simulate import simulate
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.planning.policies import find_policy
+from tapescope.engine.planning.simulate import simulate
+from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import Snapshots, says
-from tapescope.widgets.deck.document import Document, schedule_content
-from tapescope.widgets.deck.page import save_page
+from tapescope.widgets.deck.page_data import Document, schedule_content
+from tapescope.widgets.deck.save_deck import save_page
 
 from .chromium import trouble_of
 from .tab import Tab

@@ -13,12 +13,12 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import tapescope as ts
-from tapescope.engine.trace.run import Run
-from tapescope.engine.workloads.workloads import workload
-from tapescope.inspector.graph.words import nth
+from tapescope.engine.recording.run import Run
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots
-from tapescope.widgets.deck.page import save_page
-from tapescope.widgets.deck.run_document import run_document
+from tapescope.widgets.deck.run_page_data import run_document
+from tapescope.widgets.deck.save_deck import save_page
 
 from .shown import ShownDeck
 

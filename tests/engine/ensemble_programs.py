@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tapescope.engine.ensembles.ensembles import Ensemble, RefusedEnsemble, find_ensembles
-from tapescope.engine.ensembles.families import CallLog
-from tapescope.inspector.capturing.capture import capture
-from tapescope.inspector.capturing.walk import graph
+from tapescope.engine.diagnose.find_ensembles import Ensemble, RefusedEnsemble, find_ensembles
+from tapescope.engine.diagnose.similar_modules import CallLog
+from tapescope.inspector.capture.build_graph import graph
+from tapescope.inspector.capture.capture import capture
 
 WIDTH = 6
 Combine = Callable[[Sequence[Tensor]], Tensor]

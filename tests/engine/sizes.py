@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor, nn
 
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 SMALLER = {"mlp_norm": {"layers": 100}, "resnet50": {"pixels": 32}, "resnet152": {"pixels": 32}}
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import tapescope as ts
-from tapescope.engine.programs.make_loss import for_all
-from tapescope.engine.workloads.own_program import own_program
+from tapescope.engine.api.make_loss import for_all
+from tapescope.engine.studies.ready_workload import own_program
 from tapescope.tests.says import Snapshots, raises
 
 model = nn.Linear(4, 4)

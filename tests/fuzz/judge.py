@@ -14,8 +14,8 @@ from recipe import Forward, Recipe, World
 from torch import Tensor
 from ways import Way, plain
 
-from tapescope.engine.queue.ready_queue import PolicyError
-from tapescope.inspector.torch_internals.sequence_numbers import pins_open
+from tapescope.engine.schedule.ready_queue import PolicyError
+from tapescope.inspector.torch_private.sequence_numbers import pins_open
 
 REFUSALS = (NotImplementedError, PolicyError)
 NOT_BACK = "can be taken back"

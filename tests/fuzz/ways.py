@@ -14,8 +14,8 @@ from recipe import Forward, World
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.programs.record_forward import record_forward
-from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.api.record_forward import record_forward
+from tapescope.engine.session.direct_session import Stepper
 
 POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "postorder", "liu", "random")
 

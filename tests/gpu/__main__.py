@@ -50,8 +50,8 @@ class Stage:
 
 STAGES = (
     Stage("devices", 120, ("tests/second_device",)),
-    Stage("memory", 180, ("tests/engine/measuring", "tests/engine/steps", "tests/engine/trace")),
-    Stage("sessions", 180, ("tests/engine/sessions", "tests/engine/programs", "tests/engine/stops")),
+    Stage("memory", 180, ("tests/engine/memory", "tests/engine/recording")),
+    Stage("sessions", 180, ("tests/engine/session", "tests/engine/api")),
     Stage("engine", 180, ("tests/engine", "tests/inspector")),
     Stage("widgets", 60, ("tests/widgets",), needs=("IPython",)),
     Stage("two_devices", 60, needs=("rich",)),

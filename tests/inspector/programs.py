@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 
 
 @cache

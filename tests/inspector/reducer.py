@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tapescope.inspector.torch_internals.ranks import reducer_buckets, reductions_are_delayed
+from tapescope.inspector.torch_private.distributed import reducer_buckets, reductions_are_delayed
 
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 layer = nn.Linear(4, 2)

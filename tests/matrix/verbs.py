@@ -467,7 +467,7 @@ def advise(cell: Cell) -> None:
 
 @verb
 def accumulation_study(cell: Cell) -> None:
-    from tapescope.engine.workloads.own_program import own_program
+    from tapescope.engine.studies.ready_workload import own_program
 
     cell.runs_program(
         lambda program: str(ts.studies.accumulation(own_program(program.make_loss, "own"), repetitions=1))

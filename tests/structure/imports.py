@@ -28,7 +28,7 @@ Imports = Mapping[str, frozenset[str]]
 
 
 def module_name(path: Path) -> str:
-    """`engine.queue.policy`; of a folder's `__init__.py` the folder's."""
+    """`engine.schedule.policy`; of a folder's `__init__.py` the folder's."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -58,7 +58,7 @@ def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]
 
 
 def room_of(module: str) -> str:
-    """`engine.queue` for `engine.queue.policy`; a module that stands in no room is its own."""
+    """`engine.schedule` for `engine.schedule.policy`; a module that stands in no room is its own."""
     parts = module.split(".")
     if parts[0] == "commands":
         return "commands"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from math import inf
 
-from tapescope.inspector.drawing.arrangement import Extent, Link
-from tapescope.inspector.drawing.layered import arrange
-from tapescope.inspector.drawing.text_width import text_width
+from tapescope.inspector.drawing.layered_layout import arrange
+from tapescope.inspector.drawing.layout_types import Extent, Link
+from tapescope.inspector.drawing.svg_text import text_width
 
 from .imports import LAYERS, PACKAGES, ROOT, Imports, room_of
 

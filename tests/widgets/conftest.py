@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tapescope.engine.tasks.hook_watch import HookWatch
+from tapescope.engine.execution.find_hooks import HookWatch
 
 from .page_side import Page, listening
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.programs.debug import debug
-from tapescope.engine.tasks.backward_call import BackwardCall
-from tapescope.engine.trace.run import Engine
+from tapescope.engine.api.debug import debug
+from tapescope.engine.execution.backward_arguments import BackwardCall
+from tapescope.engine.recording.run import Engine
 from tapescope.widgets.deck.deck import Deck
 
 ENGINES: tuple[Engine, ...] = ("direct", "native")

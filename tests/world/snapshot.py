@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 
-from tapescope.inspector.torch_internals.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
-from tapescope.inspector.torch_internals.tensors import parts_of
+from tapescope.inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
+from tapescope.inspector.torch_private.tensors import parts_of
 
 from .programs import Program
 

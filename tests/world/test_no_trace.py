@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 
 from .programs import DISTRIBUTED, HANDLES, PROGRAMS, Program, built, functions_that_act, optimizer_in_a_hook
 from .snapshot import Snapshot, differences, snapshot, state_of

@@ -1,4 +1,4 @@
-"""The deck: its document, its words, and in `live` the session behind it.
+"""The deck: its widget, its page's data, and the live session behind it.
 
-May import: inspector, engine, pages.
+May import: engine, inspector, pages.
 """

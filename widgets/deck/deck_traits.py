@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import traitlets
 
-from ...engine.queue.policy import AnyPolicy
-from ...engine.sessions.native_session import NativeSession
-from ...engine.sessions.session_base import session_over
-from ...engine.sessions.stepper import Stepper
-from ...engine.words.asked_in_vain import asked_in_vain
-from ...front_door import ending_where_called
+from ...engine.schedule.policy import AnyPolicy
+from ...engine.session.direct_session import Stepper
+from ...engine.session.native_session import NativeSession
+from ...engine.session.session import session_over
+from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
-from .document import title_of
-from .live.asking import Asking
-from .live.hearing import command_of, stop_change_of
-from .live.live import Live
-from .live.news import News
-from .live.telling import Telling
-from .played import Played
-from .still import Moment
+from ...inspector.validation import asked_in_vain
+from .live_messages import Asking, Telling, command_of, stop_change_of
+from .live_session import Live
+from .live_state import News
+from .page_data import title_of
+from .player_widget import Played
+from .still_picture import Moment
 
 if TYPE_CHECKING:
-    from ...engine.mirroring.plan import RecomputePlan
+    from ...engine.recompute.plan import RecomputePlan
 
 
 _ELSEWHERE = {

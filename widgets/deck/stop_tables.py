@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ...engine.sessions.branches import Branch
-from ...engine.stops.stops import Entry, Stops
-from ...engine.words.columns import lines_of
+from ...engine.session.branches import Branch
+from ...engine.session.breakpoints.stop_list import Entry, Stops
+from ...inspector.text.text_columns import lines_of
 from ..pages.report_html import cells_html
 
 _NUMBERS = ("number", "hits", "tasks", "ran", "edits")

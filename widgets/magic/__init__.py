@@ -1,4 +1,4 @@
 """IPython's magics.
 
-May import: inspector, engine, deck, terminal.
+May import: engine, inspector, terminal, deck.
 """

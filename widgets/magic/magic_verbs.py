@@ -12,20 +12,19 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ...engine.ensembles.advice import Advice, advise
-from ...engine.exports.perfetto import ENDINGS
-from ...engine.orders.policies import POLICIES, TABS, find_policy
-from ...engine.queue.policy import AnyPolicy, Choice, Policy
-from ...inspector.arguments import did_you_mean
+from ...engine.diagnose.advise import Advice, advise
+from ...engine.planning.policies import POLICIES, TABS, find_policy
+from ...engine.recording.perfetto import ENDINGS
+from ...engine.schedule.policy import AnyPolicy, Choice, Policy
 from ...inspector.graph.graph import Task
+from ...inspector.validation import did_you_mean
+from ..deck.auto_display import latest_deck
 from ..deck.deck import Deck
-from ..deck.display import latest_deck
 from ..deck.stop_tables import BranchesView, StopsView
-from ..deck.stop_words import watched
-from ..deck.typed_tasks import is_typed_task, run_of, typed_task
-from ..terminal.prompt_completion import offered
-from ..terminal.prompt_stops import Test, read_break
-from ..terminal.prompt_text import step_words
+from ..deck.task_and_stop_syntax import is_typed_task, run_of, typed_task, watched
+from ..terminal.completion import offered
+from ..terminal.console import step_words
+from ..terminal.stops import Test, read_break
 
 
 @dataclass(frozen=True, slots=True)

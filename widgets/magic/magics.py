@@ -21,17 +21,16 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from torch import Tensor, nn
 
-from ...engine.memory.accumulation import Accumulate, Accumulation, Release
-from ...engine.orders.policies import POLICIES
-from ...engine.queue.device_queues import QUEUES
-from ...engine.words.phrases import joined
-from ...inspector.arguments import a_kind, did_you_mean
-from ...inspector.capturing.capture import capture
-from ...inspector.capturing.tape import Tape
-from ...inspector.graph.source import OWN_CODE
-from ...inspector.graph.spent import first_over
-from ...inspector.torch_internals.operators import warm_up_fakes
-from ..deck.debug import debug, in_notebook
+from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
+from ...engine.planning.policies import POLICIES
+from ...engine.schedule.device_queues import QUEUES
+from ...inspector.capture.capture import Tape, capture
+from ...inspector.graph.freed_nodes import first_over
+from ...inspector.graph.phrases import joined
+from ...inspector.graph.source_lines import OWN_CODE
+from ...inspector.torch_private.operators import warm_up_fakes
+from ...inspector.validation import a_kind, did_you_mean
+from ..deck.open_deck import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
-from ...engine.words.sizes import size_text, unit_name, unit_of
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .figure_page import studies_page
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped

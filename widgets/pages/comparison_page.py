@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from ...engine.recording.peak_report import PeakReport
 from ...engine.studies.comparison import Comparison, Row
-from ...engine.trace.peak import PeakReport
-from ...engine.words.sizes import size_text
+from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
 from .figure_page import figure_page, words_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing

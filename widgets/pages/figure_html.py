@@ -16,7 +16,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from ...inspector.drawing.text_width import text_width
+from ...inspector.drawing.svg_text import text_width
 from .figure_axes import Axis
 from .figure_marks import LINES, SIZE, Across, Curve, Mark, Marker, Plot, Rectangle, Stroke, Words, number, plot_of
 from .figure_svg import Hatches, key_of, marker_attributes, plain, rich, spans, stroke_of, text_attributes

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol, TypeVar
 
-from ...engine.words.machine import Machine
-from ...engine.workloads.ready_workload import Workload
-from ...inspector.graph.source import PACKAGE
+from ...engine.api.environment import Machine
+from ...engine.studies.ready_workload import Workload
+from ...inspector.graph.source_lines import PACKAGE
 from . import report_html
 from .figure_html import Figures
 from .html_page import html_page

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ...inspector.drawing.svg_text import escaped
-from ...inspector.drawing.text_width import shorten, text_width
+from ...inspector.drawing.svg_text import escaped, shorten, text_width
 from .figure_marks import LINES, SIZE, Across, Curve, Mark, Marker, Plot, Rectangle, Stroke, Words, number, plot_of
 from .figure_svg import Hatches, key_of, marker_attributes, plain, spans, stroke_of, text_attributes
 from .plotly_data import Drawing

@@ -8,13 +8,13 @@ from html import escape
 from typing import Any
 
 from ...engine.memory.timeline import Category, Timeline
-from ...engine.mirroring.modules import module_sentences, ms_text, operation_name
-from ...engine.mirroring.plan import PlannedStorage
-from ...engine.mirroring.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of
-from ...engine.words.phrases import task_name
-from ...engine.words.sizes import percent_text, share_text, size_text
+from ...engine.recompute.module_table import module_sentences, ms_text, operation_name
+from ...engine.recompute.plan import PlannedStorage
+from ...engine.recompute.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.source import PACKAGE
+from ...inspector.graph.phrases import task_name
+from ...inspector.graph.source_lines import PACKAGE
+from ...inspector.text.sizes_and_counts import percent_text, share_text, size_text
 from .html_page import html_page
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables

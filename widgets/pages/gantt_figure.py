@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
-from ...engine.words.phrases import counted
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import counted
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, cut, escaped, wrapped
 from .theme import Colours, colours_of, figure_style, hover_label

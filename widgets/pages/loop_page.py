@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ...engine.training.document import DATA_BEGINS, PAGE_BEGINS, document_of
-from ...engine.training.record import Training
-from ...inspector.graph.source import PACKAGE
+from ...engine.training.training_file import DATA_BEGINS, PAGE_BEGINS, document_of
+from ...engine.training.training_result import Training
+from ...inspector.graph.source_lines import PACKAGE
 from .html_page import html_page
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables

@@ -11,10 +11,10 @@ import ipywidgets
 import traitlets
 from IPython.utils.capture import capture_output
 
-from ...engine.black_box.replay import replay
-from ...engine.steps.step import TrainingStep
-from ...engine.training.document import kept_steps
-from ...engine.training.record import Training
+from ...engine.training.black_box.replay import replay
+from ...engine.training.step import TrainingStep
+from ...engine.training.training_file import kept_steps
+from ...engine.training.training_result import Training
 from .loop_page import CODE, live_html
 
 _ESM = """

@@ -9,12 +9,12 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...engine.memory.storage_words import StorageWords
+from ...engine.memory.storage_sentences import StorageWords
 from ...engine.memory.timeline import Category, Storage, Timeline
-from ...engine.trace.peak import PeakGroup, PeakReport
-from ...engine.words.phrases import module_title
-from ...engine.words.sizes import share_text, size_text, unit_name, unit_of
-from ...inspector.shown import GraphTheme
+from ...engine.recording.peak_report import PeakGroup, PeakReport
+from ...inspector.graph.phrases import module_title
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import share_text, size_text, unit_name, unit_of
 from .notebook_figure import figure_of
 from .plotly_data import LINE, Drawing, cut, escaped, wrapped
 from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...engine.studies.mirror_study import (
+from ...engine.studies.recompute_study import (
     BELOW,
     BLOCKS,
     COMPILED,
@@ -16,8 +16,8 @@ from ...engine.studies.mirror_study import (
     MirrorStudy,
     StudiedWay,
 )
-from ...engine.words.sizes import size_text
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import size_text
 from .figure_page import studies_page
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ...engine.mirroring.modules import RIGHT, module_cells, module_sentences
+from ...engine.recompute.module_table import RIGHT, module_cells, module_sentences
 from ...engine.studies.comparison import Comparison, Row
-from ...engine.words.sizes import size_text, unit_name, unit_of
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .figure_html import Figures
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped

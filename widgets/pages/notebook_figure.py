@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...inspector.arguments import expect
+from ...inspector.validation import expect
 from .plotly_data import Drawing
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
 from .figure_html import Figures
 from .figure_page import figure_page
 from .gantt_figure import gantt_drawing

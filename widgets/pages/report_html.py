@@ -11,13 +11,13 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from ...engine.memory.timeline import Category
-from ...engine.trace.peak import PeakGroup, PeakReport
-from ...engine.words.sizes import share_text, size_text
-from ...engine.words.tables import ShownAsTable
+from ...engine.recording.peak_report import PeakGroup, PeakReport
+from ...inspector.text.report import ShownAsTable
+from ...inspector.text.sizes_and_counts import share_text, size_text
 from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
-    from ...engine.ensembles.advice import Advice
+    from ...engine.diagnose.advise import Advice
 
 CATEGORIES = {
     Category.SAVED: "a node keeps it for its backward",

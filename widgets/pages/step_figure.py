@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...engine.steps.phases import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
-from ...engine.steps.step import TrainingStep
-from ...engine.words.sizes import size_text, unit_name, unit_of
-from ...inspector.shown import GraphTheme
+from ...engine.training.step import TrainingStep
+from ...engine.training.step_timeline import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .notebook_figure import figure_of
 from .plotly_data import Drawing
 from .theme import Colours, colours_of, figure_style, hover_label

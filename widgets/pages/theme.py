@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.memory.timeline import Category
-from ...inspector.arguments import expect_choice
-from ...inspector.shown import GraphTheme
+from ...inspector.renderers import GraphTheme
+from ...inspector.validation import expect_choice
 
 Colours = Mapping[str, str]
 

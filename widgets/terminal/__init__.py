@@ -1,4 +1,4 @@
-"""The terminal's prompt, and what it runs.
+"""The terminal's prompt, and its commands.
 
-May import: inspector, engine, deck.
+May import: engine, inspector, deck.
 """

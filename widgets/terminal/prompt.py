@@ -8,20 +8,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ...engine.sessions.verbs import Verbs
-from . import prompt_tables as tables
-from .change_commands import ChangeCommands
-from .debuggee import Debuggee, goes_back, sentence
-from .end_commands import EndCommands
-from .look_commands import LookCommands
-from .prompt_commands import commands_of
-from .prompt_completion import offered, whole
-from .prompt_names import Names, assigns, users_frame
-from .prompt_stops import Session
-from .prompt_terminal import say, show, whole_words
-from .prompt_text import plain
-from .run_commands import BackCommands, RunCommands
-from .stop_commands import StopCommands
+from ...engine.session.verbs import Verbs
+from . import tables as tables
+from .commands import BackCommands, ChangeCommands, EndCommands, LookCommands, RunCommands, StopCommands, commands_of
+from .completion import offered, whole
+from .console import plain, say, show, whole_words
+from .prompt_session import Debuggee, Names, assigns, goes_back, sentence, users_frame
+from .stops import Session
 
 SHORT = {
     "s": "step",

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from ...inspector.graph.source import OWN_CODE
+from ...inspector.graph.source_lines import OWN_CODE
 
 TORCH = str(Path(torch.__file__).parent)
 LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapescope as ts
+from tapescope.engine.memory.estimates import Estimate
 from tapescope.engine.memory.timeline import Category, Keeper, Maker, Timeline
-from tapescope.engine.words.estimates import Estimate
 from tapescope.tests.says import Snapshots, raises, says
 
 CATEGORIES = st.sampled_from(Category)

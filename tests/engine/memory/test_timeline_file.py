@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tapescope as ts
+from tapescope.engine.api.profile import profile
 from tapescope.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
-from tapescope.engine.programs.profile import profile
 from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import random_program

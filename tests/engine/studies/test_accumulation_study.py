@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.measuring.step_levels import allocated_levels
+from tapescope.engine.memory.function_levels import allocated_levels
 from tapescope.engine.studies import accumulation_study as module
 from tapescope.engine.studies.accumulation_study import (
     BY_HAND,
@@ -27,9 +27,9 @@ from tapescope.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.own_program import own_program
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.ready_workload import own_program
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 
 REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}

@@ -16,18 +16,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from tapescope.engine.memory.accumulation import Accumulation
-from tapescope.engine.memory.not_counted import NotCounted
+from tapescope.engine.api.profile import profile
+from tapescope.engine.execution.accumulation_rule import Accumulation
+from tapescope.engine.memory.estimates import Estimate
+from tapescope.engine.memory.excluded_memory import NotCounted
 from tapescope.engine.memory.timeline import Category
-from tapescope.engine.orders.policies import POLICIES
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.programs.profile import profile
+from tapescope.engine.planning.policies import POLICIES
+from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
-from tapescope.engine.words.estimates import Estimate
-from tapescope.engine.words.phrases import nth
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import nth, size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 from ..backward_programs import OnCtx

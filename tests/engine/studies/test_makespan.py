@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.orders.problem import Problem
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.queue.pending import dependencies
-from tapescope.engine.queue.policy import Policy
+from tapescope.engine.planning.scheduling_problem import Problem
+from tapescope.engine.planning.simulate import schedule
+from tapescope.engine.schedule.dependencies import dependencies
+from tapescope.engine.schedule.policy import Policy
 from tapescope.engine.studies.gantt import Gantt, time_text
 from tapescope.engine.studies.makespan import makespan, task_times
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, raises, says
 
 from ..backward_programs import random_program

@@ -11,14 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from tapescope.engine.orders.schedule import schedule
-from tapescope.engine.programs.profile import profile
-from tapescope.engine.queue.pending import queue_lengths
+from tapescope.engine.api.profile import profile
+from tapescope.engine.planning.simulate import schedule
+from tapescope.engine.schedule.dependencies import queue_lengths
 from tapescope.engine.studies.order_study import order_study
+from tapescope.engine.studies.ready_workload import Parts, Workload
 from tapescope.engine.studies.studied_orders import OrderStudy, ratio_text
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.ready_workload import Parts, Workload
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 LINEAR = replace(workload("linear50"), small={"uses": 8, "width": 64, "batch": 2})

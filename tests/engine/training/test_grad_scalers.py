@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from tapescope.inspector.torch_internals.grad_scalers import watching_scaler_steps, watching_scales
+from tapescope.inspector.torch_private.optimizer_steps import watching_scaler_steps, watching_scales
 
 from ..interrupts import interrupted, lines_run
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tapescope as ts
-from tapescope.engine.black_box.read import read_step
+from tapescope.engine.training.black_box.read_step import read_step
 
 
 def row_loss(net: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.engine.norms.step_table import StepTable
+from tapescope.engine.training.norms import StepTable
 from tapescope.tests.says import says
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")

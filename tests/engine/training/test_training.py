@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import tapescope as ts
-from tapescope.engine.steps.loop_watch import BackwardGiven
 from tapescope.engine.training import training as module
-from tapescope.engine.training.part import LoopPart
+from tapescope.engine.training.loop_observers import LoopPart
+from tapescope.engine.training.step_boundaries import BackwardGiven
 from tapescope.tests.says import Snapshots, raises, says
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.inspector.drawing.outlines import HUES, Outline, letters
-from tapescope.inspector.drawing.states import State
+from tapescope.inspector.drawing.annotations import HUES, Outline, letters
+from tapescope.inspector.drawing.progress_states import State
 from tapescope.inspector.drawing.svg import graph_to_svg
 from tapescope.inspector.graph.graph import Fold, Graph
 from tapescope.inspector.graph.kinds import Kind

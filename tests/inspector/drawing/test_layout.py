@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapescope as ts
-from tapescope.inspector.drawing.cells import SPINE
+from tapescope.inspector.drawing.boxes import SPINE
 from tapescope.inspector.drawing.fold import fold_graph
 from tapescope.inspector.drawing.layout import Layout, PlacedWire, Rect, lay_out, layout
 from tapescope.inspector.graph.graph import Edge, Fold, Graph, ModuleCall, Root, Task

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.inspector.drawing.first_view import first_view
+from tapescope.inspector.drawing.fit_to_size import first_view
 from tapescope.inspector.drawing.layout import layout
 from tapescope.inspector.drawing.svg import ROOM, graph_to_svg, path_data
-from tapescope.inspector.drawing.text_width import shorten, shorten_middle, shorten_path, text_width
+from tapescope.inspector.drawing.svg_text import shorten, shorten_middle, shorten_path, text_width
 from tapescope.inspector.graph.graph import ModuleCall
 from tapescope.inspector.graph.kinds import KIND_TITLES, Kind
-from tapescope.inspector.shown import GraphTheme
+from tapescope.inspector.renderers import GraphTheme
 from tapescope.tests.says import raises, says
 
 from ..programs import Twice, captured

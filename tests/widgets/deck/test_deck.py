@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tapescope as ts
-from tapescope.engine.orders.policies import TABS
-from tapescope.engine.queue.policy import Policy, QueueState
-from tapescope.engine.trace.run import Engine
+from tapescope.engine.planning.policies import TABS
+from tapescope.engine.recording.run import Engine
+from tapescope.engine.schedule.policy import Policy, QueueState
 from tapescope.inspector.graph.graph import Task
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck.deck import Deck

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.session.direct_session import Stepper
 from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.deck import Deck
-from tapescope.widgets.deck.run_document import run_document
+from tapescope.widgets.deck.run_page_data import run_document
 
 from ..page_side import Page
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import tapescope as ts
+from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.timeline import Category, Timeline
-from tapescope.engine.orders.simulate import simulate
-from tapescope.engine.prediction.dry_run import dry_run
-from tapescope.engine.queue.policy import AnyPolicy, QueueState
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.planning.simulate import simulate
+from tapescope.engine.schedule.policy import AnyPolicy, QueueState
+from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.graph.graph import Task
-from tapescope.widgets.deck.document import memory_content
+from tapescope.widgets.deck.page_data import memory_content
 
 
 def middle(ready: Sequence[Task], _: QueueState) -> Task:

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.drawing.fold import fold_graph
 from tapescope.inspector.drawing.layout import Layout, Rect, lay_out
-from tapescope.inspector.drawing.text_width import text_width
+from tapescope.inspector.drawing.svg_text import text_width
 from tapescope.inspector.graph.graph import Graph
-from tapescope.widgets.deck.document import Document
+from tapescope.widgets.deck.page_data import Document
 
 TOLERANCE = 0.1
 

@@ -17,10 +17,10 @@ from jupyter_client.manager import start_new_kernel
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.sessions.stepper import Stepper
+from tapescope.engine.session.direct_session import Stepper
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.tests.warm_python import WarmPython
-from tapescope.widgets.deck.display import latest_deck
+from tapescope.widgets.deck.auto_display import latest_deck
 from tapescope.widgets.magic.magics import complete, parse
 
 pytestmark = pytest.mark.heavy
@@ -307,7 +307,7 @@ def assert_refused(ran: Ran, *facts: object) -> None:
 def seen(fresh: Kernel) -> Kernel:
     """A deck whose forward was captured."""
     fresh.run("%%tapescope --keep-inputs loss\nloss = model(x).sum()")
-    fresh.run("from tapescope.widgets.deck.display import latest_deck")
+    fresh.run("from tapescope.widgets.deck.auto_display import latest_deck")
     return fresh
 
 
@@ -434,7 +434,7 @@ def test_a_tensor_named_as_a_verb_is_a_loss(fresh: Kernel) -> None:
     assert len(fresh.run("%tapescope out").decks) == 1
     fresh.run("del out")
     fresh.run("%tapescope out")
-    fresh.run("from tapescope.widgets.deck.display import latest_deck")
+    fresh.run("from tapescope.widgets.deck.auto_display import latest_deck")
     assert fresh.value("latest_deck().status") == "finished"
 
 
@@ -511,7 +511,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
 
 def test_closing_the_output_closes_a_deck_that_nobody_holds(fresh: Kernel) -> None:
     unseen = "._handle_custom_msg({'kind': 'unseen'}, [])"
-    fresh.run("from tapescope.widgets.deck.display import latest_deck, _latest")
+    fresh.run("from tapescope.widgets.deck.auto_display import latest_deck, _latest")
     for held in (
         "deck = latest_deck()",
         "box = ipywidgets.Tab([ipywidgets.HBox([latest_deck()])])",
@@ -545,7 +545,7 @@ def test_what_the_first_deck_needs_is_loaded_in_the_users_own_thread(fresh: Kern
 def test_the_users_own_mappings_are_not_looked_into(fresh: Kernel) -> None:
     fresh.run(
         "from collections import UserDict\n"
-        "from tapescope.widgets.deck.display import latest_deck, _latest\n"
+        "from tapescope.widgets.deck.auto_display import latest_deck, _latest\n"
         "class Lazy(UserDict):\n"
         "    def values(self):\n"
         "        raise OSError('reads a file')\n"

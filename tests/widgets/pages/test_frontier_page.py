@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.mirroring.planned_recompute import MirrorFrontier
+from tapescope.engine.recompute.planned_recompute import MirrorFrontier
 from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.pages.frontier_page import frontier_html
 

@@ -9,7 +9,7 @@ import torch
 
 import tapescope as ts
 from tapescope.engine.studies.gantt import Gantt, MakespanReport
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, says, says_none_of
 from tapescope.widgets.pages.gantt_figure import _READY, _STILL, gantt_drawing, why_idle
 from tapescope.widgets.pages.theme import DARK, LIGHT

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.training.document import read_document
-from tapescope.engine.training.record import Training
+from tapescope.engine.training.training_file import read_document
+from tapescope.engine.training.training_result import Training
 from tapescope.tests.says import says
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training:UserWarning")

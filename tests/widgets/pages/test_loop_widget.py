@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.training.record import Training
+from tapescope.engine.training.training_result import Training
 from tapescope.tests.says import Snapshots, raises, says
 
 

@@ -18,8 +18,8 @@ import tapescope as ts
 from tapescope.engine.memory.timeline import Category, Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
-from tapescope.engine.words.sizes import size_text
-from tapescope.engine.workloads.workloads import workload
+from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.pages.comparison_page import page_html
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapescope.engine.studies.mirror_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
+from tapescope.engine.studies.recompute_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
 from tapescope.widgets.pages.mirror_page import page_html, study_drawing, study_figure, study_html
 from tapescope.widgets.pages.theme import LATER, LIGHT
 

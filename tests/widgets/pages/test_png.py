@@ -13,7 +13,7 @@ import tapescope as ts
 from tapescope.inspector.drawing.svg_style import _DARK as GRAPH_DARK
 from tapescope.inspector.drawing.svg_style import _LIGHT as GRAPH_LIGHT
 from tapescope.tests.says import Snapshots, raises
-from tapescope.widgets.deck.still import Moment, Still
+from tapescope.widgets.deck.still_picture import Moment, Still
 from tapescope.widgets.pages.png import can_draw_png, png_of
 from tapescope.widgets.pages.theme import DARK, LIGHT
 

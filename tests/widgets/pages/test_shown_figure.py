@@ -17,9 +17,9 @@ from IPython.utils.capture import capture_output
 
 import tapescope as ts
 from tapescope.engine.studies.accumulation_study import accumulation_study
-from tapescope.engine.studies.mirror_study import mirror_study
 from tapescope.engine.studies.order_study import order_study
-from tapescope.engine.workloads.workloads import WORKLOADS
+from tapescope.engine.studies.recompute_study import mirror_study
+from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.widgets.pages.memory_figures import category_figure
 from tapescope.widgets.pages.png import png_of
 from tapescope.widgets.pages.shown_figure import ShownFigure

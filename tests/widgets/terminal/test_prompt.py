@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.inspector.graph.words import nth
+from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
-from tapescope.widgets.terminal.debuggee import Debuggee
+from tapescope.widgets.terminal.completion import offered
 from tapescope.widgets.terminal.prompt import SHORT, Prompt
-from tapescope.widgets.terminal.prompt_completion import offered
-from tapescope.widgets.terminal.prompt_names import Names
+from tapescope.widgets.terminal.prompt_session import Debuggee, Names
 from tapescope.widgets.terminal.user_traceback import users_traceback
 
 PROMPT = "(tapescope) "

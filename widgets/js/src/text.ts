@@ -2,7 +2,7 @@
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, as engine/words/sizes.py writes them. */
+/** `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, as inspector/text/sizes_and_counts.py writes them. */
 export function size(bytes: number): string {
   let scale = 0;
   while (scale + 1 < UNITS.length && Math.abs(bytes) >= (scale ? 999.5 * 1024 ** scale : 1024)) scale++;
@@ -33,7 +33,7 @@ export function grouped(amount: number): string {
   return GROUPED.format(amount);
 }
 
-/** `1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run, as inspector/graph/words.py writes it. */
+/** `1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run, as inspector/text/sizes_and_counts.py writes it. */
 export function nth(place: number): string {
   const ending = Math.floor(place / 10) % 10 === 1 ? undefined : ["th", "st", "nd", "rd"][place % 10];
   return `${grouped(place)}${ending ?? "th"}`;
@@ -50,7 +50,7 @@ export function nanoseconds(amount: number): string {
   return `${value >= 999.5 ? grouped(Math.round(value)) : value.toPrecision(3)} ${unit}`;
 }
 
-/** `5.2 ms`, `0.04 ms`, as engine/mirroring/planned_recompute.py writes them. */
+/** `5.2 ms`, `0.04 ms`, as engine/recompute/planned_recompute.py writes them. */
 export function milliseconds(nanoseconds: number): string {
   const amount = nanoseconds / 1e6;
   return `${amount >= 1 ? amount.toFixed(1) : String(+amount.toPrecision(2))} ms`;

@@ -169,7 +169,7 @@ test("an axis has the decades that its gradients use, the same for all of them",
   assert.deepEqual([-6, -2, 0, 2, 3].map(power), ["1e−6", "0.01", "1", "100", "1e3"]);
 });
 
-test("a bin's range is that of engine/trace/statistics.py", () => {
+test("a bin's range is that of engine/recording/statistics.py", () => {
   assert.equal(binRange(32), "0 to 1e−12");
   assert.equal(binRange(31), "−1e−12 to 0");
   assert.equal(binRange(57), "1 to 3.16");

@@ -6,7 +6,7 @@
  * is packed towards it, as rigid chains that are aligned where they can be (after Brandes and Köpf, Fast and Simple
  * Horizontal Coordinate Assignment, 2001). Where a wire passes a rank it holds a place of its own there, so it never
  * crosses a box: between its places it only moves sideways in the gap between two ranks, or in the lanes around the
- * columns. inspector/drawing/layered.py does the same for the SVG.
+ * columns. inspector/drawing/layered_layout.py does the same for the SVG.
  */
 
 import { type Arrangement, type Contained, type Extent, GUTTER, ITEM_GAP, type Link, RANK_GAP } from "./arrangement.ts";

@@ -1,4 +1,4 @@
-/** Equal blocks: module calls of the same shape, and runs of them among siblings. As in inspector/graph/repeats.py. */
+/** Equal blocks: module calls of the same shape, and runs of them among siblings. As in inspector/graph/paths_and_repeats.py. */
 
 import { type DeckDocument, NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";

@@ -1,4 +1,4 @@
-/** How wide a text will be, at most, whatever the font: names never overflow. As inspector/drawing/text_width.py says. */
+/** How wide a text will be, at most, whatever the font: names never overflow. As inspector/drawing/svg_text.py says. */
 
 // Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
 // fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.

@@ -1,4 +1,4 @@
-/** A training loop as its page is given it: engine/training/document.py writes it. */
+/** A training loop as its page is given it: engine/training/training_file.py writes it. */
 
 /** Where a norm is not there. */
 export const ABSENT = -1;

@@ -1,4 +1,4 @@
-/** What the page is given: one backward as columns. widgets/deck/document.py writes it and says what each field means. */
+/** What the page is given: one backward as columns. widgets/deck/page_data.py writes it and says what each field means. */
 
 export const FORMAT = "tapescope.deck";
 export const VERSION = 2;
@@ -102,7 +102,7 @@ export interface Clock {
 /** Of the backward, of its forward, or what really ran as one. */
 export type Direction = "backward" | "forward" | "ran";
 
-/** See widgets/deck/group_content.py. */
+/** See widgets/deck/groups_data.py. */
 export interface Groups {
   /** `launches`: before and after; `copied`: bytes. */
   found: {
@@ -159,7 +159,7 @@ export interface Schedule {
   memory_note: string;
   /** How long it would take the kernel to predict it, seconds; missing: it can't be asked to. */
   predict_s?: number;
-  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/deck/mirror_content.py. */
+  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/deck/recompute_data.py. */
   replays?: {
     task: number[];
     storage: number[];
@@ -207,7 +207,7 @@ export interface Memory {
   forward_ns: number[];
   /** Of a whole training step: it begins with what is there (`before`), and after the last task comes the rest. */
   step?: boolean;
-  /** Those with most bytes × time, see widgets/deck/lifetimes.py. */
+  /** Those with most bytes × time, see widgets/deck/page_data.py. */
   rows: LifetimeRow[];
 }
 
@@ -247,7 +247,7 @@ export interface Gradient {
   nan?: number;
   inf?: number;
   zero?: number;
-  /** The first bin's number and the counts from there on, see engine/trace/statistics.py, EDGES. */
+  /** The first bin's number and the counts from there on, see engine/recording/statistics.py, EDGES. */
   first_bin?: number;
   bins?: number[];
   why?: string;

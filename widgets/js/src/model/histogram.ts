@@ -1,4 +1,4 @@
-/** A gradient's histogram as bars. The bins are those of engine/trace/statistics.py: see EDGES there. Zeros are in none. */
+/** A gradient's histogram as bars. The bins are those of engine/recording/statistics.py: see EDGES there. Zeros are in none. */
 
 import type { Gradient } from "./document.ts";
 import { grouped } from "../text.ts";

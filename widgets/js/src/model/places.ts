@@ -1,4 +1,4 @@
-/** What a breakpoint may be set at: the names that engine/queue/named_tasks.py understands. */
+/** What a breakpoint may be set at: the names that engine/schedule/find_tasks.py understands. */
 
 import { NONE } from "./document.ts";
 import { type DeckGraph, shortName } from "./graph.ts";

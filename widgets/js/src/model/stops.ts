@@ -3,7 +3,7 @@
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
-/** As widgets/deck/live/stops.py tells it. */
+/** As widgets/deck/live_session.py tells it. */
 export interface StopPoint {
   number: number;
   kind: "break" | "watch";
@@ -71,7 +71,7 @@ export function taskOf({ kind, text, tasks }: StopPoint): number {
 /**
  * The position at which all tasks of a task's module call have run, the calls in it included; `out`: of the call around
  * it. One task on in the outermost call and where no capture saw one, the end where there is none around it, as
- * engine/sessions/verbs.py has it.
+ * engine/session/verbs.py has it.
  */
 export function endOfCall({ graph, place, length, schedule }: Replay, t: number, out: boolean): number {
   const { tasks, calls } = graph.document;

@@ -15,7 +15,7 @@ import { StopRow } from "./stop_row.ts";
 /** So many places are offered. */
 const MOST = 10;
 
-/** What may be watched for, as engine/stops/conditions.py has it. */
+/** What may be watched for, as engine/session/breakpoints/watch_conditions.py has it. */
 const CONDITIONS: readonly (readonly [condition: string, says: string])[] = [
   ["nan", "an element is not a number"],
   ["inf", "an element is infinite"],

@@ -1,0 +1,162 @@
+"""What commands share: a refusal in one sentence, progress on one line, what the user's words name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+from .json_output import add_json, tell_error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from ..engine.studies.ready_workload import Size
+
+DEMO_POLICIES = ("bfs", "dfs", "heap")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong without the usage in front of it. `examples` end its help, a line each."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        lines = "".join(f"\n  {example}" for example in examples)
+        kwargs |= (
+            {"epilog": f"examples:{lines}", "formatter_class": argparse.RawDescriptionHelpFormatter} if lines else {}
+        )
+        super().__init__(*args, **kwargs)
+
+    def set_defaults(self, **kwargs: Any) -> None:
+        """A parser that runs a command has `--json`, and a schema of the command's name."""
+        if kwargs.get("command") is not None:
+            add_json(self)
+            kwargs["schema"] = f"{self.prog.removeprefix('tapescope ')}/1"
+        super().set_defaults(**kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        message = _with_what_was_meant(message)
+        tell_error(message)
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""Where a command's parser is added."""
+
+
+def _with_what_was_meant(message: str) -> str:
+    """Behind a word that is none of the choices, the choice that is near."""
+    found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
+    near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
+    return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
+
+
+def refuse(why: object) -> int:
+    """Says why, in one sentence; gives the exit code."""
+    sentence = _in_words(why) if isinstance(why, OSError) else why
+    tell_error(sentence)
+    print(f"tapescope: {sentence}", file=sys.stderr)
+    return 2
+
+
+def script_raised(error: BaseException, sentence: str) -> int:
+    """Shows what a user's script raised, from its own frames on, and says so; gives the exit code."""
+    from ..widgets.terminal.user_traceback import users_traceback
+
+    traceback = users_traceback(error)
+    tell_error(sentence, traceback)
+    print(traceback, end="", file=sys.stderr)
+    print(f"tapescope: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says of a file, without its number."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {error.filename}"
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder, not a file"
+    if isinstance(error, PermissionError):
+        return f"{error.filename} may not be read or written by you"
+    return f"{error.filename}: {error.strerror}"
+
+
+class ProgressLine:
+    """What is being done, on one line of a terminal's stderr that is written anew; elsewhere a line per workload.
+
+    It has no thread, which would be measured, too.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._before = ""
+        self._quiet = ExitStack()
+
+    def show(self, said: str) -> None:
+        """`linear50 (5 of 6): bfs, round 3 of 12`."""
+        if self._terminal:
+            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+        elif (head := said.partition(": ")[0]) != self._before:
+            self._before = head
+            print(f"measuring {head}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> ProgressLine:
+        from ..inspector.text.progress import quiet
+
+        self._quiet.enter_context(quiet())  # a verb's own line would stand on this one
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._quiet.close()
+        self.clear()
+
+
+def place_for(option: str, path: Path | None) -> None:
+    """Makes the folder for what comes out. Better told now than when all is measured that there can be none."""
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"{option}: {path} is a folder, not the name of a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def policies_of(options: argparse.Namespace) -> list[str]:
+    """The policies that are meant; ValueError says which is none."""
+    from ..engine.planning.policies import find_policy
+
+    policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
+    for policy in policies:
+        find_policy(policy)
+    return policies
+
+
+@contextmanager
+def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
+    """Name, title and source of a ready model or of a user's function, and what makes its loss."""
+    from ..engine.studies.workloads import workload
+    from .user_script import make_loss_of
+
+    if ":" in target or target.endswith(".py"):
+        with make_loss_of(target, needs_graph=True) as make_loss:
+            yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
+    else:
+        found = workload(target)
+        yield found.name, f"{found.title} ({found.name}, {size})", found.source, found.build(size)[1]
+
+
+def print_title(title: str, source: str, console: Console) -> None:
+    """What is measured, and where it is from."""
+    console.print(title, style="bold", markup=False)
+    if source:
+        console.print(source, style="dim", markup=False)
+    console.print()

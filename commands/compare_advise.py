@@ -1,0 +1,147 @@
+"""`tapescope compare` and `advise`: a program is run, and what it takes is measured."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from ..engine.execution.accumulation_rule import Accumulate, Release
+from .command_arguments import Commands, ProgressLine, policies_of, print_title, program, refuse, script_raised
+from .json_output import tell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_compare(commands: Commands) -> None:
+    """Adds `tapescope compare`."""
+    compare = commands.add_parser(
+        "compare",
+        help="measure and predict memory under several policies, of a ready model or your own code",
+        examples=(
+            "tapescope compare linear50",
+            "tapescope compare train.py:make_loss --policy bfs heap auto",
+        ),
+    )
+    compare.add_argument(
+        "target",
+        metavar="WORKLOAD | SCRIPT.py:FUNCTION",
+        help="one of `tapescope workloads`, or a function as `tapescope graph` takes it, which is run many times",
+    )
+    compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
+    compare.add_argument(
+        "--accumulate",
+        nargs="+",
+        choices=get_args(Accumulate),
+        default=["inplace"],
+        help="how gradients that meet are summed, one or several (inplace, PyTorch's own)",
+    )
+    compare.add_argument(
+        "--release",
+        nargs="+",
+        choices=get_args(Release),
+        default=["eager"],
+        help="when what a task has consumed is let go, one or both (eager, PyTorch's own)",
+    )
+    compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
+    compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
+    compare.set_defaults(command=_compare)
+
+
+def add_advise(commands: Commands) -> None:
+    """Adds `tapescope advise`."""
+    advise = commands.add_parser(
+        "advise",
+        help="look for what could be changed in a program, try it on it, and say what it gains",
+        examples=(
+            "tapescope advise ensemble",
+            "tapescope advise train.py:make_loss",
+        ),
+    )
+    advise.add_argument(
+        "target",
+        metavar="WORKLOAD | SCRIPT.py:FUNCTION",
+        help="as `tapescope compare` takes it; it is run some ten times",
+    )
+    advise.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
+    advise.set_defaults(command=_advise)
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.schedule.ready_queue import PolicyError
+    from ..engine.studies.compare import compare
+    from .user_script import UserError
+
+    target: str = options.target
+    with ExitStack() as script:
+        try:
+            policies = policies_of(options)
+            name, title, source, make_loss = script.enter_context(program(target, options.size))
+            options.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
+            print_title(title, source, console)
+            comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
+        except UserError as error:
+            return script_raised(error.error, f"{target} raised {type(error.error).__name__}")
+        except (ValueError, OSError, NotImplementedError, PolicyError) as error:
+            return refuse(error)
+    console.print(comparison.table)
+    for sentence in comparison.sentences:
+        console.print(f"\n{sentence}", markup=False)
+    console.print(f"\n[bold]{comparison.highest.policy}[/bold]")
+    console.print(comparison.peak(comparison.highest.policy))
+    page = options.out / f"{name}-compare.html"
+    path = comparison.save_html(page, title)
+    highest = comparison.highest.policy
+    tell(
+        lambda: {
+            "title": title,
+            "tasks": len(comparison.graph),
+            "policies": comparison.records(),
+            "sentences": comparison.sentences,
+            "highest": highest,
+            "peak": comparison.peak(highest).answer,
+            "page": path,
+        }
+    )
+    console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _advise(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.diagnose.advise import advise
+    from .user_script import UserError
+
+    target: str = options.target
+    with ProgressLine() as line:
+        try:
+            with program(target, options.size) as (_, title, source, make_loss):
+                advice = advise(make_loss, progress=line.show)
+        except UserError as error:
+            line.clear()
+            return script_raised(error.error, f"{target} raised {type(error.error).__name__}")
+        except (ValueError, OSError) as error:
+            line.clear()
+            return refuse(error)
+    print_title(title, source, console)
+    tell(
+        lambda: {
+            "title": title,
+            "sentences": advice.sentences,
+            "peak_bytes": advice.peak_bytes,
+            "forward_peak_bytes": advice.forward_peak_bytes,
+            "items": [
+                {
+                    "title": item.title,
+                    "verdict": item.verdict,
+                    "said": item.said,
+                    "facts": item.facts,
+                    "code": item.code,
+                }
+                for item in advice
+            ],
+        }
+    )
+    console.print(advice, crop=False)  # a line of its code is never cut
+    return 0

@@ -1,0 +1,277 @@
+"""`tapescope demo`, `workloads`, `graph`, `view` and `diff`: what there is to look at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .command_arguments import Commands, policies_of, refuse
+from .json_output import tell, tell_error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..engine.studies.ready_workload import Workload
+    from ..inspector.graph.graph import Fold, Graph
+
+
+def add_demo(commands: Commands) -> None:
+    """Adds `tapescope demo`."""
+    demo = commands.add_parser(
+        "demo",
+        help="step a ready model's backward under several policies, check it, draw it",
+        examples=(
+            "tapescope demo resnet50",
+            "tapescope demo lstm_cell --policy bfs heap lpmf",
+        ),
+    )
+    demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapescope workloads` (resnet50)")
+    demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
+    demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    demo.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="where to save picture and page (out)"
+    )
+    demo.set_defaults(command=_demo)
+
+
+def add_workloads(commands: Commands) -> None:
+    """Adds `tapescope workloads`."""
+    workloads = commands.add_parser(
+        "workloads", help="list the ready models", examples=("tapescope workloads", "tapescope workloads --json")
+    )
+    workloads.set_defaults(command=_workloads)
+
+
+def add_graph(commands: Commands) -> None:
+    """Adds `tapescope graph`."""
+    graph = commands.add_parser(
+        "graph",
+        help="draw the backward graph of your own code",
+        examples=(
+            "tapescope graph train.py:make_loss",
+            "tapescope graph train.py:make_loss --svg out.svg --fold none",
+        ),
+    )
+    graph.add_argument(
+        "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
+    )
+    graph.add_argument(
+        "--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="where to draw it (backward.svg)"
+    )
+    graph.add_argument(
+        "--fold",
+        type=_fold,
+        default="fit",
+        help="what to fold: fit, repeats, none, a depth, or paths with commas between (fit)",
+    )
+    graph.add_argument(
+        "--groups",
+        nargs="?",
+        const="backward",
+        choices=("backward", "forward"),
+        help="outline the products that could run as one, and print them: of the backward, or of the forward",
+    )
+    graph.set_defaults(command=_graph)
+
+
+def add_diff(commands: Commands) -> None:
+    """Adds `tapescope diff`."""
+    diff = commands.add_parser(
+        "diff",
+        help="say where two saved runs part, in order, values and memory",
+        examples=("tapescope diff before.tape.json after.tape.json",),
+    )
+    diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
+    diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
+    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")
+    diff.set_defaults(command=_diff)
+
+
+def add_view(commands: Commands) -> None:
+    """Adds `tapescope view`."""
+    view = commands.add_parser(
+        "view",
+        help="play a saved run in the browser: the deck as one page",
+        examples=(
+            "tapescope view run.tape.json",
+            "tapescope view run.tape.json --out run.html --no-open",
+            "tapescope view run.tape.json --out run.perfetto.json",
+        ),
+    )
+    view.add_argument("trace", type=Path, metavar="RUN.tape.json", help="a file that run.save() wrote")
+    view.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page (beside the trace, ending in .html); a name ending in .perfetto.json: for ui.perfetto.dev",
+    )
+    view.add_argument("--no-open", action="store_true", help="only write the page")
+    view.set_defaults(command=_view)
+
+
+def _fold(text: str) -> Fold:
+    if text == "fit" or text == "repeats" or text == "none":
+        return text
+    return int(text) if text.isdecimal() else text.split(",")
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    from .demo import run_demo
+
+    try:
+        found, policies = _chosen(options)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    if run_demo(found, policies, options.size, options.out, console):
+        return 0
+    print("tapescope: an engine disagrees with PyTorch: see the table", file=sys.stderr)
+    return 1
+
+
+def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
+    """The workload and the policies that are meant; makes the folder for what comes out."""
+    from ..engine.studies.workloads import workload
+
+    policies = policies_of(options)
+    found = workload(options.workload)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return found, policies
+
+
+def _workloads(options: argparse.Namespace, console: Console) -> int:
+    from rich.table import Table
+
+    from ..engine.studies.workloads import WORKLOADS
+
+    tell(
+        lambda: {
+            "workloads": [
+                {"name": each.name, "title": each.title, "source": each.source, "small": each.small, "full": each.full}
+                for each in WORKLOADS.values()
+            ]
+        }
+    )
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for found in WORKLOADS.values():
+        small, full = (
+            " ".join(f"{knob}={value}" for knob, value in knobs.items()) for knobs in (found.small, found.full)
+        )
+        table.add_row(f"[bold]{found.name}[/bold]", found.title)
+        table.add_row("", f"[dim]{found.source}[/dim]")
+        table.add_row("", f"small: {small}")
+        table.add_row("", f"full: {full}\n")
+    console.print(table)
+    return 0
+
+
+def _graph(options: argparse.Namespace, console: Console) -> int:
+    from ..widgets.terminal.user_traceback import users_traceback
+    from .user_script import draw_function
+
+    try:
+        drawn = draw_function(options.target)
+        if drawn.error is not None:
+            traceback = users_traceback(drawn.error)
+            print(traceback, end="", file=sys.stderr)
+        if drawn.graph is not None:
+            _save(drawn.graph, options, console)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    if drawn.error is None:
+        return 0
+    until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
+    said = f"{options.target} raised {type(drawn.error).__name__}; {until}"
+    tell_error(said, traceback)
+    print(f"tapescope: {said}", file=sys.stderr)
+    return 1
+
+
+def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
+    if isinstance(options.fold, list):
+        known = {call.path for call in graph.calls}
+        for path in options.fold:
+            if path not in known:
+                raise ValueError(f"--fold: there is no module {path!r}; outermost are: {_outermost(graph)}")
+    if options.svg.suffix != ".svg" or options.svg.is_dir():
+        raise ValueError(f"--svg: {options.svg} is not the name of an .svg file")
+    options.svg.parent.mkdir(parents=True, exist_ok=True)
+    if options.groups is None:
+        path = graph.save_svg(options.svg, fold=options.fold)
+    else:
+        from ..engine.session.batching.find_batches import find_batches
+
+        found = find_batches(graph)
+        console.print(found)
+        path = found.save_svg(options.svg, options.groups, fold=options.fold)
+    tell(lambda: _graph_told(graph, path))
+    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
+
+
+def _graph_told(graph: Graph, picture: Path) -> dict[str, Any]:
+    return {
+        "picture": picture,
+        "tasks": [
+            {
+                "id": task.id,
+                "name": task.name,
+                "parameter": task.parameter,
+                "module": None if task.call is None else graph.calls[task.call].path,
+                "source": None if task.source is None else task.source.short,
+            }
+            for task in graph.tasks
+        ],
+        "edges": [(edge.task, edge.output, edge.next_task, edge.input) for edge in graph.edges],
+    }
+
+
+def _outermost(graph: Graph) -> str:
+    names = dict.fromkeys(call.path.partition(".")[0] for call in graph.calls if call.path)
+    return ", ".join(names) or "none"
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.recording.perfetto import ENDINGS
+    from ..engine.recording.run_file import load
+    from ..widgets.deck.run_page_data import save_run
+    from ..widgets.deck.save_deck import is_page_of
+
+    path: Path = options.trace
+    out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
+    try:
+        run = load(path)
+        if options.out is None and out.exists() and not is_page_of(out, path.name):
+            raise ValueError(f"{out} is there already, and was not made from {path.name}; say where to with --out FILE")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.name.endswith(ENDINGS):
+            saved = run.save_perfetto(out)
+            tell(lambda: {"page": saved})
+            console.print(f"The run is in {saved}, for ui.perfetto.dev", soft_wrap=True, markup=False)
+            return 0
+        page = save_run(run, out, source=path.name)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    tell(lambda: {"page": page})
+    console.print(f"The run plays in {page}", soft_wrap=True, markup=False)
+    if not options.no_open:
+        webbrowser.open(page.resolve().as_uri())
+    return 0
+
+
+def _diff(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.diagnose.diff import diff
+    from ..engine.recording.run_file import load
+
+    paths: tuple[Path, Path] = options.first, options.second
+    names = paths[0].name, paths[1].name
+    if names[0] == names[1]:
+        names = str(paths[0]), str(paths[1])
+    try:
+        found = diff(load(paths[0]), load(paths[1]), tolerance=options.tolerance, names=names)
+    except (ValueError, OSError) as error:
+        return refuse(error)
+    tell(lambda: {"differs": found.differs, "sentences": found.sentences, "rows": found.records()})
+    console.print(found)
+    return 1 if found.differs else 0

@@ -1,0 +1,287 @@
+"""Python state that a program carries from one run to the next: restored if possible, reported if not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
+from math import isclose, isnan, sqrt
+from types import FunctionType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...inspector.garbage_collector import all_objects
+from ...inspector.graph.source_lines import Source, warn
+from ...inspector.torch_private.compiled import runs_uncompiled
+from ...inspector.torch_private.distributed import is_fully_sharded
+from ...inspector.torch_private.tensors import computes_itself, is_leaf, without_bytes
+from ...inspector.torch_private.thread_state import unobserved, without_torch_function
+from ..execution.find_hooks import subclasses
+from ..execution.undo_python_state import IteratorProgress, Unseen, reach
+from ..execution.undo_snapshots import MISSING, ByKey, OfLeaf, Place, Rebound
+from .make_loss import for_all
+
+_MOST = 20_000  # objects to which code leads: looking at them again takes some 20 ms
+_MOST_OF_OPTIMIZERS = 1_000_000  # whose state has some four for each parameter
+_KEPT_ELSEWHERE = "_parameters", "_buffers"  # of a module: see `AsFound`
+
+_MOVED_ON = (
+    "{what}. {verb} runs the program by itself, and can't put this back: it goes on from where those runs left it. "
+    "Take what changes out of the function, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
+)
+
+
+class CarriedState:
+    """The Python state of a program, as it was found.
+
+    It is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
+    dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
+    whether tensors require grad; and what `make_loss` and those hooks lead to: closures, globals by name, objects,
+    lists, dicts, sets, arrays, generators of random numbers (see `HookState`).
+
+    What can't be put back is reported once: an iterator that was advanced, or a loss that differs from the one before.
+
+    Known limitations: where code leads to more than `_MOST` objects, the nearest are looked at. What lies in C++, in
+    files, and in objects of libraries stays as the runs leave it, and is noticed by the loss alone. Lazy modules stay
+    made.
+
+    Args:
+        make_loss: runs the forward.
+        verb: the verb that runs it, for messages.
+        refuses: whether such a report is an error; else it is a warning, as the verb's result is right all the same.
+        also: other functions of the program that the verb runs.
+
+    Attributes:
+        tensors: all tensors of the process. One look at all objects finds these too, as it takes 0.1 s for a million.
+    """
+
+    def __init__(
+        self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
+    ) -> None:
+        self._make_loss = make_loss
+        self._verb = verb
+        self._refuses = refuses
+        self._places: list[tuple[Place, Any]] = []
+        self._empty: list[dict[Any, Any]] = []  # of modules and leaves, of which most have no hooks and attributes
+        self._iterators: list[tuple[IteratorProgress, str, FunctionType | None]] = []
+        self.tensors: list[ref[Tensor]] = []
+        self._flags: list[tuple[ref[Tensor], bool]] = []  # leaves, and whether they require grad
+        self._losses: dict[bool, float] = {}
+        self._compared: set[bool] = set()
+        self._has_changed = False
+        self._is_put_back = True
+        self._moved_on: str | None = None
+        self._is_told = False
+        self._left_alone: set[int] = set()  # by id() dicts that stay as the runs leave them
+        optimizers, kept = self._of_process()
+        self._note(optimizers, _MOST_OF_OPTIMIZERS)
+        self._note([*_beneath(make_loss), *also, *kept], _MOST)
+
+    def make_loss(self) -> Any:
+        """Runs the forward; of the first two runs that find the same it is noted whether they give the same loss."""
+        finds_the_same, self._is_put_back = self._is_put_back, False
+        torch.clear_autocast_cache()  # of an autocast that is open around all runs
+        made = self._make_loss()
+        if finds_the_same and isinstance(made, Tensor) and self._moved_on is None:
+            self._compare(made)  # allocates nothing: memory may be measured
+        return made
+
+    def made_once(self) -> list[Rebound]:
+        """Return the tensors that the forward makes at its first call and keeps, such as a mask.
+
+        They have no graph, nothing was in their place before, and a second run leaves them alone. Runs the forward
+        twice if it changes anything; the caller restores what that has changed.
+        """
+        if not self._has_changed:
+            return []
+        self._make_loss()
+        made = [(place, change) for place, before in self._kept() if (change := place.change(before)) is not None]
+        kept = [place.read() for place, _ in made]
+        self._make_loss()
+        found = []
+        for (place, change), before in zip(made, kept, strict=True):
+            again = place.change(before)
+            moved = [each[0] for each in again.changed] if isinstance(again, Rebound) else []
+            if isinstance(change, Rebound) and before.keys() >= set(moved):  # else it grows with each run
+                once = [each for each in change.changed if _is_made(*each[1:]) and each[0] not in moved]
+                found.append(Rebound(change.kept, once, (), ()))
+        return found
+
+    def put_back(self) -> None:
+        """Puts back what the runs have changed."""
+        steps: list[Callable[[], object]] = [
+            lambda: for_all(self._kept(), self._undo),
+            lambda: for_all(self._flags, _put_requires_grad),
+        ]
+        with unobserved():
+            for_all(steps, lambda step: step())
+        self._is_put_back = True
+        if self._moved_on is None:
+            self._moved_on = self._advanced()
+
+    def tell(self) -> None:
+        """Says what could not be put back.
+
+        Raises:
+            RuntimeError: there is something, and the verb refuses that.
+        """
+        if self._moved_on is None or self._is_told:
+            return
+        self._is_told = True
+        if self._refuses:
+            raise RuntimeError(self._text)
+        warn(self._text)
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to an error what could not be put back, unless that was said."""
+        if self._moved_on is None:
+            self._moved_on = self._advanced()
+        if self._moved_on is not None and not self._is_told:
+            self._is_told = True
+            error.add_note(f"tapescope: {self._text}")
+
+    @property
+    def _text(self) -> str:
+        return _MOVED_ON.format(what=self._moved_on, verb=self._verb)
+
+    def _undo(self, kept: tuple[Place, Any]) -> None:
+        place, before = kept
+        change = place.change(before)
+        if change is not None:
+            self._has_changed = True
+            change.undo()
+
+    def _note(self, code: Iterable[Any], most: int) -> None:
+        for found, name, owner in reach(code, most, goes_on=True):
+            if isinstance(found, IteratorProgress):
+                self._iterators.append((found, name, owner))
+            elif not isinstance(found, Tensor | Unseen):
+                self._note_place(found)
+
+    def _kept(self) -> list[tuple[Place, Any]]:
+        """The places, and what was there; of dicts that were empty those that are not."""
+        return [*self._places, *((ByKey(each), {}) for each in filter(None, self._empty))]
+
+    def _note_place(self, place: Place) -> None:
+        if not isinstance(place, ByKey) or id(place.kept) not in self._left_alone:
+            self._places.append((place, place.read()))
+
+    def _of_process(self) -> tuple[list[Any], list[Any]]:
+        """Return the process's optimizers, schedulers and scalers, and the objects that modules and leaves refer to."""
+        optimizers: list[Any] = []
+        kept: list[Any] = []
+        holders = set().union(*map(subclasses, (Optimizer, LRScheduler, GradScaler)))
+        modules, tensors = subclasses(nn.Module), subclasses(Tensor)
+        known = holders | modules | tensors
+        with without_torch_function(), all_objects() as objects:
+            for each in compress(objects, map(known.__contains__, map(type, objects))):
+                if type(each) in holders:
+                    optimizers.append(vars(each))
+                elif type(each) in modules:
+                    kept += self._of_module(each)
+                else:
+                    self.tensors.append(ref(each))
+                    if is_leaf(each):
+                        kept += self._of_leaf(each)
+        return optimizers, kept
+
+    def _of_leaf(self, leaf: Tensor) -> Iterator[Any]:
+        self._flags.append((ref(leaf), leaf.requires_grad))
+        if leaf.requires_grad or isinstance(leaf, nn.Parameter):
+            hooks = OfLeaf(leaf)
+            self._note_place(ByKey(hooks))
+            self._note_dict(vars(leaf))
+            yield from (found for found in (*vars(leaf).values(), *hooks.values()) if found is not None)
+
+    def _of_module(self, module: nn.Module) -> Iterator[Any]:
+        if _is_left_alone(module):
+            if isinstance(module, DistributedDataParallel):  # whether the next forward broadcasts buffers
+                self._note_place(ByKey(vars(module), ("require_forward_param_sync",)))
+            self._left_alone.update(map(id, (vars(module), *vars(module).values())))
+            return
+        self._note_place(ByKey(vars(module)))
+        for name, value in vars(module).items():
+            if name in _KEPT_ELSEWHERE or value is None or isinstance(value, bool | int | float | str | Tensor):
+                continue
+            if type(value) in (dict, OrderedDict) and (not value or name == "_modules"):
+                self._note_dict(value)
+            else:
+                yield value
+
+    def _note_dict(self, found: dict[Any, Any]) -> None:
+        if found:
+            self._note_place(ByKey(found))
+        elif id(found) not in self._left_alone:
+            self._empty.append(found)
+
+    def _compare(self, loss: Tensor) -> None:
+        """Holds the loss against the one before."""
+        where = runs_uncompiled()  # what is compiled draws other random numbers, and rounds in another way
+        if where in self._compared or without_bytes(loss) or computes_itself(loss):
+            return
+        if loss.is_nested or loss.numel() != 1:  # the verb is going to refuse it
+            return
+        with unobserved():
+            value = float(loss.real)
+        if where not in self._losses:
+            self._losses[where] = value
+            return
+        known = self._losses[where]
+        self._compared.add(where)
+        eps = torch.finfo(loss.dtype).eps if loss.is_floating_point() or loss.is_complex() else 0.0
+        if not (isclose(value, known, rel_tol=sqrt(eps), abs_tol=eps) or (isnan(value) and isnan(known))):
+            self._moved_on = (
+                f"make_loss() returned {known:.6g}, and when it was run again {value:.6g}, with the same parameters "
+                "and random numbers: it depends on something that it changes"
+            )
+
+    def _advanced(self) -> str | None:
+        """Return the sentence about an iterator that a run has advanced; None if none was."""
+        for before, name, owner in self._iterators:
+            if before.is_another:
+                kind, by = type(before.iterator).__name__, "make_loss()"
+                if owner is not None:
+                    at = Source(owner.__code__.co_filename, owner.__code__.co_firstlineno, "").short
+                    by = f"`{owner.__qualname__}` ({at})"
+                return f"{by} advanced `{name}`, an iterator ({kind}), which can't be wound back"
+        return None
+
+
+def _put_requires_grad(kept: tuple[ref[Tensor], bool]) -> None:
+    tensor, requires_grad = kept[0](), kept[1]
+    if tensor is None or tensor.requires_grad is requires_grad:
+        return
+    if not is_leaf(tensor) and not tensor._is_view():  # written in place by what has a graph
+        tensor.detach_()
+    if is_leaf(tensor):
+        tensor.requires_grad_(requires_grad)
+
+
+def _is_made(before: object, after: object) -> bool:
+    there_was = before is not None and before is not MISSING
+    return isinstance(after, Tensor) and not after.requires_grad and not there_was
+
+
+def _is_left_alone(module: nn.Module) -> bool:
+    """Whether others restore the module's state, or nobody can."""
+    if isinstance(module, LazyModuleMixin):
+        return any(
+            each is not None and is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())
+        )
+    return isinstance(module, torch.jit.ScriptModule | DistributedDataParallel) or is_fully_sharded(module)
+
+
+def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
+    """Return the functions to look at: the user's own, or those that a function of tapescope's calls."""
+    if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapescope"):
+        return [make_loss]
+    return [cell.cell_contents for cell in make_loss.__closure__ or ()]

@@ -1,0 +1,232 @@
+"""`ts.policy` and `ts.set_policy`: run every `.backward()` of the program in the order of a policy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, get_args
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ...inspector.torch_private.engine import redirect_backward, torch_backward
+from ...inspector.validation import expect_callable, expect_choice
+from ..execution.backward_arguments import explain_several_elements
+from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
+from ..planning.policies import find_policy
+from ..recording.run import Engine, Run
+from ..recording.statistics import Level
+from ..schedule.device_queues import Queues
+from ..schedule.policy import AnyPolicy, policy_name
+from .backward import backward, check_choices
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+_lock = threading.Lock()
+_installed: list[Installation] = []
+_set: Installation | None = None
+_end_redirect: Callable[[], None] | None = None
+
+
+class Installation:
+    """A policy that is in force, until it is removed; `with` removes it at its end.
+
+    Attributes:
+        engine: "native" or "direct".
+        backwards: how many have ended without an error. No run is kept: a graph holds its nodes, and those what their
+            hooks and leaves hold. `on_run` gets each one.
+    """
+
+    def __init__(
+        self,
+        policy: AnyPolicy,
+        engine: Engine,
+        trace: Level | None,
+        queues: Queues,
+        on_run: Callable[[Run], object] | None,
+    ) -> None:
+        _expect_choices(policy, engine, trace, queues, on_run)
+        self.backwards = 0
+        self.engine: Engine = engine
+        self._policy = find_policy(policy)
+        self._trace = trace
+        self._queues = queues
+        self._on_run = on_run
+
+    def put_in_force(self, *, below_others: bool = False) -> None:
+        """Begin to run backwards, also under those that are in force already: then from their end on."""
+        global _end_redirect
+        try:
+            with _lock:
+                if _end_redirect is None:  # it may raise, and then nothing is in force
+                    _end_redirect = redirect_backward(_run_installed)
+                _installed.insert(0 if below_others else len(_installed), self)
+        except BaseException:  # Ctrl-C, too
+            self.remove()
+            raise
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return policy_name(self._policy)
+
+    def __repr__(self) -> str:
+        state = (
+            "removed" if self not in _installed else "in force" if _installed[-1] is self else "covered by a later one"
+        )
+        return f"<Installation of {self.policy}, {self.engine} engine, {state}: {self.backwards} backwards>"
+
+    def remove(self) -> None:
+        """Ends it; installations may go in any order. A backward that is under way ends as it began."""
+        try:
+            self._remove()
+        except BaseException:  # Ctrl-C; to remove it twice does no harm
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
+        global _end_redirect
+        with _lock:
+            if self in _installed:
+                _installed.remove(self)
+            if not _installed and _end_redirect is not None:
+                _end_redirect()
+                _end_redirect = None
+
+    def __enter__(self) -> Installation:
+        try:
+            self.put_in_force()
+            return self
+        except BaseException:  # Ctrl-C: `with` calls no __exit__
+            self.remove()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.remove()
+        except BaseException:  # Ctrl-C, just before the call
+            self.remove()
+            raise
+        if error is not None:
+            explain_out_of_memory(error)
+            explain_several_elements(error)
+
+    def _run(
+        self,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Tensor] | Sequence[GradientEdge],
+    ) -> None:
+        run = backward(
+            tensors,
+            grad_tensors,
+            retain_graph,
+            create_graph,
+            inputs or None,
+            policy=self._policy,
+            engine=self.engine,
+            trace=self._trace,
+            queues=self._queues,
+        )
+        with _lock:
+            self.backwards += 1
+        if self._on_run is not None:
+            self._on_run(run)
+
+
+def _run_installed(
+    tensors: Sequence[Tensor | GradientEdge],
+    grad_tensors: Sequence[Tensor | None],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | Sequence[GradientEdge],
+) -> None:
+    with _lock:
+        innermost = _installed[-1] if _installed else None
+    if innermost is None or not tensors:  # removed meanwhile in another thread; nothing to put into an order
+        torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
+    else:
+        with out_of_memory_explained():
+            innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
+
+
+def set_policy(
+    policy: AnyPolicy | None,
+    *,
+    engine: Engine = "native",
+    trace: Level | None = None,
+    queues: Queues = "one",
+    on_run: Callable[[Run], object] | None = None,
+) -> None:
+    """Run every `.backward()` as `ts.backward` with this policy from now on, so that a training loop needs no change.
+
+    That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
+    another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
+    an explicit `ts.backward` keeps its own policy; inside `with ts.policy(...)` that one's policy holds. Where several
+    processes train together, each must set the same policy: another order than PyTorch's is run only if all ranks run
+    it (`ts.wait_for_ranks`).
+
+    Args:
+        policy: as for `ts.backward`; it replaces the one that was set before. None: PyTorch's own engine alone.
+        engine, trace, queues: as for `ts.backward`.
+        on_run: called with the `Run` of each backward, in the thread of that one.
+
+    Raises:
+        ValueError: unknown policy or engine.
+    """
+    global _set
+    new = None if policy is None else Installation(policy, engine, trace, queues, on_run)
+    with _lock:
+        old, _set = _set, new
+    try:
+        if new is not None:
+            new.put_in_force(below_others=True)
+    finally:
+        if old is not None:
+            old.remove()
+
+
+def policy(
+    policy: AnyPolicy,
+    *,
+    engine: Engine = "native",
+    trace: Level | None = None,
+    queues: Queues = "one",
+    on_run: Callable[[Run], object] | None = None,
+) -> _GeneratorContextManager[Installation]:
+    """Meanwhile every `.backward()` runs in the order of a policy: `with ts.policy("bfs"): trainer.fit(model)`.
+
+    Also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and which backwards it covers see
+        `ts.set_policy`.
+    """
+    _expect_choices(policy, engine, trace, queues, on_run)  # here, not where the block begins: contextlib is in between
+    return _meanwhile(policy, engine, trace, queues, on_run)
+
+
+@contextmanager
+def _meanwhile(
+    policy: AnyPolicy,
+    engine: Engine,
+    trace: Level | None,
+    queues: Queues,
+    on_run: Callable[[Run], object] | None,
+) -> Iterator[Installation]:
+    with Installation(policy, engine, trace, queues, on_run) as installation:
+        yield installation
+
+
+def _expect_choices(
+    policy: AnyPolicy, engine: Engine, trace: Level | None, queues: Queues, on_run: Callable[[Run], object] | None
+) -> None:
+    check_choices(engine, trace)
+    expect_choice(queues, get_args(Queues), "queues")
+    if on_run is not None:
+        expect_callable(on_run, 1, "on_run", "a function that is given each Run")
+    find_policy(policy)

@@ -1,0 +1,290 @@
+"""How far two runs differ in their gradients' statistics and in their memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from ...inspector.graph.phrases import joined, was_captured
+from ...inspector.text.sizes_and_counts import nth, size_text
+from ..memory.estimates import estimate_sentence
+from ..memory.timeline import Category, Storage, Timeline
+from ..recording.peak_report import PeakGroup, groups_of, title_of
+from ..recording.statistics import Statistics
+from ..recording.task_records import RecordedGradient
+
+
+class Apart(NamedTuple):
+    """How far two gradients are apart.
+
+    Attributes:
+        share: a lower bound of their relative difference, see `apart`. Infinite where there is no comparing: one is
+            missing, of another shape, or has NaN or infinite elements that the other one has not.
+        by: what tells: "norm", "mean", "least", "largest", "NaN", "infinite", "shape", "missing".
+        first, second: these of the two gradients.
+    """
+
+    share: float
+    by: str
+    first: float | str | None = None
+    second: float | str | None = None
+
+
+EQUAL = Apart(0.0, "norm")
+
+
+def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Apart | None:
+    """How far two gradients are apart; None where that is not known, for want of statistics.
+
+    The gradients themselves, a and b, are not there any more, and so not their relative difference
+    |a - b| / max(|a|, |b|). Three of their statistics bound it from below, so what they tell is there:
+
+    - the norms: ||a| - |b|| <= |a - b|;
+    - the means: |mean(a) - mean(b)| * sqrt(count) <= |a - b| (Cauchy and Schwarz);
+    - the least and the largest element: |max(a) - max(b)| <= |a - b|.
+
+    Histograms say nothing of the kind, and are not compared.
+    """
+    if first is None or second is None:
+        return EQUAL if first is second else Apart(math.inf, "missing", *map(_presence, (first, second)))
+    if first.meta.shape != second.meta.shape:
+        return Apart(math.inf, "shape", *map(_shape, (first, second)))
+    mine, other = first.statistics, second.statistics
+    if mine is None or other is None or mine.nan_count is None or other.nan_count is None:
+        return None
+    if mine.nan_count != other.nan_count:
+        return Apart(math.inf, "NaN", mine.nan_count, other.nan_count)
+    if mine.inf_count != other.inf_count:
+        return Apart(math.inf, "infinite", mine.inf_count, other.inf_count)
+    return _of_finite(mine, other)
+
+
+def _of_finite(first: Statistics, second: Statistics) -> Apart:
+    if first.norm is None or second.norm is None:
+        return EQUAL
+    norm = max(first.norm, second.norm)
+    found = [_relative("norm", first.norm, second.norm, norm)]
+    if first.layout == second.layout:  # else one stores zeros that the other one does not
+        count = max((first.count or 0) - (first.nan_count or 0) - (first.inf_count or 0), 1)
+        found.append(_relative("mean", first.mean, second.mean, norm / math.sqrt(count)))
+        found.append(_relative("least", first.min, second.min, norm))
+        found.append(_relative("largest", first.max, second.max, norm))
+    return max(found, key=lambda each: each.share)
+
+
+def _relative(by: str, first: float | None, second: float | None, of: float) -> Apart:
+    if first is None or second is None or first == second or not of:
+        return EQUAL
+    return Apart(abs(first - second) / of, by, first, second)
+
+
+def _presence(gradient: RecordedGradient | None) -> str:
+    return "none" if gradient is None else "a gradient"
+
+
+def _shape(gradient: RecordedGradient) -> str:
+    shape = gradient.meta.shape
+    return "nested" if shape is None else "×".join(map(str, shape)) or "a scalar"
+
+
+_MOST_GROUPS = 3  # in a sentence; all are in `only`
+
+
+@dataclass(frozen=True, slots=True)
+class LevelDifference:
+    """Where two levels of memory part first, in the first run's order.
+
+    Attributes:
+        tasks: the task that both have, by its id in each; None: the backward starts with them.
+        nbytes: the highest level while it ran, or the one at the start.
+    """
+
+    tasks: tuple[int, int] | None
+    nbytes: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryDifference:
+    """How the memory of two runs differs.
+
+    Attributes:
+        timelines: of the two runs, measured or predicted.
+        pairs: by task of the first graph the same one of the second.
+    """
+
+    timelines: tuple[Timeline, Timeline]
+    pairs: Mapping[int, int]
+
+    @property
+    def peaks(self) -> tuple[int, int]:
+        """The two peaks, in bytes."""
+        return self.timelines[0].peak_bytes, self.timelines[1].peak_bytes
+
+    @property
+    def differs(self) -> bool:
+        """Whether the peaks are not the same."""
+        return self.peaks[0] != self.peaks[1]
+
+    @cached_property
+    def first(self) -> LevelDifference | None:
+        """Where the levels part first; None where each task that both have has the same one."""
+        mine, other = self.timelines
+        if mine.start_bytes != other.start_bytes:
+            return LevelDifference(None, (mine.start_bytes, other.start_bytes))
+        for place, task in enumerate(mine.order):
+            twin = self.pairs.get(task)
+            if twin is not None and twin in other.places:
+                levels = mine.task_peaks[place], other.task_peaks[other.places[twin]]
+                if levels[0] != levels[1]:
+                    return LevelDifference((task, twin), levels)
+        return None
+
+    @cached_property
+    def only(self) -> tuple[tuple[PeakGroup, ...], tuple[PeakGroup, ...]]:
+        """For each run what is alive at its peak alone, by category, module and source line, the largest first.
+
+        A storage is alive at both peaks if both have one of its size for the same purpose: the .grad of the same leaf,
+        or one that the same task made, or that the same tasks save; or else, where a task is in one run alone, one that
+        a task or an operation of this name made in a module of this path.
+        """
+        known = dict(zip(self.pairs, self.pairs, strict=True)), {other: mine for mine, other in self.pairs.items()}
+        alive = _alive(self.timelines[0], known[0]), _alive(self.timelines[1], known[1])
+        for name in (_as_paired, _as_named):
+            mine, other = ([name(each) for each in found] for found in alive)
+            both = Counter(mine) & Counter(other)
+            both.pop(None, None)
+            alive = _without(alive[0], mine, both), _without(alive[1], other, both)
+        first, second = (
+            groups_of(timeline, [(each.storage, each.category) for each in found])
+            for timeline, found in zip(self.timelines, alive, strict=True)
+        )
+        return tuple(sorted(first, key=_size)), tuple(sorted(second, key=_size))
+
+    def sentences(self, names: tuple[str, str], of_device: bool = False) -> Iterator[str]:
+        """What there is to say, with what the runs are called. `of_device`: which is said, as there are several."""
+        first, second = self.timelines
+        on = f" on {first.device}" if of_device else ""
+        if not self.differs:
+            yield f"The peak of memory{on} is {size_text(self.peaks[0])} in both."
+        else:
+            peaks = [
+                f"{_exactly(nbytes, beside)} in {name}, {_when(timeline)}"
+                for name, timeline, nbytes, beside in zip(
+                    names, self.timelines, self.peaks, self.peaks[::-1], strict=True
+                )
+            ]
+            yield f"The peak of memory{on} is {peaks[0]}, and {peaks[1]}."
+        if first.basis != second.basis:
+            yield f"That of {names[0]} is {_basis(first)}, that of {names[1]} {_basis(second)}."
+        for name, timeline in zip(names, self.timelines, strict=True):
+            if estimate := estimate_sentence(timeline.estimates, f"That of {name}"):
+                yield estimate
+        if (parted := self.first) is None:
+            yield f"While each task that both have runs, the memory{on} is the same."
+            return
+        levels = f"{_exactly(*parted.nbytes)} in {names[0]}, {_exactly(*parted.nbytes[::-1])} in {names[1]}"
+        if parted.tasks is None:
+            yield f"In memory{on} they part before the first task: {levels}."
+        else:
+            place = nth(first.places[parted.tasks[0]] + 1)
+            yield f"In memory{on} they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
+        for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
+            if groups:
+                nbytes = sum(group.nbytes for group in groups)
+                yield f"Alive at the peak of {name}{on} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """A storage at the peak of one run.
+
+    Attributes:
+        paired: its maker and users as task ids of the first run; None: a task is in one run only.
+        named: its maker, by names.
+    """
+
+    storage: Storage
+    category: Category
+    paired: Hashable | None
+    named: Hashable
+
+
+def _as_paired(each: _Alive) -> Hashable | None:
+    return None if each.paired is None else (each.storage.nbytes, each.category, each.paired)
+
+
+def _as_named(each: _Alive) -> Hashable:
+    return each.storage.nbytes, each.category, each.named
+
+
+def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
+    """Return the storages alive at the peak. `known` maps this run's tasks to those of the first run."""
+    found: list[_Alive] = []
+    for number in timeline.alive():
+        storage = timeline.storage(number)
+        if storage.nbytes:
+            category = timeline.category_at(number, timeline.peak_event, timeline.peak_place)
+            paired, named = _keys(timeline, storage, known)
+            found.append(_Alive(storage, category, paired, named))
+    return found
+
+
+def _keys(timeline: Timeline, storage: Storage, known: Mapping[int, int]) -> tuple[Hashable | None, Hashable]:
+    maker, graph = storage.made_by, timeline.graph
+    leaf = timeline.grads.get(storage.number)
+    if leaf is not None:
+        return (("leaf", known[leaf]) if leaf in known else None), ("leaf", graph.tasks[leaf].parameter or leaf)
+    if maker.task is not None:
+        task = graph.tasks[maker.task]
+        paired = ("task", known[maker.task]) if maker.task in known else None
+        return paired, ("task", task.name, task.parameter or graph.module(task))
+    named = "forward", maker.operation and maker.operation.name, maker.module
+    if saved := timeline.saved.get(storage.number):
+        are_paired = all(task in known for task, _ in saved)
+        return (frozenset((known[task], slot) for task, slot in saved) if are_paired else None), named
+    return named, named
+
+
+def _without(alive: list[_Alive], keys: list[Hashable | None], both: Counter[Hashable | None]) -> list[_Alive]:
+    """Return the storages that the other run does not have."""
+    left, found = both.copy(), []
+    for each, key in zip(alive, keys, strict=True):
+        if left[key]:
+            left[key] -= 1
+        else:
+            found.append(each)
+    return found
+
+
+def _size(group: PeakGroup) -> int:
+    return -group.nbytes
+
+
+def _when(timeline: Timeline) -> str:
+    task = timeline.peak_task
+    if task is None:
+        return "with which the backward starts" if timeline.peak_place < 0 else "as the backward ends"
+    return f"in {timeline.graph.describe(task)}"
+
+
+def _basis(timeline: Timeline) -> str:
+    return timeline.basis if timeline.basis == "measured" else f"predicted ({timeline.basis})"
+
+
+def _exactly(nbytes: int, beside: int) -> str:
+    """A size in bytes where it would read as the other one does."""
+    return size_text(nbytes) if size_text(nbytes) != size_text(beside) else f"{nbytes:,} bytes"
+
+
+def _listed(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> str:
+    captured = was_captured(timeline.graph)
+    said = []
+    for group in groups:
+        what = group.category.plural if len(group.storages) > 1 else group.category.title
+        where = f" of {title_of(timeline.graph, group)}" if captured else f" made by {group.made_by}"
+        said.append(f"{size_text(group.nbytes)} {what}{where}")
+    return joined(said, _MOST_GROUPS)

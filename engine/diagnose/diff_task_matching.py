@@ -1,0 +1,375 @@
+"""Matches the tasks of two graphs by what they reach and by a longest common subsequence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+
+from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.kinds import short_name
+from ...inspector.graph.paths_and_repeats import ranks_of
+from ...inspector.graph.phrases import was_captured
+
+_MOST_BITS = 2**30  # of all rows together, 128 MiB; longer sequences are matched window by window
+_WINDOW = 2**14
+
+
+def longest_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The pairs of places of a longest common subsequence, ascending.
+
+    Bit-parallel (Hyyrö, 2004): row i has a zero bit j where the longest one of first[:i] and second[:j + 1] is longer
+    than that of first[:i] and second[:j]. Twenty thousand against twenty thousand take a quarter of a second. Of what
+    is much longer and not the same, it is the longest in windows of 16,384.
+    """
+    start = 0
+    while start < min(len(first), len(second)) and first[start] == second[start]:
+        start += 1
+    ends = len(first), len(second)
+    while min(ends) > start and first[ends[0] - 1] == second[ends[1] - 1]:
+        ends = ends[0] - 1, ends[1] - 1
+    found = [(place, place) for place in range(start)]
+    at = start, start
+    while (ends[0] - at[0]) * (ends[1] - at[1]) > _MOST_BITS:
+        pairs = _matched(first[at[0] : at[0] + _WINDOW], second[at[1] : at[1] + _WINDOW])
+        kept = pairs[: -(-3 * len(pairs) // 4)]  # what follows may belong elsewhere
+        if not kept:
+            at = min(at[0] + _WINDOW // 2, ends[0]), min(at[1] + _WINDOW // 2, ends[1])
+            continue
+        found += [(at[0] + mine, at[1] + other) for mine, other in kept]
+        at = found[-1][0] + 1, found[-1][1] + 1
+    found += [
+        (at[0] + mine, at[1] + other) for mine, other in _matched(first[at[0] : ends[0]], second[at[1] : ends[1]])
+    ]
+    found += [(ends[0] + step, ends[1] + step) for step in range(len(first) - ends[0])]
+    return found
+
+
+def _matched(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+    places: dict[Hashable, int] = {}
+    for place, each in enumerate(second):
+        places[each] = places.get(each, 0) | 1 << place
+    every = (1 << len(second)) - 1
+    row = every
+    rows = [row]
+    for each in first:
+        common = row & places.get(each, 0)
+        row = ((row + common) | (row - common)) & every
+        rows.append(row)
+    found = []
+    mine, other = len(first), len(second)
+    while mine and other:
+        if rows[mine] >> (other - 1) & 1:
+            other -= 1
+        elif not rows[mine - 1] >> (other - 1) & 1:
+            mine -= 1
+        else:
+            mine, other = mine - 1, other - 1
+            found.append((mine, other))
+    return found[::-1]
+
+
+COMMUTATIVE = frozenset({"Add", "Mul", "Maximum", "Minimum", "Hypot", "Logaddexp"})
+"""Which of two operands comes first is no difference."""
+
+_CASTS = frozenset({"ToCopy"})  # what autocast puts between two tasks
+_OF_A_DEVICE = re.compile(r"^(?:Native|Cudnn|Miopen)(?=BatchNorm)|(?<=ScaledDotProduct)\w+?(?=Attention)|ForCpu$")
+
+
+class Surveyed:
+    """What the signatures of a graph's tasks are made of, whatever is known of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.labels = list(map(label, graph.tasks))
+        self.outputs = [[_output(task, edge) for edge in graph.out_edges[task.id]] for task in graph.tasks]
+        self.casts = {task.id for task in graph.tasks if _kind(task.name) in _CASTS}
+        self.sources_first = ranks_of(len(graph), ((edge.task, edge.next_task) for edge in graph.edges))[1]
+
+
+class Signatures:
+    """Numbers for a graph's tasks that are equal for equal surroundings, in all graphs that share a table.
+
+    Args:
+        surveyed: the graph.
+        known: by task what it is known as in both graphs.
+        table: numbers what has been seen; shared by the graphs that are compared.
+    """
+
+    def __init__(self, surveyed: Surveyed, known: Mapping[int, int], table: dict[Hashable, int]) -> None:
+        self._surveyed = surveyed
+        self._graph = surveyed.graph
+        self._known = known
+        self._table = table
+
+    def _number(self, key: Hashable) -> int:
+        return self._table.setdefault(key, len(self._table))
+
+    @cached_property
+    def below(self) -> list[int]:
+        """By task: of all that it reaches, up to what is known."""
+        found = [0] * len(self._graph)
+        for task_id in reversed(self._surveyed.sources_first):
+            edges = self._graph.out_edges[task_id]
+            if task_id in self._known:
+                found[task_id] = self._number(("known", self._known[task_id]))
+            elif task_id in self._surveyed.casts and len(edges) == 1:
+                found[task_id] = found[edges[0].next_task]
+            else:
+                reached = [found[edge.next_task] for edge in edges]
+                below = sorted(zip(self._surveyed.outputs[task_id], reached, strict=True))
+                found[task_id] = self._number(("below", self._surveyed.labels[task_id], *below))
+        return found
+
+    @cached_property
+    def above(self) -> list[int]:
+        """By task: of all that reaches it, up to what is known."""
+        found = [0] * len(self._graph)
+        arriving: list[list[tuple[int, ...]]] = [[] for _ in self._graph.tasks]
+        for place, root in enumerate(self._graph.roots):
+            arriving[root.task].append((-1, place))
+        for task_id in self._surveyed.sources_first:
+            known = self._known.get(task_id)
+            above = sorted(arriving[task_id])
+            label = self._surveyed.labels[task_id]
+            found[task_id] = self._number(("above", label, *above) if known is None else ("known", known))
+            is_cast = known is None and task_id in self._surveyed.casts
+            for edge, output in zip(self._graph.out_edges[task_id], self._surveyed.outputs[task_id], strict=True):
+                given = [each[:-1] for each in above] if is_cast else [(found[task_id], output)]
+                arriving[edge.next_task] += [(*each, edge.input) for each in given]
+        return found
+
+    @cached_property
+    def is_known(self) -> list[bool]:
+        """By task whether each way down from it ends at what is known."""
+        found = [False] * len(self._graph)
+        for task_id in reversed(self._surveyed.sources_first):
+            edges = self._graph.out_edges[task_id]
+            found[task_id] = task_id in self._known or (bool(edges) and all(found[edge.next_task] for edge in edges))
+        return found
+
+    @cached_property
+    def next_known(self) -> list[frozenset[int]]:
+        """By task what is known of what it leads to at once, or through tasks that lead on to one task each."""
+        found: list[frozenset[int]] = [frozenset()] * len(self._graph)
+        for task_id in reversed(self._surveyed.sources_first):
+            found[task_id] = frozenset(self._steps_down(task_id, found))
+        return found
+
+    def _steps_down(self, task_id: int, found: list[frozenset[int]]) -> Iterator[int]:
+        for edge in self._graph.out_edges[task_id]:
+            if edge.next_task in self._known:
+                yield self._known[edge.next_task]
+            elif len(self._graph.out_edges[edge.next_task]) == 1:
+                yield from found[edge.next_task]
+
+
+def label(task: Task) -> Hashable:
+    """What is looked for in both graphs: the kind of node, whatever device's kernel it is of; of a leaf its shape."""
+    return ("leaf", task.inputs[0].shape) if task.is_leaf else _kind(task.name)
+
+
+@lru_cache(maxsize=4096)
+def _kind(name: str) -> str:
+    return _OF_A_DEVICE.sub("", short_name(name))
+
+
+def _output(task: Task, edge: Edge) -> int:
+    return -1 if _kind(task.name) in COMMUTATIVE else edge.output
+
+
+_MOST_ROUNDS = 16  # each finds what the one before has come near to
+
+
+Values = Mapping[int, Hashable]
+"""By task what is known of the values that it takes and gives."""
+
+
+def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {})) -> dict[int, int]:
+    """For each task of the first graph that the second one has, too, the id of that one.
+
+    Leaves belong together if they are the same tensor, else by the names of their parameters, if they are of one shape,
+    or of equally many dimensions and nothing else is found for them. From there it goes on by what reaches what: tasks
+    are the same if they are of one kind and all that they reach is the same, or all that reaches them; which of two
+    factors or summands comes first does not matter, nor do casts. What such a pair leads to at once must not contradict
+    it. Of several that are alike so, those of equal values belong together, else those that come first in order of
+    creation.
+
+    What is left is a longest common subsequence in order of creation, by kind and forward operation: first within the
+    calls of modules that both have, then of all. What is then left between two of these belongs together if the same
+    forward operations made it, one by one: other kernels have other nodes.
+
+    Time: nearly linear where little differs, or each module call has few tasks; else see `longest_common`.
+    """
+    pairs = _same_tensors(first, second)
+    growth = _Growth(first, second, pairs, values)
+    for alike in (_shape, _dimensions):
+        pairs.update(list(_same_names(first, second, pairs, alike)))
+        growth.grow()
+    both = was_captured(first) and was_captured(second)
+    if both:
+        growth.go_by_order(_call_of)
+        growth.grow()
+    growth.go_by_order(_anywhere, by_operation=both)
+    return pairs
+
+
+def _same_tensors(first: Graph, second: Graph) -> dict[int, int]:
+    tensors = {id(leaf): task_id for task_id, leaf in second.leaves.items()}
+    return {task_id: tensors[id(leaf)] for task_id, leaf in first.leaves.items() if id(leaf) in tensors}
+
+
+def _same_names(
+    first: Graph, second: Graph, pairs: Mapping[int, int], alike: Callable[[Task], Hashable]
+) -> Iterator[tuple[int, int]]:
+    """The leaves that are left, and of equal names and alike: numbered modules may have moved up."""
+    taken = set(pairs.values())
+    names = {task.parameter: task for task in second.tasks if task.is_leaf and task.id not in taken}
+    for task in first.tasks:
+        if task.is_leaf and task.parameter is not None and task.id not in pairs:
+            named = names.get(task.parameter)
+            if named is not None and alike(task) == alike(named):
+                yield task.id, named.id
+
+
+def _shape(task: Task) -> tuple[int, ...] | None:
+    return task.inputs[0].shape
+
+
+def _dimensions(task: Task) -> int | None:
+    return None if task.inputs[0].shape is None else len(task.inputs[0].shape)
+
+
+def _are_named(graph: Graph) -> bool:
+    return any(task.parameter is not None for task in graph.tasks)
+
+
+_Key = Callable[[Signatures, Task], Hashable | None]
+"""What tasks have in common that may be the same; None: nothing that tells."""
+
+_SUREST_FIRST: tuple[_Key, ...] = (
+    lambda signatures, task: (signatures.below[task.id], signatures.above[task.id]),
+    lambda signatures, task: signatures.below[task.id] if signatures.is_known[task.id] else None,
+    lambda signatures, task: (label(task), near) if (near := signatures.next_known[task.id]) else None,
+    lambda signatures, task: signatures.above[task.id],
+)
+_Group = Callable[[Graph, Task], Hashable | None]
+
+
+class _Growth:
+    """Finds pairs from pairs, to which it adds."""
+
+    def __init__(self, first: Graph, second: Graph, pairs: dict[int, int], values: tuple[Values, Values]) -> None:
+        self._graphs = first, second
+        self._surveyed = Surveyed(first), Surveyed(second)
+        self._pairs = pairs
+        self._values = values
+        self._named = _are_named(first) and _are_named(second)
+
+    def grow(self) -> None:
+        """Adds all that follow by what tasks reach and what reaches them, the surest first."""
+        keys = *_SUREST_FIRST, self._below
+        for _ in range(_MOST_ROUNDS):
+            if len(self._pairs) == min(map(len, self._graphs)):
+                return
+            signatures = self._signatures()
+            if not (
+                any(self._matched(signatures, key) for key in keys)
+                or any(self._matched(signatures, key, valued=True) for key in keys)
+                or any(self._matched(signatures, key, alone=False) for key in keys)
+            ):
+                return
+
+    def _signatures(self) -> tuple[Signatures, Signatures]:
+        table: dict[Hashable, int] = {}
+        back = {other: mine for mine, other in self._pairs.items()}
+        known = dict(zip(self._pairs, self._pairs, strict=True))
+        return Signatures(self._surveyed[0], known, table), Signatures(self._surveyed[1], back, table)
+
+    def _below(self, signatures: Signatures, task: Task) -> Hashable | None:
+        """Where both graphs have names, the shape alone of a leaf of another name says nothing."""
+        return None if self._named and task.parameter is not None else signatures.below[task.id]
+
+    def _matched(
+        self, both: tuple[Signatures, Signatures], key: _Key, *, valued: bool = False, alone: bool = True
+    ) -> bool:
+        """Pairs the tasks of equal keys: those that are the only ones, or as many in both, in order of creation."""
+        classes: list[dict[Hashable, list[int]]] = []
+        taken = self._pairs, set(self._pairs.values())
+        for graph, signatures, without, values in zip(self._graphs, both, taken, self._values, strict=True):
+            classes.append({})
+            for task in graph.tasks:
+                if task.id not in without and (found := key(signatures, task)) is not None:
+                    value = values.get(task.id) if valued else None
+                    classes[-1].setdefault((found, value), []).append(task.id)
+        before = len(self._pairs)
+        for found, mine in classes[0].items():
+            other = classes[1].get(found, [])
+            if len(mine) == len(other) and (len(mine) == 1 or not alone):
+                for task_id, twin in zip(mine, other, strict=True):
+                    self._add(both, task_id, twin)
+        return len(self._pairs) > before
+
+    def _add(self, both: tuple[Signatures, Signatures], task_id: int, twin: int) -> None:
+        near = both[0].next_known[task_id], both[1].next_known[twin]
+        if not all(near) or near[0] & near[1]:  # else they lead at once to what is known, and to nothing in common
+            self._pairs[task_id] = twin
+
+    def go_by_order(self, group: _Group, *, by_operation: bool = True) -> None:
+        """Adds pairs of tasks that are left, in order of creation, within groups that both graphs have."""
+        both = self._signatures()
+        taken = self._pairs, set(self._pairs.values())
+        first, second = (_grouped(graph, each, group) for graph, each in zip(self._graphs, taken, strict=True))
+        for name, mine in first.items():
+            for task_id, twin in _in_order(mine, second.get(name, []), by_operation, self._named):
+                self._add(both, task_id, twin)
+
+
+def _call_of(graph: Graph, task: Task) -> Hashable | None:
+    """The module call in which a task's node was made; None outside of any."""
+    if task.call is None:
+        return None
+    call = graph.calls[task.call]
+    return call.path, call.class_name, call.index
+
+
+def _anywhere(graph: Graph, task: Task) -> Hashable | None:
+    return True
+
+
+def _grouped(graph: Graph, without: Collection[int], group: _Group) -> dict[Hashable, list[Task]]:
+    found: dict[Hashable, list[Task]] = {}
+    for task in graph.tasks:
+        if task.id not in without and (name := group(graph, task)) is not None:
+            found.setdefault(name, []).append(task)
+    return found
+
+
+def _in_order(
+    first: Sequence[Task], second: Sequence[Task], by_operation: bool, by_name: bool
+) -> Iterator[tuple[int, int]]:
+    labels = [
+        [
+            (label(task), task.parameter if by_name else None, _operation(task) if by_operation else None)
+            for task in tasks
+        ]
+        for tasks in (first, second)
+    ]
+    places = longest_common(*labels)
+    yield from ((first[mine].id, second[other].id) for mine, other in places)
+    if not by_operation:
+        return
+    before = (-1, -1)
+    for place in [*places, (len(first), len(second))]:
+        mine, other = first[before[0] + 1 : place[0]], second[before[1] + 1 : place[1]]
+        if len(mine) == len(other) and all(map(_same_operation, mine, other)):
+            yield from ((task.id, each.id) for task, each in zip(mine, other, strict=True))
+        before = place
+
+
+def _operation(task: Task) -> str | None:
+    return None if task.operation is None else task.operation.name
+
+
+def _same_operation(first: Task, second: Task) -> bool:
+    return first.operation is not None and _operation(first) == _operation(second) and first.is_leaf == second.is_leaf

@@ -1,0 +1,496 @@
+"""`ts.find_unused`: which parameters get no gradient from a loss, and where the path to each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import UninitializedParameter
+
+from ...inspector.capture.build_graph import read_graph
+from ...inspector.capture.gradient_cuts import Cut, Dataflow, Taken, follow
+from ...inspector.graph.capture_records import Operation
+from ...inspector.graph.graph import Graph, module_name
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.phrases import joined, operation_title
+from ...inspector.graph.source_lines import Source
+from ...inspector.text.progress import telling
+from ...inspector.text.report import ShownAsFindings
+from ...inspector.text.sizes_and_counts import counted, nth
+from ...inspector.torch_private.compiled import keep_compiler_out, uncompiled
+from ...inspector.torch_private.distributed import is_fully_sharded, sharded_parameters
+from ...inspector.validation import a_kind
+from ..api.make_loss import MakeLoss, expect_make_loss, loss_of
+from ..api.restore_state import AsFound
+from ..schedule.ddp_buckets import nothing_reduced
+from .zero_gradients import Arrived, ZeroOrigin, arrived_at
+
+Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
+
+CUTS = {
+    Cut.FROZEN: "{operation} took it while its requires_grad was False",
+    Cut.DETACH: "{operation} takes what comes of it out of the graph",
+    Cut.DATA: "{operation} leaves the graph behind",
+    Cut.PYTHON: "{operation} makes Python's numbers of what comes of it, and no gradient comes back from those",
+    Cut.COPY: "{operation} copies its numbers alone",
+    Cut.INTEGER: "{operation} gives whole numbers or truth values, which have no gradient",
+    Cut.INFERENCE: "{operation} runs under torch.inference_mode()",
+    Cut.NO_GRAD: "{operation} runs under torch.no_grad(){off}",
+    Cut.ALIAS: "{writer} writes outside of the graph, through .data or a detached tensor, and {operation} reads that",
+    Cut.FUNCTION: "{operation} marks its result as not differentiable",
+    Cut.OTHER: "{operation} passes no gradient on to it",
+}
+"""What is said of each way in which a path is cut."""
+
+_SHOWN = {
+    "torch.Tensor.data.__get__": ".data",
+    "torch.Tensor.data.__set__": ".data =",
+    "torch.Tensor.__setitem__": "tensor[...] =",
+    "torch.Tensor.__bool__": "bool()",
+    "torch.Tensor.__float__": "float()",
+    "torch.Tensor.__int__": "int()",
+    "torch.Tensor.__index__": "int()",
+    "torch.Tensor.__array__": "numpy.asarray()",
+}
+_NAMES = 3  # of parameters with the same story, in a row
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedParameter:
+    """A parameter that gets no gradient, or none but zeros.
+
+    Attributes:
+        name: in the model. `also`: its other names, where it is shared.
+        shape: None of a nested tensor, and of a lazy module's that has not run.
+        why: "never used": no operation took it; "not seen": none that could be seen. "path cut": what came of it is in
+            the loss, or went to Python, and between them is what no gradient comes back through. "led nowhere": the
+            loss does not have what came of it. "no gradient", "zero gradient": it is in the graph, and this is what a
+            backward brings.
+        story: the rest, in a sentence.
+        cut: how the path is cut.
+        operation, module, source: where; of what led nowhere, its last operation. None where there is none, or where
+            that is not known.
+        task: the id of the task where the zeros begin, if it is in the graph.
+        origins: the tasks where a missing or zero gradient begins, if it is in the graph.
+        calls: how many times its module ran, if it was never used.
+    """
+
+    name: str
+    also: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    why: Why
+    story: str
+    cut: Cut | None = None
+    operation: str | None = None
+    module: str | None = None
+    source: Source | None = None
+    task: int | None = None
+    origins: tuple[ZeroOrigin, ...] = ()
+    calls: int | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnusedReport(ShownAsFindings):
+    """The parameters that get no gradient from a loss, with reasons. In a notebook the table shows itself.
+
+    True if there are any: `assert not ts.find_unused(make_loss, model)`.
+
+    Attributes:
+        parameters: those without a gradient, in the model's order.
+        count: how many of the model's parameters require gradients; shared ones count once.
+        frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
+        graph: the loss's graph without its nodes; None where it has none.
+        is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
+        unread: per parameter whose gradient cannot be read, and so may be zero, the reason.
+    """
+
+    parameters: tuple[UnusedParameter, ...]
+    count: int
+    frozen: tuple[str, ...]
+    graph: Graph | None
+    is_sharded: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def __iter__(self) -> Iterator[UnusedParameter]:
+        return iter(self.parameters)
+
+    def __getitem__(self, name: str) -> UnusedParameter:
+        """That of a name.
+
+        Raises:
+            KeyError: this parameter gets a gradient, or the model has none of this name.
+        """
+        for parameter in self.parameters:
+            if name == parameter.name or name in parameter.also:
+                return parameter
+        raise KeyError(f"{name!r} is not among the parameters without a gradient")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of those without, in the model's order."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        if not self.count:
+            yield "The model has no parameter that requires a gradient."
+        elif not self.parameters:
+            yield (
+                f"All {self.count:,} parameters get a gradient." if self.count > 1 else "The parameter gets a gradient."
+            )
+        elif self._none_takes_part():
+            yield (
+                f"No parameter of this model takes part in the loss, none of its {self.count:,}: is it the right "
+                "model, the one that make_loss calls?"
+            )
+        else:
+            gets = "gets" if len(self) == 1 else "get"
+            yield f"{len(self):,} of {counted(self.count, 'parameter')} {gets} no gradient, or one of zeros."
+        if self.unread:
+            it = "it" if len(self.unread) == 1 else "they"
+            yield (
+                f"The {'gradient' if len(self.unread) == 1 else 'gradients'} of {joined(list(self.unread))} cannot be "
+                f"read, so {it} may be zero ({'; '.join(dict.fromkeys(self.unread.values()))})."
+            )
+        if self.frozen:
+            yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
+        if self._none_takes_part():
+            return
+        if self.parameters and self.graph is None:
+            yield "The loss has no graph at all: a backward from it raises."
+        elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
+            if len(unreached) == self.count:
+                yield "All of them are outside of the graph: a backward from this loss trains nothing of the model."
+                return
+            which = "the one" if len(unreached) == 1 else f"the {len(unreached):,}"
+            if self.is_sharded:
+                yield (
+                    f"With {which} outside of the graph, fully_shard reduces the others alone: all ranks have to leave "
+                    "out the same ones, or model.set_reduce_scatter_unused_params(True) lets each take part with zeros."
+                )
+                return
+            yield (
+                f"With {which} outside of the graph, DistributedDataParallel needs find_unused_parameters=True: "
+                "without, its next forward raises."
+            )
+
+    def _none_takes_part(self) -> bool:
+        everything = self.graph is not None and len(self) == self.count
+        return everything and all(each.why == "never used" for each in self.parameters)
+
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first. Parameters with the same story share a row."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        for each in self.parameters:
+            rows.setdefault((each.why, each.story), []).append(" = ".join((each.name, *each.also)))
+        return [
+            ["parameter", "why", "what happened"],
+            *([joined(names, _NAMES), why, story] for (why, story), names in rows.items()),
+        ]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per parameter, for `pandas.DataFrame(report.records())`."""
+        return [
+            {
+                "parameter": each.name,
+                "also": ", ".join(each.also),
+                "shape": each.shape,
+                "why": each.why,
+                "story": each.story,
+                "cut": each.cut and each.cut.value,
+                "operation": each.operation,
+                "module": each.module,
+                "source": each.source and each.source.short,
+                "task": each.task,
+            }
+            for each in self.parameters
+        ]
+
+    __repr__ = ShownAsFindings.__str__
+
+
+def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
+    """Finds the parameters that get no gradient from a loss, and for each the place where the path to it ends.
+
+    Follows all that depends on a parameter through a forward, also where gradients don't: past a detach, an argmax,
+    no_grad. Then it runs a backward of that loss, and looks at what comes to the parameters that are in its graph.
+
+    No .grad changes; random numbers, and the tensors that the program writes (the running statistics of a BatchNorm),
+    are put back: see `AsFound`. In the backward hooks of tensors run, those that wait for .grad do not; with
+    a reentrant checkpoint in the graph they do. DistributedDataParallel reduces nothing, and its next forward does not
+    miss this backward; each rank can do this by itself.
+
+    Args:
+        make_loss: runs the forward and returns the loss, one element.
+        model: whose parameters are meant.
+
+    Known limitations: what a custom Function or a scripted module does inside is not looked into, and what is compiled
+    runs as it was written meanwhile.
+    Numbers that went to Python can't be followed: that they are in the loss is not known, and so not said.
+
+    Raises:
+        TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
+        ValueError: the loss has more than one element.
+    """
+    expect_make_loss(make_loss, "ts.find_unused")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the module whose parameters are meant, not {a_kind(model)}")
+    gathered = _gathered(model)
+    names: dict[Tensor, list[str]] = {}
+    for name, each in model.named_parameters(remove_duplicate=False):
+        names.setdefault(gathered.get(id(each), each), []).append(name)
+    with (
+        telling(None, "looking for gradients") as tell,
+        AsFound(make_loss, "ts.find_unused") as world,
+        nothing_reduced(),
+    ):
+        tell("a forward that shows what is written")
+        world.watch(backward=False)
+        tell("a forward that is followed, and its backward")
+        with world.run(), uncompiled():  # all of it: a checkpoint has to repeat what its forward ran
+            with follow(model, names) as flow:
+                loss = loss_of(world.make_loss())
+                ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
+            drawn = read_graph(loss, {of[0]: each for each, of in names.items()}) if loss.requires_grad else None
+            wanted = [parameter for parameter in flow.parameters if parameter.requires_grad]
+            with world.watched():
+                arrived = [Arrived(None)] * len(wanted) if drawn is None else arrived_at(loss, drawn, wanted)
+    inside = set() if drawn is None else set(map(id, drawn.leaves.values()))
+    without = {id(each): come for each, come in zip(wanted, arrived, strict=True) if not come.state}
+    paths = _Paths(flow, ends, [id(each) in without and id(each) not in inside for each in flow.parameters])
+    modules = _Modules(model, flow)
+    found = []
+    for number, parameter in enumerate(flow.parameters):
+        name, *also = names[parameter]
+        if (come := without.get(id(parameter))) is None:
+            continue
+        shapeless = isinstance(parameter, UninitializedParameter) or parameter.is_nested
+        told = (name, tuple(also), None if shapeless else tuple(parameter.shape))
+        if drawn is not None and id(parameter) in inside:
+            found.append(_of_graph(told, drawn, come))
+        else:
+            found.append(paths.story(number, told) or modules.never_used(told))
+    frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
+    return UnusedReport(
+        tuple(found),
+        len(wanted),
+        frozen,
+        drawn and replace(drawn, nodes=()),
+        any(map(is_fully_sharded, model.modules())),
+        {names[each][0]: come.unread for each, come in zip(wanted, arrived, strict=True) if come.unread},
+    )
+
+
+keep_compiler_out(find_unused)
+
+
+def _gathered(model: nn.Module) -> dict[int, Tensor]:
+    """By the `id` of each shard of `fully_shard` (FSDP2) in the model the leaf that the graph has.
+
+    Raises:
+        NotImplementedError: there has been no forward yet, which makes them.
+    """
+    own = set(map(id, model.parameters()))
+    found = {id(each.shard): each.gathered for each in sharded_parameters() if id(each.shard) in own}
+    if None in found.values():
+        raise NotImplementedError(
+            "fully_shard makes the parameters that a graph has in the model's first forward; run one before "
+            "ts.find_unused"
+        )
+    return {shard: leaf for shard, leaf in found.items() if leaf is not None}
+
+
+_Told = tuple[str, tuple[str, ...], tuple[int, ...] | None]
+"""Name, other names and shape of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CutAt:
+    """A step at which the path of some parameters (bits) is cut."""
+
+    parameters: int
+    number: int
+    taken: int  # the step whose result it took
+    how: Cut
+
+
+class _Paths:
+    """Where the paths of parameters end that are not in the graph."""
+
+    def __init__(self, flow: Dataflow, ends: Sequence[int], asked: Sequence[bool]) -> None:
+        self._steps = flow.steps
+        self._cuts: list[_CutAt] = []
+        self._ends: list[tuple[int, int]] = []  # parameters, as bits, and the last step that has come of them
+        self._follow(asked)
+        self._in_loss = set(ends)
+        self._python: dict[int, int] = {}  # by step, the one at which what came of it goes to Python
+        for number in range(len(flow.steps) - 1, -1, -1):
+            if flow.steps[number].to_python:
+                self._python[number] = number
+            for taken, _ in flow.steps[number].takes:
+                if number in self._in_loss:
+                    self._in_loss.add(taken)
+                if number in self._python:
+                    self._python[taken] = self._python[number]
+
+    def _follow(self, asked: Sequence[bool]) -> None:
+        # Bits by step: the parameters, of those asked for, to which gradients could come back from its result. Each is
+        # let go after the last step that takes it: with many parameters it is long.
+        carried: dict[int, int] = {}
+        last = {taken: number for number, step in enumerate(self._steps) for taken, _ in step.takes}
+        goes_on = set(range(len(asked)))
+        for number, step in enumerate(self._steps):
+            for taken, cut in step.takes:
+                bits = asked[taken] << taken if taken < len(asked) else carried.get(taken, 0)
+                if not bits:
+                    continue
+                if cut is None:
+                    carried[number] = carried.get(number, 0) | bits
+                    goes_on.add(taken)
+                else:
+                    self._cuts.append(_CutAt(bits, number, taken, cut))
+            for done in {taken for taken, _ in step.takes if last[taken] == number} | ({number} - last.keys()):
+                bits = carried.pop(done, 0)
+                if bits and done not in goes_on:
+                    self._ends.append((bits, done))
+
+    def story(self, parameter: int, told: _Told) -> UnusedParameter | None:
+        """Where the path of a parameter ends; None if no operation took it."""
+        bit = 1 << parameter
+        cuts = [cut for cut in self._cuts if cut.parameters & bit]
+        in_loss = [cut for cut in cuts if cut.number in self._in_loss]
+        to_python = [cut for cut in cuts if cut.number in self._python]
+        if in_loss or to_python:
+            return self._cut(told, in_loss or to_python)
+        ends = [number for bits, number in self._ends if bits & bit]
+        if not ends:
+            return self._cut(told, cuts) if cuts else None
+        last = self._steps[max(ends)]
+        number, count = last.result
+        which = f"{nth(number + 1)} of the {count} results of" if count > 1 else "result of"
+        story = f"the {which} {_of(last.operation)} is not in the loss"
+        return UnusedParameter(*told, "led nowhere", story, None, *_where(last.operation))
+
+    def _cut(self, told: _Told, cuts: Sequence[_CutAt]) -> UnusedParameter:
+        cut = cuts[0]
+        step, writer = self._steps[cut.number], self._steps[cut.taken]
+        off = f", entered at {step.off.source.short}" if step.off is not None and step.off.source else ""
+        story = CUTS[cut.how].format(operation=_of(step.operation), writer=_of(writer.operation), off=off)
+        python = self._python.get(cut.number)
+        if cut.number in self._in_loss:
+            pass
+        elif python is None:
+            story += "; what came of it is not in the loss either"
+        elif python != cut.number:
+            story += f"; then {_of(self._steps[python].operation)} gives its numbers to Python"
+        others = len({each.number for each in cuts}) - 1
+        story += f"; and so at {counted(others, 'more place')}" if others else ""
+        culprit = writer if cut.how is Cut.ALIAS else step
+        return UnusedParameter(*told, "path cut", story, cut.how, *_where(culprit.operation))
+
+
+class _Modules:
+    """What became of the modules whose parameters no operation took."""
+
+    def __init__(self, model: nn.Module, flow: Dataflow) -> None:
+        self._flow = flow
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        # The paths of those that were called, and of all around them.
+        self._reached = {
+            path[:end]
+            for path, module in self._modules.items()
+            if flow.calls[module]
+            for end in (*(place for place, letter in enumerate(path) if letter == "."), len(path))
+        }
+
+    def never_used(self, told: _Told) -> UnusedParameter:
+        """Says whether the parameter's module was called, else which is the outermost one around it that was not."""
+        path = told[0].rpartition(".")[0]
+        while path and _is_container(self._modules[path]):
+            path = path.rpartition(".")[0]
+        module, unseen = self._modules[path], self._flow.unseen
+        if isinstance(module, torch.jit.ScriptModule) or module in unseen:
+            inside = "a custom Function or a reentrant checkpoint" if module in unseen else "torch.jit"
+            story = f"{_title(path, module)} ran inside of {inside}, where operations are not seen"
+            return UnusedParameter(*told, "not seen", story, module=path)
+        if calls := self._flow.calls[module]:
+            times = "once" if calls == 1 else f"{calls:,} times"
+            story = f"{_title(path, module)} was called {times}, and no operation took it"
+            return UnusedParameter(*told, "never used", story, module=path, calls=calls)
+        while path:
+            around = path.rpartition(".")[0]
+            if not around or around in self._reached:
+                break
+            path = around
+        story = f"{_title(path, self._modules[path])} was never called"
+        return UnusedParameter(*told, "never used", story, module=path, calls=0)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether it is one that can't be called: nn.ModuleList, nn.ParameterDict, ..."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
+
+
+def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
+    why: Why = "no gradient" if arrived.state is None else "zero gradient"
+    stories = [_origin(drawn, origin) for origin in arrived.origins]
+    task = drawn.tasks[arrived.origins[0].task]
+    name = None if task.operation is None else task.operation.name
+    return UnusedParameter(
+        *told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id, arrived.origins
+    )
+
+
+def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
+    task = drawn.tasks[origin.task]
+    where = drawn.describe(task)
+    if origin.how == "sum" and origin.gradients > 1:
+        which = f"the {origin.gradients:,} gradients that come to {where}"
+        return f"{which} cancel each other, or a hook zeroed their sum"
+    if origin.how == "sum" and not origin.gradients:
+        return "a hook zeroed the loss's gradient"
+    if origin.how == "sum":
+        return f"a hook zeroed the gradient that {where} takes"
+    if origin.undefined:
+        what = "the backward of " if task.kind is Kind.FUNCTION else ""
+        return f"{what}{where} returns None for it"
+    if origin.empty is not None:
+        return f"{where} returns an empty gradient of shape {origin.empty}: its input in the forward had no elements"
+    return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
+
+
+def _of(operation: Operation | None) -> str:
+    """`.detach()` in encoder at model.py:12."""
+    if operation is None:
+        return "something that no capture sees"
+    _, module, source = _where(operation)
+    call = operation.call
+    shown = _SHOWN.get(operation.name)
+    if shown is None:
+        title = operation_title(operation.name)
+        shown = f".{title}()" if operation.name.startswith("torch.Tensor.") and not title.startswith("__") else title
+    inside = "" if call is None else f" in {module_name(module or '') or call.module_class.__name__}"
+    return f"{shown}{inside}{f' at {source.short}' if source else ''}"
+
+
+def _where(operation: Operation | None) -> tuple[str | None, str | None, Source | None]:
+    """An operation's name, its module's path and its line."""
+    if operation is None:
+        return None, None, None
+    return operation.name, None if operation.call is None else operation.call.full_path, operation.source
+
+
+def _title(path: str, module: nn.Module) -> str:
+    return f"{module_name(path)} ({type(module).__name__})" if path else type(module).__name__

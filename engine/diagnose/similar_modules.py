@@ -1,0 +1,158 @@
+"""Modules of one class that were called side by side, among all that a forward called."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.matrix_products import products_of
+from ...inspector.graph.phrases import folded, joined, pattern
+from ...inspector.torch_private.call_watchers import watching_modules
+from ...inspector.torch_private.sequence_numbers import sequence_nr
+from ...inspector.torch_private.thread_state import functorch_is_active
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of a module in the first forward. `index` counts the calls of the same module."""
+
+    module: nn.Module
+    index: int
+    parent: _Call | None
+    start: int
+    end: int = -1
+
+    @property
+    def root(self) -> _Call:
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Modules of one class that were called side by side, and the same in other places."""
+
+    calls: tuple[_Call, ...]
+    paths: tuple[str, ...]
+    root: nn.Module | None
+    more: tuple[str, ...]
+
+
+class CallLog:
+    """The module calls of a forward, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notes the calls that this thread makes meanwhile. No tensor is kept."""
+        thread, counts = get_ident(), Counter[nn.Module]()
+        running: list[_Call] = []
+
+        def entered(module: nn.Module, arguments: object) -> None:
+            if is_dynamo_compiling() or get_ident() != thread or functorch_is_active():
+                return
+            call = _Call(module, counts[module], running[-1] if running else None, sequence_nr())
+            counts[module] += 1
+            running.append(call)
+            self.calls.append(call)
+
+        def left(module: nn.Module, arguments: object, result: object) -> None:
+            if is_dynamo_compiling() or get_ident() != thread or functorch_is_active():
+                return
+            while running:
+                call = running.pop()
+                call.end = sequence_nr()
+                if call.module is module:
+                    return
+
+        with watching_modules(entered, left):
+            yield
+
+
+def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator[Family]:
+    """Those which may be ensembles, the outer ones first. Of such as differ in their place alone the first is taken."""
+    multiplying = sorted(drawn.tasks[task].sequence_nr for task in products_of(drawn))
+    below = _Paths(model)
+    siblings: dict[Hashable, list[_Call]] = {}
+    for call in log.calls:
+        first = bisect_left(multiplying, call.start)
+        if first == len(multiplying) or multiplying[first] >= call.end:
+            continue
+        if call.parent is None or not isinstance(call.parent.module, nn.Sequential):  # a chain
+            container = below.of(call).rpartition(".")[0] if below.has(call) else None
+            siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
+    alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}
+    for calls in siblings.values():
+        if len({call.module for call in calls}) > 1:
+            paths = tuple(map(below.of, calls)) if all(map(below.has, calls)) else ()
+            key = tuple(map(pattern, paths)) or calls[0], tuple(structure(call.module) for call in calls)
+            alike.setdefault(key, []).append((calls, paths))
+    for (calls, paths), *others in alike.values():
+        root = None if not paths else below.root(calls[0])
+        more = tuple(dict.fromkeys(folded_paths(each) for _, each in others if each != paths))
+        yield Family(tuple(calls), paths, root, more)
+
+
+def folded_paths(paths: Iterable[str]) -> str:
+    """`blocks.3.*`; of paths of unlike form a list."""
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        alike.setdefault(pattern(path), []).append(path)
+    return joined([folded(each) for each in alike.values()])
+
+
+class _Paths:
+    """The names of modules, below the model or below the outermost module that was called."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model = model
+        self._known: dict[nn.Module, dict[nn.Module, str]] = {}
+
+    def root(self, call: _Call) -> nn.Module:
+        return self._model if self._model is not None else call.root.module
+
+    def _paths(self, call: _Call) -> dict[nn.Module, str]:
+        root = self.root(call)
+        if root not in self._known:
+            self._known[root] = {module: name for name, module in root.named_modules()}
+        return self._known[root]
+
+    def has(self, call: _Call) -> bool:
+        return bool(self._paths(call).get(call.module))
+
+    def of(self, call: _Call) -> str:
+        return self._paths(call)[call.module]
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """Its class, or that from before it was parametrized: then each module has a class of its own."""
+    kind: type[nn.Module] = type_before_parametrizations(module)
+    return kind
+
+
+def structure(module: nn.Module) -> Hashable:
+    """Equal for modules of which one can stand for the other, with the other's parameters and buffers."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return (
+        tuple((name, _class_of(each), each.training) for name, each in module.named_modules()),
+        tuple((name, each.shape, each.dtype, each.device, each.requires_grad) for name, each in tensors),
+    )
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; quoted where that is no name."""
+    name = _class_of(module).__name__
+    return name if name.isidentifier() else repr(name)

@@ -1,0 +1,439 @@
+"""Finds leaves with no gradient or zeros only, the tasks where that begins, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_private.distributed import is_partly_here
+from ...inspector.torch_private.engine import torch_backward
+from ...inspector.torch_private.hooks import register_post_hook
+from ...inspector.torch_private.saved_variables import saved_numbers, saved_slots
+from ...inspector.torch_private.tensors import computable, computes_itself, elements_of
+from ...inspector.torch_private.thread_state import unobserved
+from ..api.make_loss import own_gradients
+
+_Kept = Mapping[str, Tensor | float]
+"""A node's saved values, by name."""
+
+
+Cause = Literal["dead", "outside", "masked", "zero factor", "flat", "overwritten", "padding_idx", "ignore_index"]
+"""Names a reason why a task returns zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroReason:
+    """A reason why all of an output may be zero.
+
+    Attributes:
+        cause: its name.
+        everywhere: the sentence where no element passes the gradient on.
+        where: the sentence where no element with a non-zero gradient passes it on; None: the gradient and the saved
+            tensor do not have the same elements, as in a product of matrices.
+        stops: from the node's saved values the mask of elements that pass nothing on; None: no element ever does.
+    """
+
+    cause: Cause
+    everywhere: str
+    where: str | None = None
+    stops: Callable[[_Kept], Tensor | bool] | None = None
+
+
+def reason_of(name: str, output: int) -> ZeroReason | None:
+    """Return the possible reason for an output of a node, by its short name."""
+    return _REASONS.get((name, output))
+
+
+def passing(reason: ZeroReason, node: Node, gradient: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return two masks: the elements that pass a gradient on, and those of them with a non-zero gradient here.
+
+    None if that is not known, as for a tensor that a checkpoint packed.
+    """
+    assert reason.stops is not None
+    with unobserved():
+        kept: dict[str, Tensor | float] = {**saved_numbers(node)}
+        for slot in saved_slots(node):
+            kept[slot.name] = slot.tensor
+        if not all(map(_is_plain, (gradient, *(each for each in kept.values() if isinstance(each, Tensor))))):
+            return None
+        try:
+            stops = reason.stops(kept)
+        except KeyError:
+            return None
+        if not isinstance(stops, Tensor):
+            return None
+        through = ~stops
+        return through, through if reason.where is None else through & (gradient != 0)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it can be looked at element by element."""
+    if computes_itself(tensor) or tensor.is_quantized or tensor.is_nested:
+        return False
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _not_positive(kept: _Kept) -> Tensor | bool:
+    return kept["result"] <= 0
+
+
+def _clamped(kept: _Kept) -> Tensor | bool:
+    below, above = kept.get("min"), kept.get("max")
+    outside: Tensor | bool = False
+    if below is not None:
+        outside = outside | (kept["self"] < below)
+    return outside if above is None else outside | (kept["self"] > above)
+
+
+def _beyond(kept: _Kept) -> Tensor | bool:
+    return (kept["self"] <= kept["min_val"]) | (kept["self"] >= kept["max_val"])
+
+
+def _beyond_three(kept: _Kept) -> Tensor | bool:  # Hardsigmoid's slope ends there
+    return (kept["self"] <= -3) | (kept["self"] >= 3)
+
+
+def _below_threshold(kept: _Kept) -> Tensor | bool:
+    return kept["self"] <= kept["threshold"]
+
+
+def _set(slot: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] != 0
+
+
+def _unset(slot: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] == 0
+
+
+def _equal(slot: str, number: str) -> Callable[[_Kept], Tensor | bool]:
+    return lambda kept: kept[slot] == kept[number]
+
+
+def _elements(cause: Cause, what: str, more: str = "") -> tuple[Cause, str, str]:
+    return cause, f"every element {what}{more}", f"every element with a non-zero gradient {what}"
+
+
+_DEAD = _elements("dead", "was zero or below", " (a dead ReLU)")
+_OUTSIDE = _elements("outside", "was outside the range in which it passes gradients")
+_MASKED = _elements("masked", "was masked")
+_FACTOR = "the other factor is all zero"
+_FACTOR_THERE = "the other factor is zero wherever the gradient is not"
+_FLAT = ZeroReason("flat", "its derivative is zero everywhere")
+_OVERWRITTEN = ZeroReason("overwritten", "the value was overwritten")
+_PADDING = ZeroReason("padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx"))
+_IGNORED = ZeroReason("ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index"))
+
+_REASONS = {
+    ("Relu", 0): ZeroReason(*_DEAD, _not_positive),
+    **{(name, 0): ZeroReason(*_OUTSIDE, _clamped) for name in ("Clamp", "ClampMin", "ClampMax")},
+    ("Hardtanh", 0): ZeroReason(*_OUTSIDE, _beyond),
+    ("Hardsigmoid", 0): ZeroReason(*_OUTSIDE, _beyond_three),
+    ("Threshold", 0): ZeroReason(*_OUTSIDE, _below_threshold),
+    ("MaskedFill", 0): ZeroReason(*_MASKED, _set("mask")),
+    ("MaskedScatter", 0): ZeroReason(*_MASKED, _set("mask")),
+    ("Where", 0): ZeroReason(*_MASKED, _unset("condition")),
+    ("Where", 1): ZeroReason(*_MASKED, _set("condition")),
+    ("NativeDropout", 0): ZeroReason(*_MASKED, _unset("result1")),
+    ("Mul", 0): ZeroReason("zero factor", _FACTOR, _FACTOR_THERE, _unset("other")),
+    ("Mul", 1): ZeroReason("zero factor", _FACTOR, _FACTOR_THERE, _unset("self")),
+    **{
+        (name, output): ZeroReason("zero factor", _FACTOR, None, _unset(slot))
+        for name, factors in {
+            "Mm": {0: "mat2", 1: "self"},
+            "Bmm": {0: "mat2", 1: "self"},
+            "Addmm": {1: "mat2", 2: "mat1"},
+            "Baddbmm": {1: "batch2", 2: "batch1"},
+            "Mv": {0: "vec", 1: "self"},
+            "Addmv": {1: "vec", 2: "mat"},
+            "Dot": {0: "tensor", 1: "self"},
+            "Convolution": {0: "weight", 1: "input"},
+        }.items()
+        for output, slot in factors.items()
+    },
+    ("Embedding", 0): ZeroReason(
+        "padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx")
+    ),
+    ("NllLoss", 0): ZeroReason(
+        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
+    ),
+    ("NllLoss2D", 0): ZeroReason(
+        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
+    ),
+    **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
+    **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
+}
+"""Maps (short name of a node, number of its output) to the reason why that output may be zero.
+
+A bias has no entry: its gradient is a sum, and nothing is multiplied with it.
+"""
+
+
+State = bool | None
+"""The state of a gradient: None if it is undefined, else whether any element is, or may be, non-zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroOrigin:
+    """A task at which a missing or all-zero gradient begins.
+
+    Attributes:
+        task: the task.
+        how: "task": it takes a non-zero gradient and returns none or zeros; "sum": its inputs are non-zero one by one,
+            and their sum is zero, or a hook made it so.
+        undefined: whether there is no gradient at all.
+        gradients: how many gradients the task takes; 0: it is the loss's, where the backward starts.
+        reason: why the task returns zeros, if its kind and its saved tensors tell.
+        empty: the shape of the task's output, if that has no elements.
+        cause: the reason's name.
+        in_part: whether the reason holds only for the elements with a non-zero gradient.
+    """
+
+    task: int
+    how: Literal["task", "sum"]
+    undefined: bool
+    gradients: int
+    reason: str | None = None
+    empty: tuple[int, ...] | None = None
+    cause: Cause | None = None
+    in_part: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A leaf's gradient, as the backward gave it.
+
+    Attributes:
+        state: whether there is a gradient, and whether any element is non-zero.
+        origins: the tasks at which a missing or zero gradient begins.
+        unread: the reason why the elements cannot be read; "" if they can.
+    """
+
+    state: State
+    origins: tuple[ZeroOrigin, ...] = ()
+    unread: str = ""
+
+
+def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arrived]:
+    """Run the backward of a loss, which frees its graph, and return each leaf's gradient state. No .grad changes.
+
+    Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
+    a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
+    """
+    counts = _Counts()
+    watch = _Watch(graph, counts)
+    tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
+    try:
+        watch.open()
+        if any(task.kind is Kind.CHECKPOINT for task in graph.tasks):
+            written = list({id(leaf): leaf for leaf in (*leaves, *graph.leaves.values())}.values())
+            with own_gradients(written, zeroed=True):
+                torch_backward(loss)
+                found = [(counts.state(leaf.grad), _unread(leaf.grad)) for leaf in leaves]
+        else:
+            found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
+    finally:
+        watch.close()
+    counts.read()
+    watch.read()
+    arrived = []
+    for leaf, (read, unread) in zip(leaves, found, strict=True):
+        state = read()
+        task_id = tasks.get(id(leaf))
+        origins = () if state or task_id is None else watch.origins(task_id)
+        arrived.append(Arrived(state, origins, unread))
+    return arrived
+
+
+def _looked_at(
+    loss: Tensor, inside: Sequence[Tensor], leaves: Sequence[Tensor], counts: _Counts
+) -> list[tuple[Callable[[], State], str]]:
+    """Return the state of each leaf's gradient, and the reason why it can't be read; `inside`: the graph's leaves.
+
+    Other leaves may get gradients too: a custom Function (of reversible layers, say) can run a backward of its own.
+    """
+    with own_gradients(leaves, zeroed=True):
+        gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()
+        given = dict(zip(map(id, inside), gradients, strict=True))
+        found = [(given.get(id(leaf)), leaf.grad) for leaf in leaves]
+        return [(partial(_either, *map(counts.state, each)), _unread(*each)) for each in found]
+
+
+def _unread(*gradients: Tensor | None) -> str:
+    with unobserved():
+        reasons = [is_unknown(each) for each in gradients if each is not None]
+    return next(filter(None, reasons), "")
+
+
+def _either(one: Callable[[], State], other: Callable[[], State]) -> State:
+    return max((state for state in (one(), other()) if state is not None), default=None)
+
+
+class _Counts:
+    """Counts non-zero elements on the gradients' devices. The counts are read after the run, all of a device at once:
+    no task waits for an accelerator."""
+
+    def __init__(self) -> None:
+        self._counts: dict[torch.device, list[Tensor]] = {}
+        self._numbers: dict[torch.device, list[int]] = {}
+
+    def of(self, values: Tensor) -> Callable[[], int]:
+        """Count now; call the result after `read`."""
+        counts = self._counts.setdefault(values.device, [])
+        counts.append(values.count_nonzero())
+        return partial(self._number, values.device, len(counts) - 1)
+
+    def state(self, gradient: Tensor | None) -> Callable[[], State]:
+        """Look at a gradient now; call the result after `read`."""
+        if gradient is None:
+            return _nothing
+        with unobserved():
+            if is_unknown(gradient):
+                return _something
+            numbers = [self.of(computable(part)) for part in elements_of(gradient).parts]
+            return lambda: any(number() > 0 for number in numbers)
+
+    def read(self) -> None:
+        with unobserved():
+            for device, counts in self._counts.items():
+                self._numbers[device] = torch.stack(counts).tolist()
+
+    def _number(self, device: torch.device, place: int) -> int:
+        return self._numbers[device][place]
+
+
+class _Watch:
+    """Hooks on all nodes that note undefined and zero gradients, and possible causes of zeros."""
+
+    def __init__(self, graph: Graph, counts: _Counts) -> None:
+        self._graph = graph
+        self._counts = counts
+        self._notes: list[tuple[dict[int, list[State]], int, list[Callable[[], State]]]] = []
+        self._taken: dict[int, list[State]] = {}
+        self._given: dict[int, list[State]] = {}
+        self._passes: dict[tuple[int, int], tuple[Callable[[], int], Callable[[], int]]] = {}
+        self._empty: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._origins: dict[int, tuple[ZeroOrigin, ...]] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def open(self) -> None:
+        for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True):
+            if not task.is_leaf:
+                self._handles.append(register_post_hook(node, partial(self._ran, task.id, task.short_name, node)))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()  # they have the nodes
+
+    def _ran(
+        self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
+    ) -> None:
+        self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
+        self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        for output, each in enumerate(given):
+            if each is not None and not each.is_nested and not each.numel():
+                self._empty[task_id, output] = tuple(each.shape)
+        gradient, *others = taken or (None,)
+        if gradient is None or any(each is not None for each in others):
+            return
+        for output, each in enumerate(given):
+            reason = None if each is None else reason_of(name, output)
+            if reason is None or reason.stops is None:
+                continue
+            masks = passing(reason, node, gradient)  # now: the engine frees what the node saved right after
+            if masks is not None:
+                with unobserved():
+                    self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
+
+    def read(self) -> None:
+        """Read the notes, once for all leaves."""
+        for states, task_id, noted in self._notes:
+            states[task_id] = [read() for read in noted]
+        self._notes.clear()
+
+    def origins(self, leaf: int) -> tuple[ZeroOrigin, ...]:
+        """Return the last tasks above a leaf that still took a non-zero gradient, the nearest first."""
+        todo = [leaf]
+        while todo:
+            task_id = todo[-1]
+            above = [] if task_id in self._origins else self._above(task_id)
+            if above:
+                todo += above
+                continue
+            todo.pop()
+            if task_id not in self._origins:
+                self._origins[task_id] = self._origins_of(task_id)
+        return self._origins[leaf]
+
+    def _above(self, task_id: int) -> list[int]:
+        """Return the tasks whose origins this task shares and which are not known yet."""
+        edges = self._graph.in_edges[task_id]
+        if any(self._gives(edge.task, edge.output) for edge in edges):
+            return []
+        return [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
+
+    def _origins_of(self, task_id: int) -> tuple[ZeroOrigin, ...]:
+        """Return a task's origins; those of the tasks above are known."""
+        edges = self._graph.in_edges[task_id]
+        if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
+            return (ZeroOrigin(task_id, "sum", False, len(edges)),)
+        here: dict[ZeroOrigin, None] = {}
+        above: dict[
+            int, tuple[ZeroOrigin, ...]
+        ] = {}  # by id: along a chain they are all the same, which keeps this linear
+        for edge in edges:
+            if self._takes(edge.task):
+                undefined = self._gives(edge.task, edge.output) is None
+                reason, cause, in_part = (None, None, False) if undefined else self._reason(edge.task, edge.output)
+                empty = self._empty.get((edge.task, edge.output))
+                gradients = len(self._taken[edge.task])
+                here[ZeroOrigin(edge.task, "task", undefined, gradients, reason, empty, cause, in_part)] = None
+            else:
+                found = self._origins[edge.task]
+                above[id(found)] = found
+        if not here and len(above) == 1:
+            return next(iter(above.values()))
+        return tuple(dict.fromkeys([*here, *chain.from_iterable(above.values())]))
+
+    def _gives(self, task_id: int, output: int) -> State:
+        return self._given[task_id][output] if task_id in self._given else None
+
+    def _takes(self, task_id: int) -> bool:
+        return any(self._taken.get(task_id, ()))
+
+    def _reason(self, task_id: int, output: int) -> tuple[str | None, Cause | None, bool]:
+        """Return the reason why an output is zero, its name, and whether it holds in part. None: unknown."""
+        unknown = None, None, False
+        reason = reason_of(self._graph.tasks[task_id].short_name, output)
+        if reason is None:
+            return unknown
+        if reason.stops is None:
+            return reason.everywhere, reason.cause, False
+        if (task_id, output) not in self._passes:
+            return unknown
+        through, arriving = self._passes[task_id, output]
+        if not through():
+            return reason.everywhere, reason.cause, False
+        return unknown if arriving() or reason.where is None else (reason.where, reason.cause, True)
+
+
+def is_unknown(gradient: Tensor) -> str:
+    """Return the reason why a gradient's elements cannot be read; "" if they can. To be called `unobserved`."""
+    return "this rank has only a part of it" if is_partly_here(gradient) else elements_of(gradient).unread
+
+
+def _nothing() -> State:
+    return None
+
+
+def _something() -> State:
+    return True

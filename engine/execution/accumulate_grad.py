@@ -1,0 +1,125 @@
+"""What an AccumulateGrad does with the gradient of its leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ...inspector.torch_private.hooks import post_accumulate_hooks
+from ...inspector.torch_private.nodes import call_node, leaf_of
+from ...inspector.torch_private.reference_counts import owned_alone
+from ...inspector.torch_private.thread_state import grad_layout_is_enforced
+from .gradient_layouts import copy_for, layout_of, suits
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr)
+
+
+def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None = None) -> None:
+    """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
+
+    The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's,
+    or need not (`torch.autograd.enforce_grad_layout_policy`).
+    The node itself would look at reference counts, which are others when Python calls it.
+
+    Args:
+        gradients: its input buffer. If anything but this list holds the gradient, it is copied.
+        on_hook: is told of each hook before that runs.
+    """
+    if gradients[0] is None:
+        return
+    leaf = leaf_of(node)
+    hooks = post_accumulate_hooks(leaf)
+    if on_hook is not None:
+        for hook in hooks:
+            on_hook(hook)
+    frozen = not leaf.requires_grad  # since the forward: it gets none
+    if torch.is_grad_enabled() or frozen or not _take(gradients, leaf):
+        call_node(node, gradients)  # which also runs the hooks
+        return
+    for hook in hooks:
+        if hook(leaf) is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
+    """`accumulate` of a gradient that fits its leaf, where there are no hooks; with less looking at the usual one."""
+    gradient = gradients[0]
+    if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
+        leaf = leaf_of(node)
+        usual = leaf.requires_grad and leaf.layout is torch.strided and leaf.is_contiguous()
+        usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
+        if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
+            try:
+                if _fill(leaf, gradient.detach):
+                    return
+            except RuntimeError:  # it does not fit after all
+                pass
+    del gradient
+    accumulate(node, gradients)
+
+
+def _fill(leaf: Tensor, make: Callable[[], Tensor]) -> bool:
+    """Makes a gradient the leaf's .grad. False: it has one, or another thread, or what makes this one, was faster.
+
+    No lock is held: nothing of the user's is called between the last look and the assignment, as in C++ none is, and
+    nothing at which Python lets other threads run.
+    """
+    with torch._C.DisableTorchFunction():
+        if leaf.grad is not None:
+            return False
+        gradient = make()
+        if leaf.grad is not None:
+            return False
+        leaf.grad = gradient
+        return True
+
+
+def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
+    """Makes the first gradient, or a copy of it, the leaf's .grad. False: the leaf has one, or its kind is another."""
+    gradient = gradients[0]
+    assert gradient is not None
+    if gradient.layout is torch.strided:
+        if not _plain(gradient, leaf):
+            return False
+        if (_suits(gradient, leaf) or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
+            return _fill(leaf, gradient.detach)
+        return _fill(leaf, lambda: _copy(gradient, leaf))
+    if gradient.layout not in _SPARSE:
+        return False
+    alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
+    return _fill(leaf, gradient.detach if alone else gradient.clone)
+
+
+def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
+    layout = copy_for(layout_of(gradient), layout_of(leaf))
+    copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
+    return copy.copy_(gradient)
+
+
+def _is_compact(gradient: Tensor) -> bool:
+    """Whether a sparse gradient may become .grad as it is. Later ones are added into its values, in place."""
+    if gradient.layout is not torch.sparse_coo:
+        return False
+    return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
+
+
+def _plain(gradient: Tensor, leaf: Tensor) -> bool:
+    """Whether both are strided tensors of the same form, without anything that would want a rule of its own."""
+    return (
+        type(gradient) is Tensor
+        and gradient.layout is leaf.layout is torch.strided
+        and gradient.dtype is leaf.dtype
+        and gradient.shape == leaf.shape
+        and gradient.device == leaf.device
+        and not (leaf.is_nested or gradient._is_zerotensor() or leaf._is_zerotensor())
+    )
+
+
+def _suits(gradient: Tensor, leaf: Tensor) -> bool:
+    """Whether the gradient is laid out as the leaf is (grad_layout_contract.h)."""
+    if gradient.is_contiguous() and leaf.is_contiguous():
+        return 0 not in gradient.stride()
+    return suits(layout_of(gradient), layout_of(leaf))

@@ -1,0 +1,269 @@
+"""The arguments of a backward: its roots, their gradients, `inputs=`, and the tasks that these need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import Module
+
+from ...inspector.capture.build_graph import read_graph as graph_of
+from ...inspector.graph.graph import Graph, Outputs
+from ...inspector.hips.tape import HipsTape, not_native, refuse_parts
+from ...inspector.torch_private.compiled import compiled_autograd_is_on
+from ...inspector.torch_private.engine import first_gradients, torch_backward
+from ...inspector.torch_private.thread_state import without_torch_function
+from ...inspector.validation import expect, expect_outputs, expect_truth
+from .unsupported import refuse_transforms
+
+
+def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
+    """One output or several as a tuple; a generator of them can be read once only.
+
+    Raises:
+        TypeError: a backward can't start from this.
+    """
+    if isinstance(tensors, Tensor | GradientEdge):
+        return (tensors,)
+    refuse_parts(tensors)
+    expect_outputs(tensors)
+    return tuple(tensors)
+
+
+def expect_flags(retain_graph: object, create_graph: object) -> None:
+    """Refuses what PyTorch's engine would say of that it can't be interpreted as an integer."""
+    if retain_graph is not None:
+        expect_truth(retain_graph, "retain_graph")
+    expect_truth(create_graph, "create_graph")
+
+
+def as_gradients(
+    grad_tensors: Tensor | Iterable[Tensor | None] | None,
+) -> Tensor | tuple[Tensor | None, ...] | None:
+    """The same with each generator read once. What is in it is PyTorch's to judge."""
+    if isinstance(grad_tensors, Tensor | None):
+        return grad_tensors
+    wanted = "a tensor, or for each output a tensor or None"
+    if isinstance(grad_tensors, str):
+        raise TypeError(f"grad_tensors is a str; expected {wanted}. A policy is given by name: policy={grad_tensors!r}")
+    expect(grad_tensors, Iterable, "grad_tensors", wanted)
+    if isinstance(grad_tensors, Module):
+        raise TypeError(f"grad_tensors is a module; expected {wanted}")
+    return tuple(grad_tensors)
+
+
+def given_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> tuple[bool, ...]:
+    """Per output, whether its gradient was given."""
+    if grad_tensors is None or isinstance(grad_tensors, Tensor):
+        return (grad_tensors is not None,) * len(as_outputs(tensors))
+    return tuple(gradient is not None for gradient in grad_tensors)
+
+
+def root_gradients(
+    tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None
+) -> tuple[Tensor | None, ...]:
+    """One gradient per output: the given one, or ones for a scalar. Rules and errors of `torch.autograd.backward`."""
+    outputs = as_outputs(tensors)
+    if grad_tensors is None:
+        given: list[Tensor | None] = [None] * len(outputs)
+    else:
+        given = [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors)
+    if len(given) != len(outputs):
+        raise RuntimeError(
+            f"got {len(outputs)} tensors and {len(given)} gradients; give one for each tensor, or none at all"
+        )
+    try:
+        return first_gradients(outputs, given)
+    except RuntimeError as error:
+        for position, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
+            if gradient is None and isinstance(output, Tensor) and output.numel() != 1:
+                error.add_note(
+                    f"tapescope: output {position} has shape {tuple(output.shape)}; reduce it to a scalar "
+                    "(loss.sum() or loss.mean()), or pass its gradient in grad_tensors"
+                )
+        raise
+
+
+def check_root_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> None:
+    """Raises what `root_gradients` would. PyTorch is going to make the ones of scalars: here none are made for them."""
+    with without_torch_function():
+        scalars = [
+            isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point() for each in as_outputs(tensors)
+        ]
+    if grad_tensors is not None or not all(scalars):
+        root_gradients(tensors, grad_tensors)
+
+
+def explain_several_elements(error: BaseException) -> None:
+    """Notes on PyTorch's error for a loss that is no scalar, where ours was not asked, what to do."""
+    if str(error).startswith("grad can be implicitly created only for scalar") and not hasattr(error, "__notes__"):
+        error.add_note(
+            "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
+            "loss.backward(gradient)"
+        )
+
+
+Inputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge] | Sequence[Tensor | GradientEdge]
+
+
+def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
+    """One input or several, also a dict of them (`dict(model.named_parameters())`), as a tuple."""
+    if isinstance(inputs, Tensor | GradientEdge):
+        return (inputs,)
+    wanted = "a tensor, a GradientEdge, or several of them"
+    expect(inputs, Iterable, "inputs", wanted)
+    if isinstance(inputs, Module):
+        raise TypeError(f"inputs is a module; expected {wanted}, such as its parameters()")
+    return tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
+
+
+def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
+    """The inputs as a tuple, checked as `torch.autograd.backward` does, which then has them retain their gradients.
+
+    Raises:
+        RuntimeError: there is none, one is no tensor, or doesn't require grad.
+    """
+    found = inputs_tuple(inputs)
+    if not found:
+        raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+    for each in found:
+        if not isinstance(each, Tensor | GradientEdge):
+            raise RuntimeError(f"all inputs have to be Tensors or GradientEdges, but got {type(each).__name__}")
+    for each in found:
+        if isinstance(each, Tensor) and not each.requires_grad:
+            error = RuntimeError("can't retain_grad on Tensor that has requires_grad=False")  # PyTorch's own words
+            error.add_note(
+                f"tapescope: one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be"
+                " accumulated into it: call .requires_grad_() on it before the forward"
+            )
+            raise error
+    return found
+
+
+def retain_gradients(inputs: Iterable[Tensor | GradientEdge]) -> None:
+    """The inputs of a backward that is going to run keep their gradients."""
+    for each in inputs:
+        if isinstance(each, Tensor):
+            each.retain_grad()
+
+
+def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:
+    """The tasks from which a path leads to one of the inputs, theirs included (engine.cpp, init_to_execute)."""
+    tasks = {node: task_id for task_id, node in enumerate(graph.nodes)}
+    leaves = {leaf: task_id for task_id, leaf in graph.leaves.items()}
+    stack: list[int] = []
+    for each in inputs:
+        if isinstance(each, Tensor) and each.is_leaf:  # compressed sparse ones have no get_gradient_edge
+            task_id = leaves.get(each)
+        else:
+            edge = each if isinstance(each, GradientEdge) else get_gradient_edge(each)
+            task_id = tasks.get(edge.node)
+        if task_id is not None:
+            stack.append(task_id)
+    needed: set[int] = set()
+    while stack:
+        task_id = stack.pop()
+        if task_id not in needed:
+            needed.add(task_id)
+            stack.extend(edge.task for edge in graph.in_edges[task_id])
+    return frozenset(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """The arguments of one `torch.autograd.backward`, of whose generators each is read once; or of that of a tape.
+
+    `Stepper` and `NativeSession` take one where more is to be said than the loss.
+
+    Args:
+        tensors: the outputs where the backward starts, one or several; or a tape (`ts.hips.tape`).
+        grad_tensors: by output its gradient, of the output's shape; None where the output is a scalar, or for all.
+        retain_graph: whether nodes keep what they saved; None: as `create_graph`.
+        create_graph: whether the backward gets a graph of its own, for the second derivative.
+        inputs: the tensors whose gradients are wanted; the tasks that no path to them needs do not run. None: all
+            leaves.
+
+    Raises:
+        TypeError: a flag is none, or what should be several can't be gone through. The rest is PyTorch's to judge.
+    """
+
+    tensors: Outputs | HipsTape
+    grad_tensors: Any = None
+    retain_graph: bool | None = None
+    create_graph: bool = False
+    inputs: Inputs | None = None
+
+    def __post_init__(self) -> None:
+        expect_flags(self.retain_graph, self.create_graph)
+        if isinstance(self.tensors, HipsTape):
+            return
+        read = {"tensors": as_outputs(self.tensors), "grad_tensors": as_gradients(self.grad_tensors)}
+        if self.inputs is not None:
+            read["inputs"] = inputs_tuple(self.inputs)
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def of(given: Outputs | HipsTape | BackwardCall) -> BackwardCall:
+        """The call itself, or the one with nothing but these outputs."""
+        return given if isinstance(given, BackwardCall) else BackwardCall(given)
+
+    @property
+    def outputs(self) -> Sequence[Tensor | GradientEdge]:
+        """The tensors where the backward starts, of any shape.
+
+        Raises:
+            NotImplementedError: it is one of a tape.
+        """
+        if isinstance(self.tensors, HipsTape):
+            raise not_native()
+        return as_outputs(self.tensors)
+
+    @property
+    def limits(self) -> tuple[Tensor | GradientEdge, ...] | None:
+        """The tensors that `inputs=` names, of any shape; None: it was not given."""
+        return None if self.inputs is None else inputs_tuple(self.inputs)
+
+    @property
+    def keep_graph(self) -> bool:
+        """Whether the backward frees nothing of the graph."""
+        return self.create_graph if self.retain_graph is None else self.retain_graph
+
+    @property
+    def given(self) -> tuple[bool, ...]:
+        """Per output, whether its gradient was given."""
+        return given_gradients(self.outputs, self.grad_tensors)
+
+    def graph(self) -> Graph:
+        """The graph that would run.
+
+        Raises:
+            RuntimeError: compiled autograd is on; this is inside a transform of torch.func; or as PyTorch says it, a
+                given gradient has another shape, or is missing where the output is no scalar. What can't be told before
+                is not looked at.
+            NotImplementedError: it is one of a tape.
+        """
+        if compiled_autograd_is_on():
+            raise RuntimeError(
+                "compiled autograd replaces the engine whose order tapescope pins; switch it off for this backward"
+            )
+        refuse_transforms()
+        graph = graph_of(self.outputs)
+        check_root_gradients(self.outputs, self.grad_tensors)
+        return graph
+
+    def needed(self, graph: Graph) -> frozenset[int] | None:
+        """The ids of the tasks which `inputs=` leaves; None: all."""
+        if self.limits is None:
+            return None
+        wanted = [each for each in self.limits if not isinstance(each, Tensor) or each.requires_grad]
+        if any(not isinstance(each, Tensor | GradientEdge) for each in wanted):
+            return frozenset()  # torch is going to refuse it
+        return needed_tasks(graph, wanted)
+
+    def run(self) -> None:
+        """Runs PyTorch's own backward. Raises what that raises."""
+        torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)

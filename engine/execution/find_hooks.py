@@ -1,0 +1,285 @@
+"""Finds Python hooks: whether a graph has any, and those of tensors that are alive."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from itertools import compress
+from types import FrameType
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from ...inspector.garbage_collector import all_objects
+from ...inspector.torch_private.engine import is_own
+from ...inspector.torch_private.hooks import (
+    hooks_registered,
+    leaf_hooks,
+    note_retained,
+    noting,
+    retained_before,
+    retaining,
+)
+from ...inspector.torch_private.thread_state import without_torch_function
+from .run_hooks import Hook, hook_name
+
+
+class TensorHooks:
+    """Looks once, among all that Python's garbage collector tracks, for the tensors; their hooks are read when asked.
+    The look takes some 50 ms in a process that has imported torch and little else.
+
+    Known limitations: hooks of tensors that are gone run too, and nothing lists them; tensors that were frozen
+    (`gc.freeze`) are not found.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        task_of: dict[Node, int] = {node: task_id for task_id, node in enumerate(nodes)}
+        self._tensors: dict[int, list[ref[Tensor]]] = {}
+        self._others: list[ref[Tensor]] = []
+        kinds = subclasses(Tensor)
+        with without_torch_function(), all_objects() as objects:
+            for found in compress(objects, map(kinds.__contains__, map(type, objects))):  # of a million some thousands
+                if (node := node_of(found)) is None:
+                    continue
+                if (task_id := task_of.get(node)) is not None:
+                    self._tensors.setdefault(task_id, []).append(ref(found))
+                else:
+                    self._others.append(ref(found))
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """The tasks, ascending, of whose tensors some lived as Python objects when they were looked for."""
+        return sorted(self._tensors)
+
+    def others(self) -> Iterator[Tensor]:
+        """The tensors of other nodes that lived as Python objects when they were looked for, and still do."""
+        return (tensor for each in self._others if (tensor := each()) is not None)
+
+    def of(self, task_id: int) -> list[Hook]:
+        """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""
+        alive = self.alive(task_id)
+        if not alive:
+            return []
+        with without_torch_function():
+            hooks = [Hook("tensor", hook_name(hook)) for tensor in alive for hook in leaf_hooks(tensor)]
+            return hooks + [Hook("retain_grad", "retain_grad") for tensor in alive if tensor.retains_grad]
+
+    def retained(self, task_id: int) -> list[Tensor]:
+        """The tensors in which the task's gradients are kept (`retain_grad`), by output number."""
+        alive = self.alive(task_id)
+        if not alive:
+            return []
+        with without_torch_function():
+            return [tensor for tensor in alive if tensor.retains_grad]
+
+    def alive(self, task_id: int) -> list[Tensor]:
+        """The tensors which the task's node made in the forward and that live as Python objects, by output number."""
+        alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
+        if len(alive) < 2:
+            return alive
+        with without_torch_function():
+            return sorted(alive, key=lambda tensor: tensor.output_nr)
+
+
+class LateTensorHooks:
+    """The same for tasks as they run: while no tensor and no node of the process has a hook, nobody looks for tensors.
+
+    Attributes:
+        quiet: whether there are no hooks, nor retained gradients; asked at each task.
+    """
+
+    _hooked_at = -1
+    """So many hooks had been registered when some were found: until the next one, that is not looked for again."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._tensors: TensorHooks | None = None
+        self._watch: HookWatch | None = None
+        if hooks_registered() != LateTensorHooks._hooked_at:
+            watch = HookWatch(nodes)
+            if watch.possible():
+                LateTensorHooks._hooked_at = hooks_registered()
+            else:
+                self._watch = watch
+        if self._watch is None:
+            self._tensors = TensorHooks(nodes)
+
+    @property
+    def quiet(self) -> bool:
+        return self._tensors is None and self._watch is not None and not self._watch.registered()
+
+    def of(self, task_id: int) -> list[Hook]:
+        """See `TensorHooks.of`."""
+        if self.quiet:
+            return []
+        if self._tensors is None:
+            self._tensors = TensorHooks(self._nodes)
+        return self._tensors.of(task_id)
+
+
+Registry = OrderedDict[int, object]
+"""Hooks by the numbers of their handles."""
+
+
+class HookWatch:
+    """Looks once for Python hooks on the nodes and tensors of a graph, and notices later ones.
+
+    Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
+    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
+    collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
+    same, and are told apart by who holds them.
+
+    That takes a while where there are many objects, and is done once: while no further hook is registered there are
+    none, and which tensors are told to retain their gradient is noted from then on.
+    """
+
+    def __init__(self, nodes: Collection[Node]) -> None:
+        self._next_handle = RemovableHandle.next_id
+        self._handles = hooks_registered()
+        self._asked = noting.asked
+        self._found = False
+        with without_torch_function():
+            found = retaining() if no_hooks(look=False) else None
+            if found is None:
+                found = self._look()
+            # Of these nodes; only they can be told to retain their gradient.
+            self._tensors = made_by(nodes, found)
+
+    def _look(self) -> list[Tensor]:
+        """All tensors of the process."""
+        global _none_of
+        note_retained()
+        tensors, hooks = look_through()
+        self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(hooks)
+        if not gc.get_freeze_count():
+            retained_before([tensor for tensor in tensors if tensor.retains_grad])
+        if not self._found:
+            _none_of = self._handles
+        return tensors
+
+    def possible(self) -> bool:
+        """Whether there may be hooks; also those which came since."""
+        return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
+
+    def registered(self) -> bool:
+        """The same without gradients that were retained before; costs next to nothing."""
+        if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
+            return self._found
+        self._next_handle = RemovableHandle.next_id  # some may have been ours
+        self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
+        return self._found
+
+
+_none_of = 0
+"""So many hooks had been registered when none was left on any tensor or node of the process."""
+
+
+def no_hooks(look: bool) -> bool:
+    """Whether no tensor and no node of this process has a Python hook, as far as that is known.
+
+    Args:
+        look: where it is not known, looks through all objects of the process. That there are none is then known until
+            another hook is registered.
+    """
+    return hooks_registered() == _none_of or (look and not HookWatch(()).registered())
+
+
+_seen = _looked = -1
+"""The number of hooks registered at the last call of `look_is_cheap`, and at the last that returned True for a look."""
+
+
+def look_is_cheap() -> bool:
+    """Whether no hooks are known to exist, or one look may show that for many backwards.
+
+    A look may, if no hook was registered since the last call, and none was made since then. A program may register a
+    hook in each step, or keep one.
+    """
+    global _seen, _looked
+    if no_hooks(look=False):
+        return True
+    before, _seen = _seen, hooks_registered()
+    if _seen != before or _seen == _looked:
+        return False
+    _looked = _seen
+    return True
+
+
+def _belong_to_modules(registries: list[Registry]) -> bool:
+    held = _held_by_objects(registries)
+    return all(id(registry) in held for registry in registries)
+
+
+def _held_by_objects(registries: list[Registry]) -> set[int]:
+    """Return the ids of the dicts that Python objects hold: hooks of modules and optimizers, and other ids.
+
+    Hooks of nodes and tensors are held by C++ alone, or by the tensor or node. They are not returned even if something
+    else holds them too, such as a user's list or a record to restore them.
+    """
+    held: set[int] = set()
+    of_graphs: set[int] = set()
+    for holder in gc.get_referrers(*registries) if registries else ():
+        if holder is not registries and not isinstance(holder, FrameType):
+            found = of_graphs if isinstance(holder, Tensor | Node) else held
+            found.update(map(id, gc.get_referents(holder)))
+    return held - of_graphs
+
+
+def _has_hooks(found: Registry) -> bool:
+    return bool(found) and not is_own(found) and all(type(key) is int for key in found)
+
+
+def look_through() -> tuple[list[Tensor], list[Registry]]:
+    """All tensors that Python has, and all that looks like hooks of anything. To be called without torch functions."""
+    kinds = subclasses(Tensor)
+    wanted = {*kinds, OrderedDict}
+    tensors: list[Tensor] = []
+    hooks: list[Registry] = []
+    with all_objects() as objects:
+        for found in compress(objects, map(wanted.__contains__, map(type, objects))):  # of a million some thousands
+            if type(found) in kinds:
+                tensors.append(found)
+            elif _has_hooks(found):
+                hooks.append(found)
+    return tensors, hooks
+
+
+def made_by(nodes: Collection[Node], tensors: list[Tensor]) -> list[ref[Tensor]]:
+    """Those of the tensors which these nodes made. To be called without torch functions."""
+    if not tensors:
+        return []
+    of_graph = frozenset(nodes)
+    return [ref(tensor) for tensor in tensors if node_of(tensor) in of_graph]
+
+
+def tensors_and_hooks(nodes: Collection[Node]) -> tuple[list[ref[Tensor]], list[Registry]]:
+    """The tensors which these nodes made, as far as Python has them, and all that looks like hooks of anything. Looks
+    through all objects of the process."""
+    with without_torch_function():
+        tensors, hooks = look_through()
+        return made_by(nodes, tensors), hooks
+
+
+def of_tensors(hooks: list[Registry]) -> list[ref[Registry]]:
+    """Those of tensors and nodes."""
+    held = _held_by_objects(hooks)
+    return [ref(each) for each in hooks if id(each) not in held]
+
+
+def node_of(tensor: Tensor) -> Node | None:
+    """The node that made it."""
+    try:
+        return None if tensor.is_leaf else tensor.grad_fn
+    except RuntimeError:  # a view that was modified where that is forbidden: no graph leads to it
+        return None
+
+
+def subclasses(kind: type) -> set[type]:
+    """The class and all that are derived from it."""
+    found = {kind}
+    subclass: type
+    for subclass in kind.__subclasses__():
+        found |= subclasses(subclass)
+    return found

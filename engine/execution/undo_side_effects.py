@@ -1,0 +1,129 @@
+"""What the code of PyTorch's nodes, hooks and checkpoints changes besides gradients, for taking tasks back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_private.checkpoints import is_recomputed, is_selective, regions_around
+from ...inspector.torch_private.hooks import hook_dicts, post_accumulate_hooks
+from ...inspector.torch_private.nodes import function_of, leaf_of
+from ...inspector.torch_private.saved_variables import function_is_freed, is_packed, unpacking
+from ...inspector.torch_private.tensors import version_of
+from .find_hooks import Registry, node_of, of_tensors, tensors_and_hooks
+from .graph_task import GraphTask
+from .node_runner import APPLIED, CodeChanges
+from .undo_history import Ran, RecomputedBuffers
+from .undo_python_state import HookState
+
+
+class NodeChanges(CodeChanges):
+    """What tasks of one backward may change, of which PyTorch's nodes, and what is attached to them, can tell.
+
+    Args:
+        graph_task: what torch's engine has for this backward: callbacks for its end are there.
+    """
+
+    def __init__(self, graph: Graph, graph_task: GraphTask) -> None:
+        self._graph = graph
+        self._graph_task = graph_task
+        self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
+        self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
+        self._selective = False  # a region of a selective checkpoint was computed again
+
+    @property
+    def callbacks_left(self) -> int:
+        return self._graph_task.callbacks_left
+
+    def begin(self, entry: Ran) -> None:
+        if self._graph.tasks[entry.task].is_leaf:
+            leaf = leaf_of(self._graph.nodes[entry.task])
+            entry.version = version_of(leaf)
+            entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
+        entry.packed = is_packed(self._graph.nodes[entry.task])
+        entry.kept = HookState(self._code_of(self._graph.tasks[entry.task]))
+        self._graph_task.accumulated_inside = False
+        number = self._graph_task.number
+        regions = regions_around(self._graph.nodes[entry.task])
+        self._selective = self._selective or any(map(is_selective, regions))
+        due = [] if number is None else [each for each in regions if not is_recomputed(each, number)]
+        entry.recomputed = RecomputedBuffers(due, self._recomputed, number) if due and number is not None else None
+
+    def end(self, entry: Ran) -> None:
+        if entry.recomputed is not None:
+            entry.recomputed.end()
+        if entry.kept is not None and not entry.kept.end():
+            entry.kept = None if entry.kept.spoiled is None else entry.kept
+
+    def why_not_back(self, entry: Ran) -> str | None:
+        task, node = self._graph.tasks[entry.task], self._graph.nodes[entry.task]
+        if task.kind is Kind.COMPILED:
+            return "is a compiled region, which runs once: it gives away the memory of what it saved"
+        if entry.packed and self._selective:
+            return (
+                "unpacks what a checkpoint saved, and a selective checkpoint (create_selective_checkpoint_contexts) "
+                "computes its region again only once"
+            )
+        if self._graph_task.accumulated_inside:
+            return "ran a backward of its own, which added to .grad"
+        if entry.kept is not None and entry.kept.spoiled is not None:
+            return entry.kept.spoiled
+        if task.is_leaf:
+            leaf, values = leaf_of(node), entry.values
+            entry.values = None
+            written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
+            if written or version_of(leaf) != entry.version:
+                return "had a hook that changed the parameter itself, as an optimizer's step does"
+        elif not self._graph_task.keep_graph and task.kind in APPLIED and function_is_freed(node):
+            return "has freed what it saved by itself"
+        return None
+
+    @property
+    def why_end_stays(self) -> str | None:
+        return self._graph_task.why_end_stays
+
+    def undo_end(self) -> None:
+        self._graph_task.undo_end()
+
+    def reopen(self, callbacks: int, another: bool) -> None:
+        self._graph_task.reopen(callbacks, another)
+
+    def retaining(self) -> dict[int, list[ref[Tensor]]]:
+        ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self._graph.nodes)}
+        tensors, hooks = tensors_and_hooks(self._graph.nodes)
+        here = {id(each) for task in self._graph.tasks for each in self._hooks_of(task)} if hooks else ()
+        hooks[:] = [each for each in hooks if id(each) not in here]  # no other list may hold them
+        self._other_hooks = of_tensors(hooks)
+        found: dict[int, list[ref[Tensor]]] = {}
+        for each in tensors:
+            tensor = each()
+            if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
+                found.setdefault(task_id, []).append(each)
+        return found
+
+    def _code_of(self, task: Task) -> Iterator[Any]:
+        """What a task may call: hooks, its Function, what unpacks its saved tensors."""
+        node = self._graph.nodes[task.id]
+        yield from self._hooks_of(task)
+        if isinstance(node, BackwardCFunction):
+            yield vars(node)
+            yield from function_of(node).__mro__
+            yield function_of(node).backward
+        yield from unpacking(node)
+        yield from filter(None, [each() for each in self._other_hooks])
+
+    def _hooks_of(self, task: Task) -> Iterator[dict[int, Any]]:
+        """The hooks that torch lists."""
+        node = self._graph.nodes[task.id]
+        yield from hook_dicts(node)
+        if task.is_leaf:
+            leaf = leaf_of(node)
+            yield from filter(None, (leaf._backward_hooks, leaf._post_accumulate_grad_hooks))

@@ -1,0 +1,86 @@
+"""Which device's memory is meant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.phrases import joined
+from ...inspector.validation import expect
+
+
+def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.device:
+    """The wanted one, with its number; by default the accelerator on which the backward runs, else the CPU.
+
+    Of several accelerators it is the one on which nodes keep most. Of tensors without memory (`device="meta"`, whose
+    tasks PyTorch runs on the CPU) it is "meta".
+
+    Raises:
+        ValueError: one of a kind is wanted, and it runs on several.
+    """
+    device = None if wanted is None else torch.device(wanted)
+    if device is not None and (device.type in ("cpu", "meta") or device.index is not None):
+        return device
+    accelerators = [each for each in graph.devices if each.type != "cpu"]
+    found = sorted(str(each) for each in accelerators if device is None or each.type == device.type)
+    if len(found) > 1 and device is not None:
+        raise ValueError(f'this backward runs on {joined(found)}: say of which, as in device="{found[0]}"')
+    if found:
+        kept = _kept_bytes(graph)
+        return torch.device(min(found, key=lambda each: (-kept[each], each)))
+    return device or torch.device("meta" if _on_meta(graph) else "cpu")
+
+
+def devices_of(graph: Graph) -> list[torch.device]:
+    """Those whose memory its backward takes, the CPU first; "meta" alone for tensors without memory."""
+    if _on_meta(graph):
+        return [torch.device("meta")]
+    return sorted(graph.devices, key=lambda device: (device.type != "cpu", str(device)))
+
+
+def _kept_bytes(graph: Graph) -> Counter[str]:
+    """By device what the nodes keep."""
+    sizes = {(str(each.device), each.storage): each.storage_bytes or 0 for each in graph.saved}
+    found: Counter[str] = Counter()
+    for (device, _), nbytes in sizes.items():
+        found[device] += nbytes
+    return found
+
+
+def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:
+    """The one of these that is meant: by its whole name, or by its kind where there is one of it.
+
+    Raises:
+        TypeError, ValueError: `wanted` is no device, or none of these is meant, or several could be.
+    """
+    expect(wanted, torch.device | str, "device", 'a device: "cpu", "cuda:0"')
+    name = str(wanted)
+    of_kind = [name] if name in found else [each for each in found if each.partition(":")[0] == name]
+    if len(of_kind) == 1:
+        return of_kind[0]
+    raise ValueError(f"device={name!r} is none of those whose memory is known: {joined(list(found))}")
+
+
+def measurable(device: torch.device) -> torch.device:
+    """The device with its number.
+
+    Raises:
+        ValueError: memory is not measured on such, or it is not there.
+    """
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "meta":
+        raise ValueError(f"memory is measured on the CPU and on accelerators, not on {device}")
+    here = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if here is not None and here.type == device.type else 0
+    number = device.index if device.index is not None else torch.accelerator.current_device_index() if count else 0
+    if number >= count:
+        raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} {device.type} devices here")
+    return torch.device(device.type, number)
+
+
+def _on_meta(graph: Graph) -> bool:
+    return any(meta.device.type == "meta" for task in graph.tasks for meta in task.inputs)

@@ -1,0 +1,236 @@
+"""An allocation that failed: who held what at that moment, and what would help, as notes on the error."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ...inspector.garbage_collector import all_objects
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.phrases import folded, joined, pattern, task_name
+from ...inspector.text.sizes_and_counts import share_text, size_text
+from ...inspector.torch_private.saved_variables import saved_slots
+from ...inspector.torch_private.sequence_numbers import current_number
+from ...inspector.torch_private.tensors import is_fake, storage_of
+from ...inspector.torch_private.thread_state import unobserved
+
+if TYPE_CHECKING:
+    pass
+
+_OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
+_NOTE = "tapescope: when it was asked for more, "
+# the categories of what holds memory
+PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
+SAVED, OTHERS = "saved by tasks that had not run", "other tensors"
+_MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
+_WHY_UNNAMED = {
+    "cycle": "held by a cycle, which gc.collect() may free",
+    "unnamed": "held by what runs, or by C++: no variable leads to it",
+    "bounded": "who holds it was not found quickly",
+}
+_UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
+_HELP = {
+    SAVED: "computing some of it again instead of saving it, ts.plan_recompute(make_loss), and a smaller batch",
+    PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
+    GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
+    STATE: "an optimizer with less state",
+    OTHERS: "letting go of what is no longer needed",
+    _UNSEEN: "another order of the tasks, ts.plan_order(loss), and a smaller batch",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch raised it since a device had no memory left."""
+    return _device_of(error) is not None
+
+
+def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> None:
+    """Notes on such an error who holds how much of that device, and what would help; on any other nothing, and nothing
+    twice. `graph`: of the backward that failed, for the names of its tasks."""
+    device = _device_of(error)
+    if device is None or any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    try:
+        with unobserved():
+            holding = _Holding(device, graph, error)
+    except (RuntimeError, MemoryError):  # there may be too little left even to look
+        return
+    for note in holding.notes():
+        error.add_note(note)
+
+
+@contextmanager
+def out_of_memory_explained() -> Iterator[None]:
+    """An allocation that fails inside is explained."""
+    try:
+        yield
+    except Exception as error:
+        explain_out_of_memory(error)
+        raise
+
+
+def _device_of(error: BaseException) -> torch.device | None:
+    """Of which device there was too little; None for any other error."""
+    if isinstance(error, torch.OutOfMemoryError):
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            return None
+        named = re.search(rf"(?:GPU|{accelerator.type}:) ?(\d+)", str(error))
+        index = int(named[1]) if named else torch.accelerator.current_device_index()
+        return torch.device(accelerator.type, index)
+    told = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
+    return torch.device("cpu") if told else None
+
+
+class _Holding:
+    """Who holds how much of a device: each storage once, by the first of these reasons.
+
+    Attributes:
+        parts: bytes by category, in the order in which they were looked for.
+        savers: bytes that tasks of one kind and place save, and how many tasks these are.
+        largest: the largest of the other tensors, in words, and who holds it.
+    """
+
+    def __init__(self, device: torch.device, graph: Graph | None, error: BaseException) -> None:
+        self.device = device
+        self.parts: Counter[str] = Counter()
+        self.savers: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        self._counted: set[int] = set()
+        self._error = error
+        tensors, optimizers, modules = _alive()
+        parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
+        self._add(PARAMETERS, parameters)
+        self._add(BUFFERS, [buffer for module in modules for buffer in module._buffers.values()])
+        leaves = (each for each in tensors if each.is_leaf and each.requires_grad)
+        self._add(GRADIENTS, [each.grad for each in leaves])
+        self._add(STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
+        self._add_saved(tensors, graph)
+        self.largest = self._add_others(tensors)
+        unseen = _allocated(device) - self.parts.total()
+        if unseen > 0:
+            self.parts[_UNSEEN] = unseen
+
+    def _add(self, category: str, tensors: Iterable[Tensor | None]) -> int:
+        """Counts the storages among them that nobody has counted yet."""
+        added = 0
+        for tensor in tensors:
+            if tensor is None or is_lazy(tensor) or is_fake(tensor) or tensor.device != self.device:
+                continue
+            storage = storage_of(tensor)
+            if storage is not None and storage.address not in self._counted:
+                self._counted.add(storage.address)
+                added += storage.nbytes
+        if added:
+            self.parts[category] += added
+        return added
+
+    def _add_saved(self, tensors: Sequence[Tensor], graph: Graph | None) -> None:
+        """What nodes keep: those of the graph, and those of all other results that are alive. What several keep counts
+        to the one that was made first: it runs last."""
+        names: dict[Node, tuple[str, str]] = {}
+        if graph is not None:
+            for task, node in zip(graph.tasks, graph.nodes, strict=True):
+                names[node] = task_name(task), task.parameter or graph.module(task) or ""
+        reached = _reached(each.grad_fn for each in tensors if each.grad_fn is not None)
+        for node in sorted(names.keys() | reached, key=current_number):
+            nbytes = self._add(SAVED, [slot.tensor for slot in saved_slots(node)])
+            if nbytes:
+                name, where = names.get(node, (node.name(), ""))
+                before, places = self.savers.get((name, pattern(where)), (0, []))
+                self.savers[name, pattern(where)] = before + nbytes, [*places, where]
+
+    def _add_others(self, tensors: Sequence[Tensor]) -> str:
+        """What has none of those reasons; the largest tensor of it, `(131072,) float32, 512 KiB, held as store[1]`."""
+        from ...inspector.references.find_referrers import who_holds
+
+        most = 0
+        largest: list[Tensor] = []
+        for each in tensors:
+            nbytes = self._add(OTHERS, [each])
+            if nbytes > most:
+                most, largest[:] = nbytes, [each]
+        if not largest:
+            return ""
+        dtype = str(largest[0].dtype).removeprefix("torch.")
+        said = f"{tuple(largest[0].shape)} {dtype}, {size_text(most)}"
+        (holder,) = who_holds(largest, _MOST_LOOKED_AT, self._error)
+        return f"{said}, held as {holder}" if holder.kind == "named" else f"{said} ({_WHY_UNNAMED[holder.kind]})"
+
+    def notes(self) -> Iterator[str]:
+        """The sentences: who held what, and what would help."""
+        whole = self.parts.total()
+        if not whole:
+            return
+        where = "the CPU" if self.device.type == "cpu" else str(self.device)
+        parts = [
+            f"{size_text(nbytes)} ({share_text(nbytes, whole)}) {category}{self._details(category)}"
+            for category, nbytes in self.parts.most_common()
+        ]
+        yield f"{_NOTE}{where} held {size_text(whole)}: {'; '.join(parts)}"
+        (most, _), *_ = self.parts.most_common()
+        helping = f"{_HELP[most]}; " if most in _HELP else ""
+        yield (
+            f"tapescope: what may help: {helping}ts.fits(make_model, make_batch, make_optimizer, memory) tries a "
+            "training step and what would make it smaller, and allocates nothing"
+        )
+
+    def _details(self, category: str) -> str:
+        if category == SAVED:
+            most = sorted(self.savers.items(), key=lambda saver: -saver[1][0])[:3]
+            return ", the most by " + joined([_saver(name, *found) for (name, _), found in most])
+        return f", the largest {self.largest}" if category == OTHERS else ""
+
+
+def _saver(name: str, nbytes: int, places: Sequence[str]) -> str:
+    """`12 × SoftmaxBackward0 (blocks.*.attn, 1.2 GiB)`."""
+    times = f"{len(places):,} × " if len(places) > 1 else ""
+    where = ", ".join(part for part in (folded(places), size_text(nbytes)) if part)
+    return f"{times}{name} ({where})"
+
+
+def _alive() -> tuple[list[Tensor], list[Optimizer], list[nn.Module]]:
+    """By their types, as isinstance() would ask objects of the program what they are."""
+    tensors: list[Tensor] = []
+    optimizers: list[Optimizer] = []
+    modules: list[nn.Module] = []
+    of_type: dict[type, list[Any] | None] = {}
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in of_type:
+                kinds = ((Tensor, tensors), (Optimizer, optimizers), (nn.Module, modules))
+                of_type[kind] = next((found for base, found in kinds if issubclass(kind, base)), None)
+            found = of_type[kind]
+            if found is not None:
+                found.append(each)
+    return [each for each in tensors if not is_lazy(each)], optimizers, modules
+
+
+def _reached(roots: Iterable[Node]) -> set[Node]:
+    """The nodes of these graphs."""
+    found = set(roots)
+    waiting = list(found)
+    while waiting:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _allocated(device: torch.device) -> int:
+    """What the device's allocator has given, where it says so."""
+    with suppress(AttributeError, NotImplementedError, RuntimeError):
+        if device.type != "cpu":
+            return int(torch.get_device_module(device).memory_allocated(device.index))
+    return 0

@@ -1,0 +1,199 @@
+"""`ts.orders.check_order`: which precedences an order breaks, and whether any order could keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...inspector.capture.build_graph import read_graph as graph_of
+from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.renderers import text_of
+from ...inspector.text.report import findings_rich, findings_text
+from ...inspector.text.sizes_and_counts import counted, nth
+from ..recording.run import Run
+from ..schedule.policy import AnyPolicy, Policy, is_dynamic, policy_name
+from .constraints import Constraint, Precedence, as_constraints, constrained, obstacle_to, resolve, running_steps
+from .policies import find_policy
+from .simulate import schedule
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_MOST_SAID = 5  # breaks in sentences
+_MOST_ROWS = 40  # breaks in a table
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where an order breaks a precedence for the first time.
+
+    Attributes:
+        constraint: the precedence.
+        first: the id of a task that should have run by then: of those that had not, the next.
+        then: the id of the first task that runs too early.
+        places: the places of both in the order, from 0.
+    """
+
+    constraint: Precedence
+    first: int
+    then: int
+    places: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrderCheck:
+    """Whether an order keeps constraints, and where it first breaks them. It is true where it does.
+
+    Attributes:
+        graph: the graph, without its nodes.
+        policy: whose order it is.
+        order: the ids of the tasks.
+        count: how many constraints there are.
+        precedences: what they mean in this graph, step by step.
+        broken: for each step that is broken the first time it is, in the order in which that happens.
+        remedy: a policy that keeps them all; None where nothing is broken, or none can.
+        obstacle: why none can, in a sentence.
+    """
+
+    graph: Graph
+    policy: str
+    order: tuple[int, ...]
+    count: int
+    precedences: tuple[Precedence, ...]
+    broken: tuple[Break, ...]
+    remedy: Policy | None
+    obstacle: str | None
+    _remedy_text: str = ""
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    @property
+    def holds(self) -> bool:
+        """Whether the order keeps all constraints."""
+        return not self.broken
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What was found, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        constraints = counted(self.count, "constraint")
+        if not self.count:
+            yield f"There is no constraint, so the order of {self.policy} keeps them all."
+            return
+        if self.holds:
+            which = f"all {constraints}" if self.count > 1 else "the constraint"
+            yield f"The order of {self.policy} keeps {which}."
+            return
+        numbers = {each.constraint.number for each in self.broken}
+        steps = f", in {counted(len(self.broken), 'step')}" if len(self.broken) > len(numbers) else ""
+        of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
+        yield f"The order of {self.policy} breaks {of}{steps}."
+        for each in self.broken[:_MOST_SAID]:
+            first, then = told_apart(self.graph, each.first), told_apart(self.graph, each.then)
+            first_place, then_place = each.places
+            yield (
+                f"C{str(each.constraint)[1:]}: {then} runs {nth(then_place + 1)} of {len(self.order):,},"
+                f" before {first}, which runs {nth(first_place + 1)}."
+            )
+        if len(self.broken) > _MOST_SAID:
+            more = len(self.broken) - _MOST_SAID
+            yield f"{counted(more, 'more step')} {'is' if more == 1 else 'are'} broken later."
+        if self.obstacle is not None:
+            yield f"No order keeps them: {self.obstacle}."
+        else:
+            yield f"{self._remedy_text} keeps them: pass it as policy= to ts.backward, or to ts.policy around a step."
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """What is broken as text, headings first; of much the beginning."""
+        describe = self.graph.describe
+        rows = [["constraint", "runs too early", "at", "should come first", "at"]]
+        for each in self.broken[:_MOST_ROWS]:
+            numbers = [nth(place + 1) for place in each.places]
+            said = f"{each.constraint.number}: {each.constraint.text}"
+            rows.append([said, describe(each.then), numbers[1], describe(each.first), numbers[0]])
+        return rows
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per broken step, for `pandas.DataFrame(check.records())`."""
+        return [
+            {
+                "constraint": each.constraint.number,
+                "text": each.constraint.text,
+                "then": each.then,
+                "then_place": each.places[1],
+                "first": each.first,
+                "first_place": each.places[0],
+            }
+            for each in self.broken
+        ]
+
+    def __repr__(self) -> str:
+        return findings_text(self.sentences, [[]])
+
+    def __rich__(self) -> RenderableType:
+        return findings_rich(self.sentences, [[]])
+
+    def _repr_html_(self) -> str:
+        first, *others = self.sentences
+        said = [first, *others[-1:]] if self.broken else [first]
+        return text_of("findings as HTML", self.cells, said, ("at",))
+
+
+def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], policy: AnyPolicy = "heap") -> OrderCheck:
+    """Says whether an order keeps constraints, and where it first breaks each. Nothing runs.
+
+    Args:
+        of: a loss (as `ts.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
+        constraints: as in `ts.orders.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them
+            go.
+        policy: whose order is asked for, and on which the remedy is built.
+
+    Raises:
+        ValueError, TypeError: a constraint is none, or a place is not in the graph; the policy is unknown, or decides
+            while the backward runs; or, as a constrained one, has constraints that can't be met.
+    """
+    chosen = find_policy(policy)
+    given = as_constraints(constraints)
+    if isinstance(of, Run):
+        graph, name, order = of.graph, f"this run under {of.policy}", list(of.order)
+    else:
+        graph = of if isinstance(of, Graph) else graph_of(of)
+        if is_dynamic(chosen):
+            raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs; check its run instead")
+        name, order = policy_name(chosen), schedule(graph, chosen)
+    needed = None if len(order) == len(graph) else frozenset(order)
+    steps = running_steps(resolve(graph, given), needed)
+    place_of = {task_id: place for place, task_id in enumerate(order)}
+    broken = [found for step in steps if (found := _broken(step, place_of)) is not None]
+    broken.sort(key=lambda each: each.places[1])
+    remedy = obstacle = None
+    if broken:
+        obstacle = obstacle_to(graph, steps, needed)
+        remedy = constrained(chosen, given) if obstacle is None and not is_dynamic(chosen) else None
+    said = f'"{policy}"' if isinstance(policy, str) else "policy"
+    return OrderCheck(
+        replace(graph, nodes=()),
+        name,
+        tuple(order),
+        len(given),
+        tuple(steps),
+        tuple(broken),
+        remedy,
+        obstacle,
+        f"ts.orders.constrained({said}, constraints)",
+    )
+
+
+def _broken(step: Precedence, place_of: Mapping[int, int]) -> Break | None:
+    """Where an order first breaks a precedence."""
+    then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
+    late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
+    if not late:
+        return None
+    first_place, first = min(late)
+    return Break(step, first, then, (first_place, then_place))

@@ -1,0 +1,399 @@
+"""Better orders for graphs too large to be searched through: tasks are moved about where the memory is highest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, log
+from time import perf_counter
+
+from ...inspector.garbage_collector import collector_paused
+from ..schedule.policy import Policy
+from .lower_bound import lower_bound
+from .policy_orders import order_of
+from .scheduling_problem import Problem
+
+_TELL_EVERY = 0.1  # seconds
+_FIRST_ROUND = 2_000  # moves tried before it starts again from the best order; each round is longer than the last
+_LONGER = 1.3
+_WARM, _COLD = 0.02, 0.0005  # of the peak: what counts as nearly as high, as a round starts and as it ends
+_ELSEWHERE = 0.4  # of the moves are about a high level somewhere; the others about the peak
+_BLOCKS = 0.4  # of the moves are of all that makes or uses a block; the others of one task
+_SUMS = 0.05  # of the moves let another of several gradients come first
+_FARTHEST = 4_096  # places that a task is moved at once
+_TOLERANCE = 0.1  # how much more of such levels is still taken now and then
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        order: ids of tasks, in a legal order.
+        peak_bytes: its peak, as `simulate` predicts it.
+        start_bytes: the peak of the order from which the search started.
+        bound_bytes: no order has a lower peak than this.
+        evaluations: how many moves were tried.
+        seconds: how long it took.
+        interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
+    """
+
+    order: tuple[int, ...]
+    peak_bytes: int
+    start_bytes: int
+    bound_bytes: int
+    evaluations: int
+    seconds: float
+    interrupted: bool = False
+
+
+def search(
+    problem: Problem,
+    order: Sequence[int],
+    *,
+    ran: int = 0,
+    seconds: float = 10.0,
+    evaluations: int | None = None,
+    progress: Callable[[SearchResult], object] | None = None,
+    seed: int = 0,
+) -> SearchResult:
+    """Moves tasks about in an order, so that its peak gets lower. What it returns is never worse than `order`.
+
+    A move takes a task with all that it waits for to before the peak, because it frees something; or one with all that
+    waits for it to after the peak, because it makes something; or does so anywhere. Moves are judged by the problem's
+    blocks, over the part of the order that changes, O(its tasks + their blocks). Those are taken that lower the levels
+    near the peak, and now and then one that does not (simulated annealing, in rounds that each start from the best).
+    What then looks better than the best is simulated, and that decides. So is an order in which another of several
+    gradients comes first, as that decides on whose block they are summed, which the blocks do not tell.
+
+    Ctrl-C ends it with the best order so far. It stops at once where no order is better (`lower_bound`).
+
+    Args:
+        problem: the backward.
+        order: a legal order of it.
+        ran: how many of its first tasks stay where they are.
+        seconds: how long at most.
+        evaluations: how many moves at most; what is found then depends on `seed` alone, given enough seconds.
+        progress: is told what has been found, at most ten times a second.
+        seed: of the random numbers.
+
+    Raises:
+        ValueError: the order is not legal.
+    """
+    began = perf_counter()
+    peak = problem.peak_bytes(order)
+    searching = _Search(problem, order, ran, peak, random.Random(seed))
+    told = began
+    interrupted = False
+    try:
+        with collector_paused():
+            searching.bound = lower_bound(problem).nbytes
+            while not searching.done and (evaluations is None or searching.tried < evaluations):
+                searching.try_move()
+                if not searching.tried & 15:
+                    now = perf_counter()
+                    if now - began >= seconds:
+                        break
+                    if progress is not None and now - told >= _TELL_EVERY:
+                        told = now
+                        progress(searching.found(now - began))
+    except KeyboardInterrupt:
+        interrupted = True
+    return searching.found(perf_counter() - began, interrupted)
+
+
+def searched_order(problem: Problem, ran: Sequence[int], seconds: float, portfolio: Iterable[Policy]) -> list[int]:
+    """The planner of the policy "search": the best order of the portfolio, improved for so long."""
+    known = Problem(problem.graph, problem.footprints, problem.needed)
+    orders = [order_of(policy, known, ran) for policy in portfolio]
+    best = min(orders, key=problem.peak_bytes)
+    found = search(problem, best, ran=len(ran), seconds=seconds)
+    if found.interrupted:  # who presses Ctrl-C before a backward wants none
+        raise KeyboardInterrupt
+    return list(found.order)
+
+
+class _Levels:
+    """An order with the level in each of its tasks, of which parts can be arranged anew.
+
+    Attributes:
+        order: the tasks.
+        place: by task where it is in the order.
+        peaks: by place the highest level within the task.
+        changes: by task what it makes less what it frees, of blocks that have one maker and one user.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self.order = list(order)
+        self.place = [-1] * len(problem.graph)
+        self._needs = problem.needs
+        self.changes = [0] * len(problem.graph)
+        self._makes: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
+        self._frees: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
+        for nbytes, makers, users in zip(problem.sizes, problem.makers, problem.users, strict=True):
+            for tasks, shared, sign in ((makers, self._makes, 1), (users, self._frees, -1)):
+                if len(tasks) == 1:
+                    self.changes[tasks[0]] += sign * nbytes
+                else:
+                    for task in tasks:
+                        shared[task].append((nbytes, tasks))
+        self._before: list[int] = []
+        self.peaks: list[int] = []
+        for place, task in enumerate(self.order):
+            self.place[task] = place
+        self._before, self.peaks = self._levels(0, self.order, problem.start_bytes)
+
+    def _levels(self, first: int, tasks: Sequence[int], level: int) -> tuple[list[int], list[int]]:
+        """The levels before and in these tasks, whose places start with this one."""
+        needs, changes, makes, frees, place_of = self._needs, self.changes, self._makes, self._frees, self.place
+        before, peaks = [], []
+        for place, task in enumerate(tasks, first):
+            before.append(level)
+            peaks.append(level + needs[task])
+            level += changes[task]
+            if makes[task]:
+                for nbytes, makers in makes[task]:
+                    if min(map(place_of.__getitem__, makers)) == place:
+                        level += nbytes
+            if frees[task]:
+                for nbytes, users in frees[task]:
+                    if max(map(place_of.__getitem__, users)) == place:
+                        level -= nbytes
+        return before, peaks
+
+    def tried(self, first: int, tasks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The levels if these tasks, whose places start with this one, came in this order. Then keep or undo."""
+        place_of = self.place
+        for place, task in enumerate(tasks, first):
+            place_of[task] = place
+        return self._levels(first, tasks, self._before[first])
+
+    def keep(self, first: int, tasks: Sequence[int], levels: tuple[list[int], list[int]]) -> None:
+        """Takes what was tried."""
+        end = first + len(tasks)
+        self.order[first:end] = tasks
+        self._before[first:end], self.peaks[first:end] = levels
+
+    def undo(self, first: int, end: int) -> None:
+        """Forgets what was tried."""
+        for place in range(first, end):
+            self.place[self.order[place]] = place
+
+
+class _Search:
+    """Simulated annealing. A level `l` counts `exp((l - best) / width)`, so the highest ones decide."""
+
+    def __init__(self, problem: Problem, order: Sequence[int], ran: int, peak: int, draw: random.Random) -> None:
+        self._problem = problem
+        self._ran = ran
+        self._draw = draw
+        self._nexts = problem.nexts
+        self._waits_for: list[list[int]] = [[] for _ in problem.nexts]
+        for task in problem.tasks:
+            for next_task in problem.nexts[task]:
+                self._waits_for[next_task].append(task)
+        self._best = list(order)
+        self._peak = self._start = peak
+        self.bound = 0
+        self.tried = 0
+        self._round: float = _FIRST_ROUND
+        self._round_ends = 0  # so that one starts with the first move
+        givers: dict[tuple[int, int], dict[int, None]] = {}
+        for edge in problem.graph.edges:
+            givers.setdefault((edge.next_task, edge.input), {})[edge.task] = None
+        runs = set(problem.tasks)
+        # By input to which several gradients come, the tasks that give them.
+        self._sums = [list(tasks) for (task, _), tasks in givers.items() if len(tasks) > 1 and task in runs]
+        self._go_by(problem, order)
+        self._highest = self._at = 0  # the highest level that can be lowered, and its place
+
+    @property
+    def done(self) -> bool:
+        """Whether no order is better."""
+        return self._peak <= self.bound or len(self._best) - self._ran < 2
+
+    def found(self, seconds: float, interrupted: bool = False) -> SearchResult:
+        return SearchResult(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
+
+    def _go_by(self, model: Problem, order: Sequence[int]) -> None:
+        """From here on moves, of this order, are judged by this model's blocks."""
+        self._model = model
+        self._levels = _Levels(model, order)
+        self._blocks = [block for block, size in enumerate(model.sizes) if size]
+        self._sizes = list(accumulate(model.sizes[block] for block in self._blocks))
+
+    def _new_round(self) -> None:
+        self._levels = _Levels(self._model, self._best)
+        self._round_starts = self.tried
+        self._round_ends = self.tried + int(self._round)
+        self._round *= _LONGER
+        self._goal = min(self._peak, max(self._levels.peaks))  # below it an order is worth a simulation
+        self._cool()
+
+    def _cool(self) -> None:
+        share = (self.tried - self._round_starts) / (self._round_ends - self._round_starts)
+        self._width = max(1.0, self._peak * _WARM * (_COLD / _WARM) ** share)
+        self._weight = self._weighed(self._levels.peaks)
+        self._find_highest()
+        self._next_cooling = min(
+            self._round_ends, self.tried + max(200, int((self._round_ends - self._round_starts) / 20))
+        )
+
+    def _weighed(self, peaks: Sequence[int]) -> float:
+        goal, width = self._goal, self._width
+        least = goal - 30 * width  # what is lower counts nothing
+        return sum([exp(min((peak - goal) / width, 600.0)) for peak in peaks if peak > least])
+
+    def try_move(self) -> None:
+        """One move, taken or not."""
+        if self.tried >= self._round_ends:
+            self._new_round()
+        elif self.tried >= self._next_cooling:
+            self._cool()
+        self.tried += 1
+        another_first = bool(self._sums) and self._draw.random() < _SUMS
+        move = self._another_first() if another_first else self._move()
+        if move is None:
+            return
+        first, tasks = move
+        levels = self._levels
+        now = levels.tried(first, tasks)
+        end = first + len(tasks)
+        weight = self._weight - self._weighed(levels.peaks[first:end]) + self._weighed(now[1])
+        # The logarithm of the weight is a level, softened; of that some more is taken with a chance that falls with it.
+        chance = 1 - self._draw.random()
+        if weight > self._weight * chance**-_TOLERANCE:
+            levels.undo(first, end)
+            return
+        levels.keep(first, tasks, now)
+        self._weight = max(weight, 0.0)
+        highest = max(now[1])
+        if highest >= self._highest:
+            self._highest, self._at = highest, first + now[1].index(highest)
+        elif first <= self._at < end:
+            self._find_highest()
+        if self._highest < self._goal or (another_first and self._highest <= self._peak):
+            self._judge()
+
+    def _find_highest(self) -> None:
+        peaks = self._levels.peaks
+        self._highest = max(peaks[self._ran :])
+        self._at = peaks.index(self._highest, self._ran)
+
+    def _judge(self) -> None:
+        """Simulates the order. If it is not as good as it looks, it is left again."""
+        order = list(self._levels.order)
+        peak, thought = self._problem.peak_bytes(order), self._highest
+        better, hoped = peak < self._peak, thought < self._goal
+        if better:
+            self._peak, self._best = peak, order
+        self._goal = min(self._goal, thought)
+        if better and peak < thought:  # which these blocks do not show
+            model = Problem(self._problem.graph, self._problem.footprints, self._problem.needed)
+            model.heap_timeline = self._problem.timeline(order)
+            self._go_by(model, order)
+            self._goal = peak
+        elif hoped and peak > thought and not better:
+            self._levels = _Levels(self._model, self._best)
+        self._find_highest()
+        self._weight = self._weighed(self._levels.peaks)
+
+    def _move(self) -> tuple[int, list[int]] | None:
+        """A part of the order, rearranged: its first place, and its tasks. None: nothing came of it."""
+        draw, levels, at = self._draw, self._levels, self._at
+        count = len(levels.order)
+        if draw.random() < _ELSEWHERE:
+            at = max([draw.randrange(self._ran, count) for _ in range(3)], key=levels.peaks.__getitem__)
+        earlier = draw.random() < 0.5
+        if draw.random() < _BLOCKS:
+            places = self._of_a_block(at, earlier)
+        elif draw.random() < 0.5:
+            places = [at]
+        else:
+            places = [at + self._distance(count - at) if earlier else at - self._distance(at - self._ran + 1)]
+        if not places:
+            return None
+        if earlier:
+            return self._pulled(at - self._distance(at - self._ran + 1), places, draw.random() < 0.5)
+        return self._pushed(places, at + self._distance(count - at), draw.random() < 0.5)
+
+    def _of_a_block(self, at: int, users: bool) -> list[int]:
+        """Of a block that is alive as the task at this place starts, drawn by size: where its makers are, or its users.
+
+        Users are those that have not ended yet. None, if none is found soon.
+        """
+        problem, place_of = self._model, self._levels.place
+        for block in self._draw.choices(self._blocks, cum_weights=self._sizes, k=6):
+            made = [place_of[task] for task in problem.makers[block]]
+            used = [place_of[task] for task in problem.users[block]]
+            if (made and min(made) >= at) or (used and max(used) < at):
+                continue
+            return (
+                [place for place in used if place >= at] if users else [place for place in made if place >= self._ran]
+            )
+        return []
+
+    def _another_first(self) -> tuple[int, list[int]] | None:
+        """Of the gradients that are summed another one comes first: it may be that to it can be added in place."""
+        places = sorted(
+            place for task in self._draw.choice(self._sums) if (place := self._levels.place[task]) >= self._ran
+        )
+        if len(places) < 2:
+            return None
+        if self._draw.random() < 0.5:
+            return self._pushed(places[:1], self._draw.choice(places[1:]), False)
+        return self._pulled(places[0], [self._draw.choice(places[1:])], False)
+
+    def _distance(self, most: int) -> int:
+        """From 0 to below `most`, any order of magnitude as often."""
+        return int(exp(self._draw.random() * log(min(most, _FARTHEST) + 1))) - 1
+
+    def _pulled(self, first: int, places: Sequence[int], with_followers: bool) -> tuple[int, list[int]] | None:
+        """What is at these places comes to the first, behind what it waits for; and what then frees memory, too."""
+        levels, nexts = self._levels, self._nexts
+        end = max(places) + 1
+        part = levels.order[first:end]
+        chosen = {levels.order[place] for place in places}
+        for task in reversed(part):
+            if not chosen.isdisjoint(nexts[task]):
+                chosen.add(task)
+        if with_followers:
+            place_of, changes, waits_for = levels.place, levels.changes, self._waits_for
+            part = levels.order[first : end + len(part)]
+            for task in part:
+                if task in chosen or changes[task] > 0:
+                    continue
+                if all(before in chosen or place_of[before] < first for before in waits_for[task]):
+                    chosen.add(task)
+        return _parted(first, part, chosen, True)
+
+    def _pushed(self, places: Sequence[int], last: int, with_makers: bool) -> tuple[int, list[int]] | None:
+        """What is at these places comes to the last, before what waits for it; and what only makes memory, too."""
+        levels, waits_for = self._levels, self._waits_for
+        first = min(places)
+        part = levels.order[first : last + 1]
+        chosen = {levels.order[place] for place in places}
+        for task in part:
+            if not chosen.isdisjoint(waits_for[task]):
+                chosen.add(task)
+        if with_makers:
+            place_of, changes, nexts = levels.place, levels.changes, self._nexts
+            first = max(self._ran, first - len(part))
+            part = levels.order[first : last + 1]
+            for task in reversed(part):
+                if task in chosen or changes[task] < 0 or not nexts[task]:
+                    continue
+                if all(after in chosen or place_of[after] > last for after in nexts[task]):
+                    chosen.add(task)
+        return _parted(first, part, chosen, False)
+
+
+def _parted(first: int, part: list[int], chosen: set[int], before: bool) -> tuple[int, list[int]] | None:
+    """The part with the chosen tasks before the others, or after them."""
+    ones, others = [task for task in part if task in chosen], [task for task in part if task not in chosen]
+    if not ones or not others:
+        return None
+    tasks = ones + others if before else others + ones
+    return None if tasks == part else (first, tasks)

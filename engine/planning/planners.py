@@ -1,0 +1,381 @@
+"""Orders planned ahead: for little memory, for little time, or for some tasks to come early.
+
+A planner takes a `Problem` and the tasks that ran already, and returns the ids of all tasks in a legal order which
+starts with those. All are deterministic and near linear: a hundred thousand tasks take about a second. They go by the
+problem's blocks, which are exact for HEAP's order alone: which of their orders is best, `Problem.peak_bytes` says.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.paths_and_repeats import longest_ways
+from ..schedule.find_tasks import tasks_at
+
+if TYPE_CHECKING:
+    from .scheduling_problem import Problem
+    from .series_parallel import Segment
+
+
+class Progress:
+    """An order as it grows.
+
+    Attributes:
+        order: the tasks that ran.
+        ready: after those with which it began, the tasks that are ready, first arrived first.
+    """
+
+    def __init__(self, problem: Problem, ran: Sequence[int]) -> None:
+        self.order: list[int] = []
+        self._nexts = problem.nexts
+        self._waits = list(problem.waits)
+        arrived = dict.fromkeys(problem.start())
+        for task in ran:
+            del arrived[task]
+            arrived.update(dict.fromkeys(self.run(task)))
+        self.ready = list(arrived)
+
+    def run(self, task: int) -> list[int]:
+        """The tasks that get ready when this one runs, by its output number."""
+        self.order.append(task)
+        waits = self._waits
+        ready = []
+        for next_task in self._nexts[task]:
+            waits[next_task] -= 1
+            if not waits[next_task]:
+                ready.append(next_task)
+        return ready
+
+
+class Memory:
+    """The level of memory as an order grows.
+
+    Attributes:
+        level: bytes that are alive.
+        peak: the highest level so far, or the bytes that are left at the end if that is more: no order stays below.
+        change: by task, how many bytes the level will be higher once it has run, if it is the next. In time this only
+            falls: another task makes the same block first, or the task becomes the last user of one.
+    """
+
+    def __init__(self, problem: Problem, ran: Iterable[int] = ()) -> None:
+        self._needs, self._sizes, self._makers = problem.needs, problem.sizes, problem.makers
+        self._made_by, self._used_by = problem.made_by, problem.used_by
+        self._made = [not makers for makers in problem.makers]
+        self._left = list(map(len, problem.users))
+        self._last = list(map(sum, problem.users))  # the ids of the users to come: where one is left, it is that one
+        self.level = problem.start_bytes
+        self.peak = max(self.level, sum(size for size, left in zip(self._sizes, self._left, strict=True) if not left))
+        self.change = [0] * len(self._needs)
+        for task in problem.tasks:
+            made = sum([self._sizes[block] for block in self._made_by[task]])
+            freed = sum([self._sizes[block] for block in self._used_by[task] if self._left[block] == 1])
+            self.change[task] = made - freed
+        for task in ran:
+            self.run(task)
+
+    def run(self, task: int) -> list[int]:
+        """The task runs. Returns the tasks of which the change is another now."""
+        sizes, made, left, last, change = self._sizes, self._made, self._left, self._last, self.change
+        changed = []
+        self.peak = max(self.peak, self.level + self._needs[task])
+        self.level += change[task]
+        for block in self._made_by[task]:
+            if not made[block]:
+                made[block] = True
+                for maker in self._makers[block]:
+                    if maker != task:
+                        change[maker] -= sizes[block]
+                        changed.append(maker)
+        for block in self._used_by[task]:
+            left[block] -= 1
+            last[block] -= task
+            if left[block] == 1:
+                change[last[block]] -= sizes[block]
+                changed.append(last[block])
+        return changed
+
+
+class LeastNeed:
+    """Ready entries, and the least of those that need at most so much: a segment tree over heaps, O(log n) each.
+
+    An entry is a number, a rank among equals, and the task. A lesser entry of the same task replaces it.
+
+    Args:
+        needs: by task.
+    """
+
+    def __init__(self, needs: Sequence[int]) -> None:
+        self._needs = needs
+        self._steps = sorted(set(needs))
+        leaf_of = {need: leaf for leaf, need in enumerate(self._steps)}
+        self._leaf_of = [leaf_of[need] for need in needs]
+        self._leaves = 1 << len(self._steps).bit_length()
+        self._heaps: list[list[tuple[int, int, int]]] = [[] for _ in self._steps]
+        self._least: list[tuple[int, int, int] | None] = [None] * (2 * self._leaves)
+        self._current: dict[int, tuple[int, int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._current)
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._current
+
+    def push(self, entry: tuple[int, int, int]) -> None:
+        leaf = self._leaf_of[entry[2]]
+        self._current[entry[2]] = entry
+        heappush(self._heaps[leaf], entry)
+        self._update(leaf)
+
+    def pop(self, most: int) -> int:
+        """Takes the task of the least entry among those that need at most so much; if none does, of the least needy."""
+        least = self._least
+        found = None
+        node = self._leaves + bisect_right(self._steps, most)
+        while node > 1:
+            if node & 1 and (entry := least[node - 1]) is not None and (found is None or entry < found):
+                found = entry
+            node >>= 1
+        if found is None:
+            while node < self._leaves:
+                node = 2 * node if least[2 * node] is not None else 2 * node + 1
+            found = least[node]
+        assert found is not None
+        del self._current[found[2]]
+        self._update(self._leaf_of[found[2]])
+        return found[2]
+
+    def _update(self, leaf: int) -> None:
+        least, heap, current = self._least, self._heaps[leaf], self._current
+        while heap and current.get(heap[0][2]) is not heap[0]:
+            heappop(heap)
+        best = heap[0] if heap else None
+        node = leaf + self._leaves
+        while node and least[node] is not best:
+            least[node] = best
+            other = least[node ^ 1]
+            if other is not None and (best is None or other < best):
+                best = other
+            node >>= 1
+
+
+def _heap_places(problem: Problem) -> list[int]:
+    """By task its place in HEAP's order, by which planners choose among equals."""
+    places = [0] * len(problem.graph)
+    for place, task in enumerate(problem.heap_order):
+        places[task] = place
+    return places
+
+
+def _by_key(problem: Problem, ran: Sequence[int], key: Callable[[int], tuple[float, int]]) -> list[int]:
+    """Of the ready tasks always the one with the least key. O(n log n)."""
+    progress = Progress(problem, ran)
+    heap = [(key(task), task) for task in progress.ready]
+    heapify(heap)
+    while heap:
+        for task in progress.run(heappop(heap)[1]):
+            heappush(heap, (key(task), task))
+    return progress.order
+
+
+@collector_paused()
+def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """Least peak memory first: a task which the peak so far leaves room for, and of those the one that frees most.
+
+    If there is room for none, the one that needs least. torch/_inductor/memory.py, topological_sort_lpmf, after
+    "Buffer memory optimization for video codec application modeled in Simulink" (DAC 2006). There each step looks at
+    all ready nodes; a segment tree over their needs makes that O(log n), O((n + uses of blocks) log n) in all.
+    """
+    progress, memory = Progress(problem, ran), Memory(problem, ran)
+    places = _heap_places(problem)
+    ready = LeastNeed(problem.needs)
+    for task in progress.ready:
+        ready.push((memory.change[task], places[task], task))
+    while ready:
+        task = ready.pop(memory.peak - memory.level)
+        for changed in memory.run(task):
+            if changed in ready:
+                ready.push((memory.change[changed], places[changed], changed))
+        for arrived in progress.run(task):
+            ready.push((memory.change[arrived], places[arrived], arrived))
+    return progress.order
+
+
+@collector_paused()
+def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """Depth first from the ends back: each task just after all that leads to it, the largest part of which comes first.
+
+    Of parts the one is larger that has more branches, and of equals the one that makes more bytes, both summed along
+    all ways. openxla/xla, hlo_memory_scheduler.cc, DFSMemoryScheduler, which begins at the one end that its programs
+    have; a backward has as many as parameters. torch/_inductor/memory.py, topological_sort_dfs, takes the smallest
+    first: then the gradients of biases run all that makes the weights'. It is a bad order where a parameter is used in
+    each step of a recurrence. O(n log n + edges).
+    """
+    branches, made = [0] * len(problem.graph), [0] * len(problem.graph)
+    tasks, sizes = len(problem.tasks), problem.sizes
+    made_in_all = sum(sizes)
+    for task in problem.heap_order:
+        nexts = problem.nexts[task]
+        # There may be more ways than numbers have digits for.
+        branches[task] = min(branches[task] + max(0, len(nexts) - 1), tasks)
+        made[task] = min(made[task] + sum([sizes[block] for block in problem.made_by[task]]), made_in_all)
+        for next_task in nexts:
+            branches[next_task] += branches[task]
+            made[next_task] += made[task]
+    places = _heap_places(problem)
+    by_size = sorted(problem.tasks, key=lambda task: (-branches[task], -made[task], places[task]))
+    before: list[list[int]] = [[] for _ in places]
+    for task in reversed(by_size):  # so that the largest is the last, which a stack gives first
+        for next_task in problem.nexts[task]:
+            before[next_task].append(task)
+    order = list(ran)
+    seen = set(ran)
+    stack = [task for task in reversed(by_size) if not problem.nexts[task]]
+    while stack:
+        if (task := stack[-1]) in seen:
+            stack.pop()
+        elif before[task]:
+            stack.append(before[task].pop())
+        else:
+            seen.add(stack.pop())
+            order.append(task)
+    return order
+
+
+@collector_paused()
+def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """The task first from which the longest way leads to the end, in time as `Problem.durations` has it.
+
+    "Highest levels first with estimated times" (HLFET: Adam, Chandy and Dickson, 1974), after Hu (1961); a list
+    schedule, so with m equal devices the time is within 2 - 1/m of the best (Graham, 1969). On one device all orders
+    take the same. O(n log n + edges).
+    """
+    times = problem.durations
+    rest = longest_ways(reversed(problem.heap_order), problem.nexts, times)
+    places = _heap_places(problem)
+    return _by_key(problem, ran, lambda task: (-(rest[task] + times[task]), places[task]))
+
+
+@collector_paused()
+def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[str | int] = ()) -> list[int]:
+    """The named tasks, with all that leads to them, as early as possible: first the first pattern's, then the next's.
+
+    What else there is, and what order is among the tasks that lead to one pattern's, HEAP says. Gradients that are to
+    be sent away are ready soonest so, and the sending overlaps what is left to run. O(n log n + edges).
+
+    Args:
+        patterns: each as `places.tasks_at` takes it: a task's number, a node's kind, the path of a module, the name of
+            a parameter, any of them with wildcards. Where there are none: the buckets of DistributedDataParallel, in
+            the order in which their all-reduces start.
+
+    Raises:
+        ValueError: a pattern names nothing, or nothing that runs; none is given and there are no buckets.
+    """
+    before: list[list[int]] = [[] for _ in problem.nexts]
+    for task in problem.tasks:
+        for next_task in problem.nexts[task]:
+            before[next_task].append(task)
+    groups = _named(problem, patterns) if patterns else _buckets(problem)
+    stage = [len(groups)] * len(before)
+    for number, tasks in enumerate(groups):
+        stack = [task for task in tasks if stage[task] == len(groups)]
+        while stack:
+            task = stack.pop()
+            stage[task] = number
+            stack.extend(earlier for earlier in before[task] if stage[earlier] == len(groups))
+    places = _heap_places(problem)
+    return _by_key(problem, ran, lambda task: (stage[task], places[task]))
+
+
+def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
+    """The tasks that run of each pattern."""
+    runs = set(problem.tasks)
+    groups = []
+    for pattern in patterns:
+        named = sorted(tasks_at(problem.graph, pattern))
+        groups.append([task for task in named if task in runs])
+        if not groups[-1]:
+            raise ValueError(
+                f'comm_first cannot bring "{pattern}" forward: this backward leaves out all that it names, such as '
+                f"{problem.graph.describe(named[0])}; name tasks that lead to its inputs"
+            )
+    return groups
+
+
+def _buckets(problem: Problem) -> list[list[int]]:
+    """The leaf tasks of each bucket of DistributedDataParallel."""
+    from ..schedule.ddp_buckets import buckets_of  # torch.distributed is for those who ask for it
+
+    runs = set(problem.tasks)
+    groups = [[task for task in bucket.tasks if task in runs] for bucket in buckets_of(problem.graph)]
+    if not any(groups):
+        raise ValueError(
+            "comm_first has to know which tasks come first, and this graph has no buckets of DistributedDataParallel: "
+            'name a kind, a module or a parameter, as in "comm_first(encoder.*)"'
+        )
+    return groups
+
+
+@collector_paused()
+def liu(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
+    """Merges branches segment by segment, each cut where memory is lowest: optimal on trees and series-parallel graphs.
+
+    A segment is a row of tasks with its hill, the highest level within it, and its valley, the level after it, both
+    over the level before. Where branches run from one fork to one join, their segments come in one order, whichever
+    branch they are of: see `series_parallel.contracted`, and J. W. H. Liu, "An application of generalized tree pebbling
+    to sparse matrix factorization" (1987). What is not series-parallel stays a graph, of segments: they are ordered as
+    `lpmf` orders tasks.
+
+    It is optimal where each block has one maker and at most one user, so that a task always changes the level by as
+    much. Elsewhere that is taken from HEAP's order: what several tasks use ends with the one which is last there. About
+    O(n log n + edges + uses of blocks).
+    """
+    from .series_parallel import contracted
+
+    order = problem.heap_order
+    if ran:
+        places = _heap_places(problem)
+        order = _by_key(problem, ran, lambda task: (places[task], task))[len(ran) :]
+    memory = Memory(problem, ran)
+    level, peak = memory.level, memory.peak
+    change = [0] * len(problem.graph)
+    for task in order:
+        change[task] = memory.change[task]
+        memory.run(task)
+    hills = [max(need, after, 0) for need, after in zip(problem.needs, change, strict=True)]
+    segments = contracted(order, problem.nexts, hills, change)
+
+    left_out = set(order).difference(*(segment.tasks for segment in segments))
+    progress = Progress(problem, ran)
+    stack = [task for task in progress.ready if task in left_out]
+    for segment in _segments_in_order(segments, level, peak):
+        for task in segment.tasks:
+            stack.append(task)
+            while stack:
+                stack.extend(each for each in progress.run(stack.pop()) if each in left_out)
+    return progress.order
+
+
+def _segments_in_order(segments: Sequence[Segment], level: int, peak: int) -> Iterator[Segment]:
+    """As `lpmf` orders tasks."""
+    waits = [0] * len(segments)
+    for segment in segments:
+        for number in segment.nexts:
+            waits[number] += 1
+    ready = LeastNeed([segment.hill for segment in segments])
+    arrived = [number for number, count in enumerate(waits) if not count]
+    while arrived or ready:
+        for number in arrived:
+            ready.push((segments[number].change, number, number))
+        segment = segments[ready.pop(peak - level)]
+        yield segment
+        peak = max(peak, level + segment.hill)
+        level += segment.change
+        arrived = []
+        for number in segment.nexts:
+            waits[number] -= 1
+            if not waits[number]:
+                arrived.append(number)

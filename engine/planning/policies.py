@@ -1,0 +1,173 @@
+"""Which ready task runs next: one flat table of keys, of which the least runs first, or a choice of the user's own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from ...inspector.validation import did_you_mean, expect_callable
+from ..schedule.policy import BFS, DFS, HEAP, AnyPolicy, Choice, Policy, arrival_label, creation_label, policy_name
+from . import planners
+
+if TYPE_CHECKING:
+    from .scheduling_problem import Problem
+
+
+def _random(seed: str) -> Policy:
+    """Each task draws a number, and the least runs first. Not every order is as likely as any other."""
+    number = int(seed)
+    return Policy(
+        "random",
+        "by lot",
+        lambda task, arrival: (Random(f"{number} {task.id}").getrandbits(32), arrival),
+        arrival_label,
+        keeps=True,
+    )
+
+
+def _comm_first(patterns: str) -> Policy:
+    named = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    what = ", ".join(named) or "what DistributedDataParallel sends"
+    return Policy("comm_first", f"first what leads to {what}", plan=partial(planners.comm_first, patterns=named))
+
+
+def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
+    from .auto_policy import auto_order
+
+    return auto_order(problem, ran, portfolio())
+
+
+def _auto_choice(problem: Problem, ran: Sequence[int]) -> Policy:
+    from .auto_policy import auto_choice
+
+    return auto_choice(problem, ran, POLICIES["auto"], portfolio())
+
+
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise ValueError("it takes a time")
+    return found
+
+
+def _search(seconds: str) -> Policy:
+    """The best of the portfolio, and then tasks moved about for some time."""
+    most = _seconds(seconds)
+
+    def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
+        from .local_search import searched_order
+
+        return searched_order(problem, ran, most, portfolio())
+
+    return Policy("search", f"the best order found in {most:g} s", plan=plan, keeps=True)
+
+
+def _optimal(seconds: str) -> Policy:
+    """The least peak there is. Where that can't be proven in time, PolicyError says what was found."""
+    most = _seconds(seconds)
+
+    def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
+        from .exact_search import optimal_order
+
+        return optimal_order(problem, ran, most)
+
+    return Policy("optimal", f"the least peak there is, proven in at most {most:g} s", plan=plan, keeps=True)
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        BFS,
+        DFS,
+        HEAP,
+        # What HEAP would be if leaves did not go first: the gradients that wait for them add up (PR #7604, PR #52180).
+        Policy(
+            "delay_accumulate",
+            "last created, first run; AccumulateGrad last",
+            lambda task, arrival: (int(task.is_leaf), -task.sequence_nr, arrival),
+            creation_label,
+            keeps=True,
+        ),
+        _random("0"),
+        # The planned ones: see `planners` for the rule, source and cost of each.
+        Policy("lpmf", "least peak memory first", plan=planners.lpmf, keeps=True),
+        Policy("postorder", "depth first, the largest branches first", plan=planners.postorder, keeps=True),
+        Policy("liu", "branches merged by their hills and valleys", plan=planners.liu, keeps=True),
+        Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
+        _comm_first(""),
+        Policy("auto", "the least predicted peak of several policies", plan=_auto, choose=_auto_choice),
+        _search("10"),
+        _optimal("10"),
+    )
+}
+
+CLASSIC = ("bfs", "dfs", "heap")
+"""The three of PR #4746, which need no plan."""
+
+TABS = (*CLASSIC, "lpmf")
+"""The policies that a deck shows beside the one that picks."""
+
+PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "postorder", "liu")
+"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
+
+_WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
+    "random": (_random, "a seed, a whole number,"),
+    "comm_first": (_comm_first, "tasks, modules or parameters, with commas between them,"),
+    "search": (_search, "seconds"),
+    "optimal": (_optimal, "seconds"),
+}
+"""By name what makes the policy of what stands in brackets behind it, and what that is."""
+
+
+def find_policy(policy: AnyPolicy) -> Policy | Choice:
+    """The policy that is meant.
+
+    Raises:
+        ValueError: no policy has this name, and the message lists those there are; or what stands in brackets behind it
+            is not what this policy takes.
+        TypeError: it is neither a name, nor a Policy, nor callable.
+    """
+    if isinstance(policy, str):
+        return POLICIES[policy] if policy in POLICIES else _with_argument(policy)
+    if not isinstance(policy, Policy):
+        wanted = f"a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task"
+        expect_callable(policy, 2, "policy", wanted)
+    return policy
+
+
+def _with_argument(text: str) -> Policy:
+    """The policy that "name(argument)" means."""
+    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if match is None or match[1] not in POLICIES:
+        near = did_you_mean(text, POLICIES)
+        raise ValueError(f"there is no policy {text!r}{near} known are {', '.join(POLICIES)}, or pass a callable")
+    name, argument = match[1], match[2].strip()
+    if name not in _WITH_ARGUMENT:
+        raise ValueError(f"policy {name} takes nothing in brackets; those which do are {', '.join(_WITH_ARGUMENT)}")
+    made, what = _WITH_ARGUMENT[name]
+    try:
+        return replace(made(argument), name=f"{name}({argument})")
+    except ValueError as error:
+        reason = f": {error}" if str(error) and not str(error).startswith(("invalid", "could not")) else ""
+        raise ValueError(f"policy {name} takes {what} in brackets, not {argument!r}{reason}") from None
+
+
+def order_name(policy: Policy | Choice) -> str:
+    """The policy, and whose order it took: "auto: lpmf"."""
+    took = policy.took if isinstance(policy, Policy) else ""
+    return f"{policy_name(policy)}: {took}" if took else policy_name(policy)
+
+
+def note_on(policy: Policy | Choice) -> str:
+    """Why it took that order; "" where there is nothing to say."""
+    return policy.note if isinstance(policy, Policy) else ""
+
+
+def portfolio() -> list[Policy]:
+    """The policies of `PORTFOLIO`."""
+    return [POLICIES[name] for name in PORTFOLIO]

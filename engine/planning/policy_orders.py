@@ -1,0 +1,188 @@
+"""From a policy and a problem to an order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import index
+from time import perf_counter
+
+from ...inspector.graph.graph import Graph, told_apart
+from ...inspector.validation import a_kind
+from ..schedule.dependencies import Pending
+from ..schedule.device_queues import DeviceQueues, MakeQueue, Queues
+from ..schedule.fsdp_stages import POST_BACKWARD, has_stages, unknown_task
+from ..schedule.greedy_order import allowed, chosen_order
+from ..schedule.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
+from ..schedule.ready_queue import PolicyError, ready_queue
+from .order_cache import kept_plan
+from .scheduling_problem import Problem
+
+
+def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = (), queues: Queues = "one") -> list[int]:
+    """The task ids in the order in which a policy runs a problem, beginning with the tasks that `ran`."""
+    graph, needed = problem.graph, problem.needed
+    if isinstance(policy, Policy) and policy.plan is not None:
+        plan = planned(policy, problem, ran)
+        if queues == "one" and _is_order(graph, plan, needed):
+            return list(plan)
+        policy = following(policy, plan)
+    return chosen_order(graph, policy, allowed(graph, needed), ran, queue_maker(problem, queues))
+
+
+def queue_maker(problem: Problem, queues: Queues) -> MakeQueue:
+    """What makes the ready queues of a problem: one, or side by side one for each device of its tasks."""
+    if queues == "one":
+        return ready_queue
+    devices = [str(task.device) for task in problem.graph.tasks]
+    return partial(DeviceQueues, durations_ns=list(map(round, problem.durations)), devices=devices)
+
+
+def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
+    """Whether each task may run in its turn, and none is left."""
+    pending = allowed(graph, needed)
+    ready = set(pending.start())
+    for task_id in order:
+        if task_id not in ready:
+            return False
+        ready.remove(task_id)
+        ready.update(pending.run(task_id))
+    return not ready
+
+
+def refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
+    """Raises PolicyError where `fully_shard` has tasks in the graph, and the policy can't keep what they ask for."""
+    if (task := unknown_task(graph)) is not None:
+        raise PolicyError(
+            f"policy {policy_name(policy)} can't be followed: {graph.describe(task)} is of fully_shard (FSDP2), and "
+            'what has to run before it is not known of this version of torch; policy="heap" is PyTorch\'s own order'
+        )
+    if is_dynamic(policy) and has_stages(graph):
+        raise PolicyError(
+            f"policy {policy_name(policy)} decides while the backward runs, and under fully_shard (FSDP2) what reads a "
+            f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
+            'take "heap" or any other policy that is not dynamic'
+        )
+
+
+def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
+    """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
+
+    Args:
+        policy: any; one that does not plan is returned as it is.
+        problem: the graph, which tasks run, and what is known of their memory.
+        ran: those that have run already.
+
+    Raises:
+        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them; or a plan
+            is not an order of the tasks.
+    """
+    if policy is not HEAP:
+        refuse_stages(policy, problem.graph)
+    if not isinstance(policy, Policy) or policy.plan is None:
+        return policy
+    if policy.choose is not None:
+        chosen = policy.choose(problem, ran)
+        if not isinstance(chosen, Policy) or chosen.plan is not None:
+            raise PolicyError(
+                f"policy {policy_name(policy)} returned {chosen!r} from choose; expected a ts.Policy with key= and "
+                "without plan="
+            )
+        return chosen
+    return following(policy, planned(policy, problem, ran))
+
+
+def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequence[int]:
+    """Return the order that a policy plans, which begins with the tasks that `ran`.
+
+    Raises:
+        PolicyError: it is not a list of task ids, leaves a task out, has one twice, or a task before its inputs.
+    """
+    plan = policy.plan
+    assert plan is not None
+
+    def checked(problem: Problem, ran: Sequence[int]) -> list[int]:
+        return _legal_plan(policy_name(policy), plan(problem, ran), problem, ran)
+
+    if policy.keeps and not problem.given:
+        return kept_plan(policy.name, checked, problem, ran)
+    return checked(problem, ran)
+
+
+def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -> list[int]:
+    """Return the plan of the policy `name`: the tasks that `ran`, then the others that run, in its order.
+
+    A plan may contain tasks that do not run (`inputs=`), and those that ran at any place.
+
+    Raises:
+        PolicyError: it is no order of the tasks that are left.
+    """
+    graph = problem.graph
+    expected = "expected each task's id once, after the ids of all tasks whose outputs it takes"
+    if not isinstance(plan, Iterable) or isinstance(plan, str):
+        raise PolicyError(
+            f"policy {name} returned {a_kind(plan)} from plan; expected a list of the ids of {len(problem.tasks)} tasks"
+        )
+    order: list[int] = []
+    for each in plan:
+        try:
+            order.append(index(each))
+        except TypeError:
+            raise PolicyError(f"policy {name} planned {each!r}, which is not the id of a task; {expected}") from None
+        if not 0 <= order[-1] < len(graph):
+            known = f"the graph has tasks 0 to {len(graph) - 1}"
+            raise PolicyError(f"policy {name} planned task {order[-1]}, and {known}; {expected}")
+    pending, gone, seen = Pending(graph, problem.needed), frozenset(ran), set()
+    ready, found = set(pending.start()), list(ran)
+    for task_id in ran:
+        ready.update(pending.run(task_id))
+    for task_id in order:
+        if task_id in seen:
+            raise PolicyError(f"policy {name} planned {told_apart(graph, task_id)} twice; {expected}")
+        seen.add(task_id)
+        if task_id in gone or not (problem.needed is None or task_id in problem.needed):
+            continue
+        if task_id not in ready:
+            before = min({edge.task for edge in graph.in_edges[task_id]}.difference(found))
+            raise PolicyError(
+                f"policy {name} planned {told_apart(graph, task_id)} before {told_apart(graph, before)}, whose output "
+                f"it takes; {expected}"
+            )
+        ready.update(pending.run(task_id))
+        found.append(task_id)
+    if missing := sorted(set(problem.tasks).difference(found)):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PolicyError(f"policy {name} left {told_apart(graph, missing[0])}{others} out of its plan; {expected}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedOrder:
+    """One order.
+
+    Attributes:
+        policy: what it is called.
+        order: the ids of the tasks.
+        peak_bytes: the highest level, predicted.
+        seconds: what finding it took, the simulation included.
+    """
+
+    policy: str
+    order: tuple[int, ...]
+    peak_bytes: int
+    seconds: float
+
+
+def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
+    """What a policy makes of a problem.
+
+    Raises:
+        ValueError: it decides while the backward runs.
+    """
+    if is_dynamic(policy):
+        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
+    began = perf_counter()
+    own = policy is HEAP
+    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
+    return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)

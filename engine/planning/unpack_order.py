@@ -1,0 +1,431 @@
+"""`ts.orders.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ...inspector.capture.build_graph import read_graph as graph_of
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.capture_records import Operation, resolve_sources
+from ...inspector.graph.freed_nodes import begun_by_session
+from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.phrases import joined, module_title
+from ...inspector.graph.source_lines import Source
+from ...inspector.text.report import ShownAsFindings
+from ...inspector.text.sizes_and_counts import counted, dtype_name, nth, shape_text, size_text
+from ...inspector.torch_private.saved_variables import first_freed, hides_saved, packed_slots, saved_slots
+from ...inspector.torch_private.tensors import is_number, storage_of
+from ...inspector.torch_private.thread_state import unobserved
+from ..schedule.policy import AnyPolicy, is_dynamic, policy_name
+from .policies import find_policy
+from .simulate import schedule
+
+_MOST_ROWS = 40  # of a table that is shown; records() has all
+_MOST_TEXT = 40  # characters of what a pack hook gave
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def _gone() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack:
+    """A saved tensor that a backward is going to unpack.
+
+    Attributes:
+        place: of its task among all tasks of the order, from 0.
+        task: the id of the task whose node keeps it.
+        slot: what the node calls it: "self", "result", "mat2", ...; "tensors" for a custom Function's.
+        shape, dtype: the tensor's. None of one that `saved_tensors_hooks` packed, which only unpacking shows; the shape
+            is None of nested tensors, too.
+        packed_as: what the pack hook gave, in words; None of a tensor that was not packed.
+        module: the path of the innermost module whose call made the node; None where no capture saw it.
+        source: the user's line that made the node.
+    """
+
+    place: int
+    task: int
+    slot: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+    packed_as: str | None
+    module: str | None
+    source: Source | None
+    _packed: Callable[[], object] = field(default=_gone, repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of a dense tensor of this shape."""
+        return None if self.shape is None or self.dtype is None else prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def packed(self) -> object:
+        """What the pack hook gave, as long as something else keeps it: a handle that says which state it stands for.
+
+        None where nothing was packed, and of tuples, lists and dicts, which can't be watched without keeping them.
+        """
+        return self._packed()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnpackOrder(ShownAsFindings):
+    """In which order a backward unpacks what the forward saved. In a notebook the table shows itself.
+
+    Attributes:
+        graph: the graph, without its nodes.
+        policy: the policy's name.
+        rows: the saved tensors in the order in which they are unpacked. Those of one task come together, when it runs;
+            in which order among themselves, its own code decides.
+        hidden: the ids of the tasks that keep what Python can't see, in the order in which they run: CopySlices, and
+            C++ nodes of extensions.
+        inside: the ids of those that run a backward of their own, whose saved tensors are not listed: reentrant
+            checkpoints, and compiled regions as far as they keep more than their node shows.
+    """
+
+    graph: Graph
+    policy: str
+    rows: tuple[Unpack, ...]
+    hidden: tuple[int, ...]
+    inside: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Unpack]:
+        return iter(self.rows)
+
+    def __getitem__(self, place: int) -> Unpack:
+        return self.rows[place]
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The ids of the tasks that unpack, each once, in the order in which they do."""
+        return tuple(dict.fromkeys(row.task for row in self.rows))
+
+    @cached_property
+    def packed_order(self) -> tuple[int, ...] | None:
+        """The ids of the same tasks in the order in which the forward saved for them.
+
+        A node saves when it is made, so this is the order of creation. Sequence numbers give it for a forward of one
+        thread, each of which counts for itself; where several threads took part, the times of a capture do. None where
+        that is seen and no capture was there.
+        """
+        tasks = [self.graph.tasks[task_id] for task_id in self.tasks]
+        operations = [task.operation for task in tasks]
+        created = [each.created_ns for each in operations if isinstance(each, Operation)]
+        if len(created) == len(tasks):
+            of_task = dict(zip(self.tasks, created, strict=True))
+            return tuple(task.id for task in sorted(tasks, key=lambda task: (of_task[task.id], task.sequence_nr)))
+        numbers = [task.sequence_nr for task in self.graph.tasks]
+        leaves = [task.is_leaf for task in self.graph.tasks]
+        for edge in self.graph.edges:
+            if not leaves[edge.next_task] and numbers[edge.task] <= numbers[edge.next_task]:
+                return None  # what uses a tensor is newer than what made it, in one thread
+        return tuple(task.id for task in sorted(tasks, key=lambda task: task.sequence_nr))
+
+    @cached_property
+    def out_of_order(self) -> tuple[Unpack, int] | None:
+        """The first that is not unpacked in the reverse of packing, and the id of the task that would have been next.
+
+        None where all come in reverse, or where the order of packing is not known.
+        """
+        packed = self.packed_order
+        if packed is None:
+            return None
+        for task_id, expected in zip(self.tasks, reversed(packed), strict=True):
+            if task_id != expected:
+                return next(row for row in self.rows if row.task == task_id), expected
+        return None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        return tuple(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        tasks = self.tasks
+        if not self.rows:
+            yield "No node of this graph keeps a tensor that Python can see."
+        else:
+            known = [row.nbytes for row in self.rows if row.nbytes is not None]
+            sizes = f", {size_text(sum(known))} in all" if len(known) == len(self.rows) else ""
+            yield (
+                f"Under {self.policy}, {counted(len(tasks), 'task')} of {len(self.graph):,} "
+                f"{'unpacks' if len(tasks) == 1 else 'unpack'} {counted(len(self.rows), 'saved tensor')}{sizes}."
+            )
+            yield self._against_packing()
+        if len(self.rows) > len(tasks):
+            yield "Those of one task come together; their order among themselves is for its own code to decide."
+        if packed := sum(row.packed_as is not None for row in self.rows):
+            which = "1 of them was" if packed == 1 else f"{packed:,} of them were"
+            which = "All were" if packed == len(self.rows) > 1 else which
+            yield f"{which} packed by saved_tensors_hooks, so the shape is not known before the unpack hook has run."
+        if self.hidden:
+            names = joined([told_apart(self.graph, task) for task in self.hidden])
+            yield f"What these keep can't be seen from Python, and is not listed: {names}."
+        if self.inside:
+            names = joined([told_apart(self.graph, task) for task in self.inside])
+            yield f"What is unpacked inside of these is not listed: {names}."
+
+    def _against_packing(self) -> str:
+        if self.packed_order is None:
+            return (
+                "In which order they were packed is not known: the forward ran in several threads, and sequence "
+                "numbers are each thread's own."
+            )
+        found = self.out_of_order
+        if found is None:
+            return "They come in exactly the reverse of the order in which they were packed."
+        row, expected = found
+        describe = self.graph.describe
+        return (
+            f"The first that comes out of order, against the reverse of packing: {describe(row.task)}, the "
+            f"{nth(self.tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
+        )
+
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first; of a long one the beginning."""
+        rows = [["place", "task", "saved as", "tensor", "bytes", "module", "line"]]
+        for row in self.rows[:_MOST_ROWS]:
+            rows.append(
+                [
+                    f"{row.place + 1:,}",
+                    f"{row.task} {self.graph.tasks[row.task].name}",
+                    row.slot,
+                    _tensor_text(row),
+                    "–" if row.nbytes is None else size_text(row.nbytes),
+                    "–" if row.module is None else module_title(self.graph, row.module),
+                    row.source.short if row.source else "–",
+                ]
+            )
+        if len(self.rows) > _MOST_ROWS:
+            rows.append(["", f"and {len(self.rows) - _MOST_ROWS:,} more", "", "", "", "", ""])
+        return rows
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per saved tensor, for `pandas.DataFrame(order.records())`."""
+        return [
+            {
+                "place": row.place,
+                "task": row.task,
+                "name": self.graph.tasks[row.task].name,
+                "slot": row.slot,
+                "shape": row.shape,
+                "dtype": row.dtype,
+                "nbytes": row.nbytes,
+                "packed_as": row.packed_as,
+                "module": row.module,
+                "source": row.source and row.source.short,
+            }
+            for row in self.rows
+        ]
+
+    @property
+    def right(self) -> Sequence[str]:
+        """The headings of columns of numbers."""
+        return _RIGHT
+
+    __repr__ = ShownAsFindings.__str__
+
+
+_RIGHT = ("place", "bytes")
+
+
+def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> UnpackOrder:
+    """Says in which order a backward under the policy will unpack the saved tensors. Nothing runs, no hook either.
+
+    PyTorch leaves the order of `saved_tensors_hooks`' unpacking open (PR #198016): it is the order in which the tasks
+    run. A policy's order is known ahead, and with it this one:
+
+        >>> import torch, tapescope as ts
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> order = ts.orders.unpack_order(x.exp().sin().sum(), "heap")
+        >>> [(order.graph.tasks[row.task].short_name, row.slot, row.nbytes) for row in order]
+        [('Sin', 'self', 12), ('Exp', 'result', 12)]
+        >>> order.out_of_order is None
+        True
+
+    In one thread HEAP's is exactly the reverse of packing, since what uses a tensor is newer than what made it. A state
+    that newer operations read again is so unpacked twice, far apart: `ts.orders.check_order` finds where a chain of
+    states breaks, and `ts.orders.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to
+    build the chain.
+
+    Args:
+        loss_or_graph: as `ts.graph` takes it, or a graph.
+        policy: as in `ts.backward`.
+
+    Known limitations: not listed is what `CopySlices` and C++ nodes of extensions keep, nor what is unpacked inside of
+    a reentrant checkpoint; in a checkpointed region (`use_reentrant=False`) the first to unpack computes it again. A
+    Python number (`x * 2`), which a node keeps as a tensor, is left out, as no hook gets to see it; a bool (`x * True`)
+    is listed all the same. A node may leave what it keeps alone, as a custom Function does whose backward never asks
+    for `ctx.saved_tensors`.
+
+    Raises:
+        ValueError: the policy decides while the backward runs; or the graph is from a file, and has no nodes.
+        RuntimeError: a backward has freed what a task saved, so that this one can't run.
+    """
+    graph = loss_or_graph if isinstance(loss_or_graph, Graph) else graph_of(loss_or_graph)
+    chosen = find_policy(policy)
+    if is_dynamic(chosen):
+        raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs: its order is not known ahead")
+    _assert_has_nodes(graph)
+    order = schedule(graph, chosen)
+    for task_id in order:  # each alone: another backward may have freed only what it shares with this graph
+        if first_freed([graph.nodes[task_id]]) is not None:
+            task = graph.describe(task_id)
+            said = f"a backward has freed what {task} saved, so it can't be unpacked; make the graph again"
+            raise RuntimeError("; ".join([said, *begun_by_session(graph)]))
+    rows: list[Unpack] = []
+    with collector_paused():
+        resolve_sources(task.operation for task in graph.tasks if isinstance(task.operation, Operation))
+        for place, task_id in enumerate(order):
+            rows.extend(_rows(graph, place, task_id))
+    hidden = tuple(task_id for task_id in order if hides_saved(graph.nodes[task_id]))
+    inside = tuple(task_id for task_id in order if graph.tasks[task_id].kind is Kind.CHECKPOINT)
+    return UnpackOrder(replace(graph, nodes=()), policy_name(chosen), tuple(rows), hidden, inside)
+
+
+def _assert_has_nodes(graph: Graph) -> None:
+    if not graph.nodes:
+        raise ValueError(f"{graph.why_no_nodes}, so their saved tensors are not known: pass the loss")
+
+
+def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:
+    node, task = graph.nodes[task_id], graph.tasks[task_id]
+    if task.is_leaf:
+        return
+    module = graph.module(task)
+    for slot in saved_slots(node):
+        with unobserved():
+            if is_number(slot.tensor):
+                continue
+        shape = None if slot.tensor.is_nested else tuple(slot.tensor.shape)
+        yield Unpack(place, task_id, slot.name, shape, slot.tensor.dtype, None, module, task.source)
+    for name, packed in packed_slots(node):
+        said, still = _packed_text(packed), _watched(packed)
+        yield Unpack(place, task_id, name, None, None, said, module, task.source, still)
+
+
+def _tensor_text(row: Unpack) -> str:
+    if row.dtype is None:
+        return f"packed: {row.packed_as}"
+    return f"{shape_text(row.shape)} {dtype_name(row.dtype)}"
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """`4×8 float32`."""
+    shape = None if tensor.is_nested else tuple(tensor.shape)
+    return f"{shape_text(shape)} {dtype_name(tensor.dtype)}"
+
+
+def _packed_text(packed: object) -> str:
+    """What a pack hook gave, without running any code of the user's."""
+    name = type(packed).__name__
+    if isinstance(packed, Tensor):
+        return f"{name} {tensor_text(packed)}"
+    if type(packed) in _PLAIN:
+        text = repr(packed)
+        return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 3]}..."
+    if type(packed) in (tuple, list):
+        return f"{name} of {len(packed)}"  # type: ignore[arg-type]
+    return name
+
+
+def _watched(packed: object) -> Callable[[], object]:
+    """Gives it back while it lives. A report must not keep what a backward frees."""
+    if type(packed) in _PLAIN:
+        return lambda: packed
+    try:
+        return ref(packed)
+    except TypeError:
+        return _gone
+
+
+class SavedBy:
+    """Which tasks' nodes saved a tensor. The first question looks at all that a graph's nodes keep."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._packed: dict[int, None] = {}  # tasks with something packed in which no tensor is seen
+
+    def tasks(self, tensor: Tensor) -> frozenset[int]:
+        """The ids of the tasks whose node saved this very tensor, or a view of all of its elements (its transpose).
+
+        Of what `saved_tensors_hooks` packed this can be told where the pack hook gave the tensor itself, or an object
+        that holds it: in a tuple, a list, a dict, or as an attribute.
+
+        Raises:
+            ValueError: no task did, as far as can be told; or the graph has no nodes.
+        """
+        _assert_has_nodes(self._graph)
+        found = self._tasks.get(_elements_of(tensor))
+        if found is None:
+            raise ValueError(self._nobody(tensor))
+        return frozenset(found)
+
+    @cached_property
+    def _tasks(self) -> dict[Hashable, set[int]]:
+        found: dict[Hashable, set[int]] = {}
+        with collector_paused():
+            for task_id, node in enumerate(self._graph.nodes):
+                if self._graph.tasks[task_id].is_leaf:
+                    continue
+                for slot in saved_slots(node):
+                    found.setdefault(_elements_of(slot.tensor), set()).add(task_id)
+                for _, packed in packed_slots(node):
+                    tensors = list(_tensors_in(packed))
+                    for tensor in tensors:
+                        found.setdefault(_elements_of(tensor), set()).add(task_id)
+                    if not tensors:
+                        self._packed[task_id] = None
+        return found
+
+    def _nobody(self, tensor: Tensor) -> str:
+        said = f"no task of this graph is known to unpack this tensor of {tensor_text(tensor)}"
+        if self._packed:
+            tasks = joined([told_apart(self._graph, task) for task in self._packed])
+            return (
+                f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
+                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of "
+                "ts.orders.unpack_order(loss)"
+            )
+        return (
+            f"{said}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line instead"
+        )
+
+
+def _elements_of(tensor: Tensor) -> Hashable:
+    """What is equal for two tensors of the same elements: which storage, from where to where in it, and how many."""
+    storage = None if tensor.layout is not torch.strided or tensor.is_nested else storage_of(tensor)
+    if storage is None:
+        return id(tensor)  # a node gives the user's own back
+    first = int(tensor.storage_offset())
+    steps = [(int(size), int(stride)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    last = first + sum((size - 1) * stride for size, stride in steps)
+    return storage.address, tensor.dtype, first, last, prod(size for size, _ in steps)
+
+
+def _tensors_in(packed: object) -> Iterator[Tensor]:
+    """The tensors in what a pack hook gave, as far as they are seen without running its code."""
+    if isinstance(packed, Tensor):
+        yield packed
+        return
+    parts: Any = ()
+    if isinstance(packed, tuple | list):
+        parts = packed
+    elif isinstance(packed, Mapping):
+        parts = packed.values() if type(packed) is dict else ()
+    else:
+        parts = getattr(packed, "__dict__", {}).values()
+    yield from (part for part in list(parts) if isinstance(part, Tensor))

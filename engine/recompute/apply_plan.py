@@ -1,0 +1,319 @@
+"""Runs forwards by a plan: saved tensors are dropped, and recomputed when the backward needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...inspector.capture.interrupt_safe_stack import Opened, hooks_opened, refuse_disabled_hooks
+from ...inspector.text.sizes_and_counts import counted, size_text
+from ...inspector.torch_private.checkpoints import hidden_from_checkpoints
+from ...inspector.torch_private.compiled import compiled_code_refused, keep_compiler_out
+from ...inspector.torch_private.engine import in_backward
+from ...inspector.torch_private.thread_state import (
+    close_hooks,
+    close_mode,
+    hooks_are_enabled,
+    open_hooks,
+    open_mode,
+    open_pack_hook,
+)
+from .follow_forward import (
+    Function,
+    MirrorTally,
+    MirrorWatch,
+    PlannedCall,
+    PlannedCalls,
+    PlanState,
+    banned_sentence,
+    state_of,
+)
+from .plan import PlannedStorage, RecomputePlan
+
+PURPOSE = "ts.recompute follows what a forward saves"
+
+
+def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:
+    """What follows forwards along their plan, and what has to be open meanwhile."""
+    watch = MirrorWatch(state, tally)
+    hidden = hidden_from_checkpoints(watch.hooks)
+    if state.calls is None:
+        return watch, [hidden, hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
+    # A checkpoint around the block must see all that is saved in it, or nothing: it counts.
+    hooks = [hooks_opened(watch.hooks, PURPOSE)] if state.calls.saves_between or open_pack_hook() is not None else []
+    return watch, [hidden, *hooks, _FollowedCalls(state, state.calls, watch)]
+
+
+class _LearnedCalls(TorchFunctionMode):
+    """Sees in which calls a forward runs that `watch`, which is open meanwhile, follows; tells the plan's state."""
+
+    def __init__(self, state: PlanState, watch: MirrorWatch) -> None:
+        super().__init__()
+        self._state = state
+        self._watch = watch
+        self._calls: list[PlannedCall] = []
+        self._saves_between = False
+        self._learns = bool(state.operators)
+        self._learned: PlannedCalls | None = None  # in the forward that runs, or has just run
+
+    def __torch_function__(
+        self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._look_behind()
+        if not self._learns or not torch.is_grad_enabled() or in_backward():
+            return function(*args, **kwargs)
+        watch, calls = self._watch, self._calls
+        begin = watch.place
+        if watch.drops or begin != (calls[-1].end if calls else 0):  # out of sight of any call
+            self._learns = False
+        self._saves_between |= watch.saves
+        watch.drops = watch.saves = watch.writes = False
+        result = function(*args, **kwargs)
+        calls.append(PlannedCall(function, begin, watch.place, watch.drops, watch.saves, watch.writes))
+        watch.drops = watch.saves = False
+        if watch.differs:
+            self._learns = False
+        if self._learns and watch.place == len(self._state.operators):
+            self._learns = False
+            self._learned = self._state.calls = self._planned()
+        return result
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._look_behind()
+        watch = self._watch
+        learns = self._learns and kind is None and not watch.differs and not watch.drops
+        if learns and self._calls and 0 < watch.place == self._calls[-1].end:  # the loss is computed after the block
+            self._saves_between |= watch.saves
+            self._state.calls = self._planned()
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+
+    def _look_behind(self) -> None:
+        """Whether custom Functions save something after the last planned operation."""
+        if self._watch.place != len(self._state.operators):
+            self._learned = None
+        elif self._learned is not None and self._watch.saves:
+            self._state.calls = replace(self._learned, saves_between=True)
+
+    def _planned(self) -> PlannedCalls:
+        functions = {each.function for each in self._calls}
+        running = {each.function for each in self._calls if each.end > each.begin or each.drops or each.saves}
+        calls = tuple(each for each in self._calls if each.function in running)
+        return PlannedCalls(calls, frozenset(functions - running), self._saves_between)
+
+
+class _FollowedCalls(TorchFunctionMode):
+    """Opens `watch` and its hooks in the calls in which a plan has something to do."""
+
+    def __init__(self, state: PlanState, planned: PlannedCalls, watch: MirrorWatch) -> None:
+        super().__init__()
+        self._state = state
+        self._planned = planned
+        self._watch = watch
+        self._hook: object = None
+
+    def __enter__(self) -> _FollowedCalls:
+        self._hook = open_pack_hook()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        planned, watch = self._planned, self._watch
+        if function in planned.others or in_backward():
+            return function(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._unplanned(function, args, kwargs)
+        if not watch.is_planned_model:
+            watch.note_model((args, kwargs))
+        if watch.differs:
+            return self._unplanned(function, args, kwargs)
+        if watch.call == len(planned.calls):
+            watch.end()
+        call = planned.calls[watch.call]
+        if function is not call.function and function != call.function:
+            return self._other(function, call, args, kwargs)
+        watch.call += 1
+        watch.between = False
+        writes = call.writes or (bool(kwargs) and _is_to_write(kwargs))
+        if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
+            result = function(*args, **kwargs)
+            watch.place = call.end
+            return result
+        return self._followed(function, call, call.drops or writes, args, kwargs)
+
+    def _followed(
+        self, function: Function, call: PlannedCall, watched: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A call in which the plan has something to do.
+
+        Args:
+            watched: operation by operation.
+        """
+        watch = self._watch
+        watch.place = call.begin
+        # What the user's own hooks pack is theirs.
+        saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
+        if saves:
+            open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)
+        try:
+            if watched:
+                open_mode(watch)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    close_mode(None)
+            else:
+                result = function(*args, **kwargs)
+        finally:
+            if saves:
+                close_hooks()
+        watch.note_versions()
+        if not watched:
+            watch.place = call.end
+        elif watch.place != call.end and not watch.differs and not watch.between:
+            watch.differ(f"{_name(function)} ended before operation {watch.place}, planned were {call.end}")
+        return result
+
+    def _unplanned(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call in which nothing is dropped. It may write into what is, or into what replays read."""
+        watch = self._watch
+        if not watch.knows_any(args, kwargs):
+            return function(*args, **kwargs)
+        with watch:
+            result = function(*args, **kwargs)
+        watch.note_versions()
+        return result
+
+    def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call which is not the next of the plan's: no matter if it runs none of its operations."""
+        watch, state = self._watch, self._state
+        if watch.between:
+            if self._planned.calls[-1].end < len(state.operators):
+                state.calls = None  # this block has more of the forward than the one before: the next is to show it all
+            return function(*args, **kwargs)
+        begin = watch.place
+        with watch:
+            result = function(*args, **kwargs)
+        watch.note_versions()
+        if watch.place != begin and not watch.differs:
+            watch.differ(f"operation {begin} is run by {_name(function)}, planned was {_name(call.function)}")
+        return result
+
+
+def _is_to_write(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call says that it writes into an argument, as `relu(x, inplace=True)` and `add(x, y, out=z)` do."""
+    return bool(kwargs.get("inplace")) or kwargs.get("out") is not None
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+for _mode in (_LearnedCalls, _FollowedCalls):
+    keep_compiler_out(_mode.__torch_function__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeReport:
+    """What a mirrored forward and its backward came to, so far.
+
+    Attributes:
+        forwards: how many forwards ran as planned, to the plan's end or to that of the `with` block.
+        dropped: how many storages that nodes save were let go of; dropped_bytes: their sizes.
+        replayed: how many were made again, those on the way included; replayed_bytes: their sizes.
+        operations: how many operations that took; seconds: how long, on the host.
+        banned: the storages which the plan drops and which are kept, with the reason: making them again failed, or gave
+            something else.
+        notes: what else did not go as planned, in sentences.
+    """
+
+    forwards: int
+    dropped: int
+    dropped_bytes: int
+    replayed: int
+    replayed_bytes: int
+    operations: int
+    seconds: float
+    banned: tuple[tuple[PlannedStorage, str], ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        said = [
+            f"{_count(self.dropped, 'saved storage')} let go of, {size_text(self.dropped_bytes)}.",
+            f"{_count(self.replayed, 'storage')} made again, {size_text(self.replayed_bytes)}, by "
+            f"{counted(self.operations, 'operation')} in {1e3 * self.seconds:.1f} ms.",
+        ]
+        if self.banned:
+            said.append(f"{banned_sentence(self.banned)}.")
+        return "\n".join([*said, *self.notes])
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what} was" if number == 1 else f"{number:,} {what}s were"
+
+
+class apply_plan:
+    """The context manager behind `ts.recompute(plan)`; see there for what it promises and raises."""
+
+    def __init__(self, plan: RecomputePlan) -> None:
+        self.plan = plan
+        self._idle = not plan.dropped
+        self._tally = MirrorTally()
+        self._opened: Opened | None = None
+
+    def __repr__(self) -> str:
+        return f"<recompute: {self.plan}>"
+
+    def __enter__(self) -> apply_plan:
+        if self._opened is not None:
+            raise RuntimeError("this ts.recompute is open already; make another one with ts.recompute(plan)")
+        if self._idle:
+            return self
+        watch, contexts = followed(state_of(self.plan), self._tally)
+        self._opened = Opened(self, partial(_enter, contexts, watch))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._idle:
+            return
+        opened, self._opened = self._opened, None
+        assert opened is not None, "it was not entered"
+        opened.close(kind, error, traceback)
+
+    @property
+    def report(self) -> RecomputeReport:
+        """What came of it so far, the replays of backwards after the `with` block included."""
+        tally, state = self._tally, state_of(self.plan)
+        return RecomputeReport(
+            tally.forwards,
+            tally.dropped,
+            tally.dropped_bytes,
+            tally.storages,
+            tally.nbytes,
+            tally.operations,
+            tally.seconds,
+            state.banned_storages(state.banned),
+            tuple(tally.notes),
+        )
+
+
+def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
+    stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
+    refuse_disabled_hooks(PURPOSE)
+    stack.enter_context(compiled_code_refused("it can't be mirrored"))
+    for each in contexts:
+        stack.enter_context(each)

@@ -1,0 +1,454 @@
+"""A recompute plan: which storages to drop and recompute, and the order it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ...errors import verbs_end_where_called
+from ...inspector.capture.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
+from ...inspector.capture.operator_traits import allocates_only
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.graph_file import Table
+from ...inspector.graph.json_file import ColumnWriter, Section, content_of, is_format, path_of, read_section
+from ...inspector.text.sizes_and_counts import size_text
+from ..schedule.policy import Policy
+
+if TYPE_CHECKING:
+    from ..planning.scheduling_problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOrder:
+    """An order of one graph's tasks.
+
+    Attributes:
+        name: of the policy that planned it.
+        tasks: the ids of the tasks.
+        graph: `graph_digest` of the graph.
+    """
+
+    name: str
+    tasks: tuple[int, ...]
+    graph: str
+
+    @property
+    def policy(self) -> Policy:
+        """What runs a backward in this order. It raises ValueError on another graph."""
+        return Policy(f"planned {self.name}", f"{self.name}, for a mirrored forward", plan=self._plan)
+
+    def _plan(self, problem: Problem, ran: Sequence[int]) -> list[int]:
+        graph = problem.graph
+        if graph_digest(graph) != self.graph:
+            why = f"of {len(self.tasks):,} tasks, where this one has {len(graph):,}"
+            if len(self.tasks) == len(graph):
+                why = "whose tasks, edges or sizes are others"
+            raise ValueError(f"this order was planned for another graph, {why}; plan again, with ts.plan_recompute")
+        gone, runs = set(ran), set(problem.tasks)
+        return [*ran, *(task for task in self.tasks if task in runs and task not in gone)]
+
+
+def graph_digest(graph: Graph) -> str:
+    """Equal for the graphs of equal forwards: 16 hexadecimal digits."""
+    found = hashlib.sha256()
+    for task in graph.tasks:
+        found.update(f"{task.name} {task.inputs}\n".encode())
+    for edge in graph.edges:
+        found.update(f"{edge.task} {edge.output} {edge.next_task} {edge.input}\n".encode())
+    found.update(repr(graph.roots).encode())
+    return found.hexdigest()[:16]
+
+
+FORMAT = "tapescope.mirror"
+VERSION = 2
+
+_MOST = 2**53
+_LARGEST = 2**28  # bytes of a file
+
+Fate = Literal["dropped", "dropped on the way", "kept", "newly kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStorage:
+    """What a plan does with a storage of the forward.
+
+    Attributes:
+        number: the storage's, in the program that was planned for.
+        nbytes: its size.
+        fate: "dropped": nodes save it; the plan lets go of it, and it is made again as the first of them runs. "dropped
+            on the way": none does, and it is made again on the way to others. "kept": nodes save it and go on doing so.
+            "newly kept": none does, but others are made of it, so that it now outlives the forward.
+        made_by: the place of the operation that made it among those of the plan; -1 if it is none of them.
+        output: which of its outputs it came with, as in `ForwardStorage`.
+        operation: that operation's name, "aten.mul.Tensor".
+        module: the path of the module that made it.
+        saved_by: the (task, slot) pairs that save it.
+        inputs: the storages that its replay reads and that the forward made, too.
+        seconds: what its replay takes, without that of its inputs.
+        obstacle: why it can't be dropped, as in `ForwardStorage`.
+    """
+
+    number: int
+    nbytes: int
+    fate: Fate
+    made_by: int
+    output: int
+    operation: str
+    module: str | None
+    saved_by: tuple[tuple[int, str], ...]
+    inputs: tuple[int, ...]
+    seconds: float
+    obstacle: str | None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the plan lets go of it."""
+        return self.fate in ("dropped", "dropped on the way")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPrediction:
+    """What a plan should come to.
+
+    Attributes:
+        plain_levels, levels: the highest memory by place of the backward's order, bytes, without and with the plan.
+        plain_seconds: what a step takes without it, forward and backward.
+        replay_seconds: what the replays take of a step.
+        recording_seconds: what recording the forward takes of a step, so that it can be replayed.
+    """
+
+    plain_levels: tuple[int, ...]
+    levels: tuple[int, ...]
+    plain_seconds: float
+    replay_seconds: float
+    recording_seconds: float
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        """The highest level of the backward without the plan."""
+        return max(self.plain_levels, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The same with it."""
+        return max(self.levels, default=0)
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes with the plan, replays and recording included."""
+        return self.plain_seconds + self.replay_seconds + self.recording_seconds
+
+
+@verbs_end_where_called
+@dataclass(frozen=True, eq=False, repr=False)
+class RecomputePlan:
+    """Which storages a mirrored forward lets go of: `with ts.recompute(plan): loss = model(x)`.
+
+    Attributes:
+        fingerprint: of the forward that was planned for, as in `ForwardProgram`.
+        operations: the names of that forward's operations, without those of custom Functions and under no_grad.
+        storages: all that nodes save of what the forward made, and what else is dropped or newly kept, by number.
+        predicted: what it should come to, where that was worked out.
+        planned_order: the order of the backward for which it is predicted; None: PyTorch's own.
+    """
+
+    fingerprint: str
+    operations: tuple[str, ...]
+    storages: tuple[PlannedStorage, ...]
+    predicted: MirrorPrediction | None = None
+    planned_order: GraphOrder | None = None
+
+    @staticmethod
+    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> RecomputePlan:
+        """The plan that drops these storages.
+
+        What their replays read is kept unless it is dropped as well. What is to be dropped although no node saves it,
+        and nothing that is dropped needs it, is left out.
+
+        Args:
+            drop: numbers of storages of the program.
+
+        Raises:
+            ValueError: one of them can't be made again; says why.
+        """
+        for number in drop:
+            if not 0 <= number < len(program.storages):
+                raise ValueError(f"there is no storage {number}: the forward has {len(program.storages)}")
+            if (obstacle := program.storages[number].obstacle) is not None:
+                raise ValueError(f"{_described(program, number)} can't be made again, since {obstacle}; keep it")
+        dropped = _needed(program, drop)
+        planned = [each for each in program.operations if each.with_gradients]
+        places = {each.number: place for place, each in enumerate(planned)}
+        read = {each for number in dropped for each in program.inputs_of(number)} - dropped
+        storages = []
+        for storage in program.storages:
+            made_by = storage.made_by
+            saved = bool(storage.saved_by)
+            if made_by is None or not (saved or storage.number in dropped or storage.number in read):
+                continue
+            storages.append(
+                PlannedStorage(
+                    storage.number,
+                    storage.nbytes,
+                    _FATES[storage.number in dropped, saved],
+                    places.get(made_by, -1),
+                    storage.output,
+                    filled_by(program, storage).name,
+                    program.operations[made_by].module,
+                    storage.saved_by,
+                    tuple(each for each in program.inputs_of(storage.number) if _is_made(program.storages[each])),
+                    program.seconds_of(storage.number),
+                    storage.obstacle,
+                )
+            )
+        return RecomputePlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
+
+    def misfit(self, graph: Graph) -> str | None:
+        """Why its figures are not for this graph; None: nothing says so."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<RecomputePlan: {self}>"
+
+    def __str__(self) -> str:
+        count = sum(each.fate == "dropped" for each in self.storages)
+        saved = sum(bool(each.saved_by) for each in self.storages)
+        if not count:
+            return "nothing is dropped"
+        said = (
+            f"{count:,} of {saved:,} saved storages are dropped, {size_text(self.dropped_bytes)}; "
+            f"{size_text(self.newly_kept_bytes)} newly kept"
+        )
+        if self.predicted is not None:
+            before, after = self.predicted.plain_peak_bytes, self.predicted.peak_bytes
+            said += f"; predicted peak {size_text(after)}, of {size_text(before)} without"
+        if self.planned_order is not None:
+            said += f", in the order of {self.planned_order.name}: ts.backward(loss, policy=plan.policy)"
+        return said
+
+    @property
+    def policy(self) -> str | Policy:
+        """What the backward is to run under: `ts.backward(loss, policy=plan.policy)`; "heap": by `loss.backward()`."""
+        return "heap" if self.planned_order is None else self.planned_order.policy
+
+    @cached_property
+    def dropped(self) -> frozenset[int]:
+        """The numbers of the storages that are let go of."""
+        return frozenset(each.number for each in self.storages if each.is_dropped)
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes of saved storages that are let go of."""
+        return sum(each.nbytes for each in self.storages if each.fate == "dropped")
+
+    @property
+    def newly_kept_bytes(self) -> int:
+        """Bytes of storages that only replays need."""
+        return sum(each.nbytes for each in self.storages if each.fate == "newly kept")
+
+    @property
+    def replay_seconds(self) -> float:
+        """What the replays take in a step, if each storage is made again once."""
+        return sum(each.seconds for each in self.storages if each.is_dropped)
+
+    def fits(self, program: ForwardProgram) -> bool:
+        """Whether it was made for such a forward, of equal operations on equal sizes."""
+        return self.fingerprint == program.fingerprint
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it as JSON, for `RecomputePlan.load`. What was at `path` before is replaced when all is written."""
+        path = Path(path)
+        unfinished = path.with_name(f"{path.name}.part")
+        try:
+            with unfinished.open("w", encoding="ascii") as file:
+                _write(ColumnWriter(file.write), self)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> RecomputePlan:
+        """Reads a plan that `save` wrote. Nothing of the file is executed.
+
+        Raises:
+            ValueError: the file is no saved plan, is cut off, was written by a newer tapescope, or contradicts itself.
+            OSError: it can't be read.
+        """
+        path = path_of(path, "RecomputePlan.load")
+        try:
+            return _read(read_section(content_of(path, _LARGEST, "which is more than any plan needs")))
+        except (ValueError, MemoryError) as error:
+            why = str(error) or "there is too little memory for it"
+            raise ValueError(f"{path} is not a plan that this tapescope can load: {why}") from None
+
+
+_FATES: dict[tuple[bool, bool], Fate] = {
+    (True, True): "dropped",
+    (True, False): "dropped on the way",
+    (False, True): "kept",
+    (False, False): "newly kept",
+}
+"""By whether it is dropped, and whether a node saves it."""
+
+
+def filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperation:
+    """The operation whose result a storage is known by: a dropout's mask not by the `empty_like` that allocates it."""
+    operations = [program.operations[number] for number in storage.program]
+    return next((each for each in operations if not allocates_only(each.name)), operations[0])
+
+
+def _is_made(storage: ForwardStorage) -> bool:
+    return storage.made_by is not None
+
+
+def _described(program: ForwardProgram, number: int) -> str:
+    """`storage 12 (8.0 MiB of aten.mul.Tensor, layers.0, model.py:12)`."""
+    storage = program.storages[number]
+    if storage.made_by is None:
+        return f"storage {number} ({size_text(storage.nbytes)})"
+    operation = program.operations[storage.made_by]
+    where = [each for each in (operation.module, operation.source and operation.source.short) if each]
+    return f"storage {number} ({', '.join([f'{size_text(storage.nbytes)} of {operation.name}', *where])})"
+
+
+def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
+    """Those which nodes save, and those on the way to them."""
+    wanted = set(drop)
+    found: set[int] = set()
+    ahead = [number for number in wanted if program.storages[number].saved_by]
+    while ahead:
+        number = ahead.pop()
+        if number not in found:
+            found.add(number)
+            ahead += [each for each in program.inputs_of(number) if each in wanted]
+    return found
+
+
+def _write(writer: ColumnWriter, plan: RecomputePlan) -> None:
+    """Writes `format`, `version`, `fingerprint`, and:
+
+    - `names`; `operations`: indices into them. `modules`.
+    - By storage: `operation` (an index into `names`), `number`, `nbytes`, `fate` (see Fate, by place), `made_by`,
+      `output`, `module` (an index or -1), `seconds`, `obstacle` ("" for none).
+    - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
+    - By input of a replay: `input_of` (a place), `input`.
+    - `predicted`: null, or an object with the fields of `MirrorPrediction`.
+    - `order`: null, or an object with the fields of `GraphOrder`. Files of version 1 have none.
+    """
+    names, modules = Table[str](), Table[str]()
+    storages = plan.storages
+    with writer.object():
+        writer.value("format", FORMAT)
+        writer.value("version", VERSION)
+        writer.value("fingerprint", plan.fingerprint)
+        writer.column("operations", [names.number(each) for each in plan.operations])
+        writer.column("operation", [names.number(each.operation) for each in storages])
+        writer.column("names", names)
+        for name in ("number", "nbytes", "made_by", "output"):
+            writer.column(name, (getattr(each, name) for each in storages))
+        writer.column("fate", (get_args(Fate).index(each.fate) for each in storages))
+        writer.column("module", [-1 if each.module is None else modules.number(each.module) for each in storages])
+        writer.column("modules", modules)
+        writer.floats("seconds", (each.seconds for each in storages))
+        writer.column("obstacle", (each.obstacle or "" for each in storages))
+        saved = [(place, *keeper) for place, each in enumerate(storages) for keeper in each.saved_by]
+        writer.column("saved_storage", (place for place, _, _ in saved))
+        writer.column("saved_task", (task for _, task, _ in saved))
+        writer.column("saved_slot", (slot for _, _, slot in saved))
+        inputs = [(place, number) for place, each in enumerate(storages) for number in each.inputs]
+        writer.column("input_of", (place for place, _ in inputs))
+        writer.column("input", (number for _, number in inputs))
+        if plan.predicted is None:
+            writer.value("predicted", None)
+        else:
+            with writer.object("predicted"):
+                writer.column("plain_levels", plan.predicted.plain_levels)
+                writer.column("levels", plan.predicted.levels)
+                for name in ("plain_seconds", "replay_seconds", "recording_seconds"):
+                    writer.floats(name, [getattr(plan.predicted, name)])
+        if plan.planned_order is None:
+            writer.value("order", None)
+        else:
+            with writer.object("order"):
+                writer.value("name", plan.planned_order.name)
+                writer.value("graph", plan.planned_order.graph)
+                writer.column("tasks", plan.planned_order.tasks)
+
+
+def _read(section: Section) -> RecomputePlan:
+    if "format" not in section or not is_format(section.text("format"), FORMAT):
+        raise section.wrong("format", f"is not {FORMAT}")
+    if section.number("version") > VERSION:
+        raise section.wrong("version", f"is {section.number('version')}, written by a newer tapescope: update it")
+    names = section.texts("names")
+    operations = tuple(names[each] for each in section.integers("operations", len(names)))
+    numbers = section.integers("number", _MOST, distinct=True, code="q")
+    count = len(numbers)
+    nbytes = section.integers("nbytes", _MOST, length=count, code="q")
+    made_by = section.integers("made_by", len(operations), low=-1, length=count)
+    made = section.integers("operation", len(names), length=count)
+    output = section.integers("output", _MOST, low=-1, length=count, code="q")
+    fate = section.integers("fate", len(get_args(Fate)), length=count)
+    modules = section.texts("modules")
+    module = section.integers("module", len(modules), low=-1, length=count)
+    seconds = section.floats("seconds", count)
+    obstacle = section.texts("obstacle")
+    if len(obstacle) != count:
+        raise section.wrong("obstacle", f"has {len(obstacle)} entries, not {count}")
+    saved = section.integers("saved_storage", count)
+    task = section.integers("saved_task", _MOST, length=len(saved), code="q")
+    slot = section.texts("saved_slot")
+    if len(slot) != len(saved):
+        raise section.wrong("saved_slot", f"has {len(slot)} entries, not {len(saved)}")
+    saved_by: list[list[tuple[int, str]]] = [[] for _ in range(count)]
+    for place, keeper in zip(saved, zip(task, slot, strict=True), strict=True):
+        saved_by[place].append(keeper)
+    input_of = section.integers("input_of", count)
+    read = section.integers("input", _MOST, length=len(input_of), code="q")
+    inputs: list[list[int]] = [[] for _ in range(count)]
+    for place, number in zip(input_of, read, strict=True):
+        inputs[place].append(number)
+    storages = tuple(
+        PlannedStorage(
+            numbers[place],
+            nbytes[place],
+            get_args(Fate)[fate[place]],
+            made_by[place],
+            output[place],
+            names[made[place]],
+            None if module[place] < 0 else modules[module[place]],
+            tuple(saved_by[place]),
+            tuple(inputs[place]),
+            seconds[place],
+            obstacle[place] or None,
+        )
+        for place in range(count)
+    )
+    for each in storages:
+        if each.is_dropped and (each.obstacle is not None or each.made_by < 0):
+            raise section.wrong("fate", f"drops storage {each.number}, which can't be made again")
+    predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
+    order = _read_order(section.section("order")) if "order" in section else None
+    if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
+        raise section.wrong("order", f"has {len(order.tasks)} tasks, but {len(predicted.levels)} levels are predicted")
+    return RecomputePlan(section.text("fingerprint"), operations, storages, predicted, order)
+
+
+def _read_order(section: Section) -> GraphOrder:
+    tasks = section.integers("tasks", _MOST, distinct=True, code="q")
+    return GraphOrder(section.text("name"), tuple(tasks), section.text("graph"))
+
+
+def _read_prediction(section: Section) -> MirrorPrediction:
+    levels = section.integers("levels", _MOST, code="q")
+    return MirrorPrediction(
+        tuple(section.integers("plain_levels", _MOST, length=len(levels), code="q")),
+        tuple(levels),
+        *(section.floats(name, 1)[0] for name in ("plain_seconds", "replay_seconds", "recording_seconds")),
+    )

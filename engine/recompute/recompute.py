@@ -1,0 +1,194 @@
+"""`ts.recompute`: forwards whose saved tensors are dropped and recomputed, by a plan or within a budget."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ...inspector.validation import a_kind, expect_callable, expect_model
+from ..api.make_loss import MakeLoss
+from ..api.restore_state import AsFound
+from ..execution.unsupported import refuse_transforms
+from ..schedule.ddp_buckets import nothing_reduced
+from .apply_plan import RecomputeReport, apply_plan
+from .budget import Budget, Wanted, expect_seconds
+from .plan import RecomputePlan
+from .plan_recompute import plan_recompute
+
+Made = TypeVar("Made")
+
+
+class recompute:
+    """Drops saved tensors after the forward, by a plan, and recomputes them when the backward needs them.
+
+    With a plan it is a context manager around a forward: `with ts.recompute(plan): loss = model(x)`. With a budget it
+    is for trainers, which call the model in their own way: calling it with the trainer's function plans at the first
+    call with gradients on, and runs that call and all later ones by the plan.
+
+        class RecomputingTrainer(transformers.Trainer):
+            recompute = ts.recompute(budget=0.5)
+
+            def compute_loss(self, *args, **kwargs):
+                return self.recompute(super().compute_loss, *args, **kwargs)
+
+        class RecomputingModule(MyLightningModule):
+            recompute = ts.recompute(budget=0.5)
+
+            def training_step(self, *args, **kwargs):
+                return self.recompute(super().training_step, *args, **kwargs)
+
+    Gradients are the same bits as without, those of dropout included, and so is what the forward writes (the running
+    statistics of a batch-norm are updated once). The backward is PyTorch's own, inside the `with` block or after it,
+    and so are optimizer, autocast, GradScaler, DistributedDataParallel, gradient accumulation and the user's
+    checkpoints.
+
+    The first forward under a plan keeps all saved tensors. At its end each storage that the plan drops is recomputed,
+    compared with the original, and dropped if it is the same to the bit. If it is not, as with data that was written
+    behind torch's back, it is kept from then on (`report.banned`), with a warning. A storage is recomputed from the
+    forward's own inputs. If they were modified in place meanwhile, the backward raises as PyTorch does for saved
+    tensors.
+
+    Args:
+        plan: from `ts.plan_recompute` or `RecomputePlan.load`. Forwards of other sizes may use it, too: the storages
+            that it drops are recomputed with their own operations. If the first forward runs other operations than the
+            plan's, it is refused. If a later one does, it keeps all saved tensors from there on, with a warning. With a
+            plan that drops nothing the block does nothing and takes no time.
+        budget, overhead, seconds, model: as in `ts.plan_recompute`, for the plan of the first call (some twenty
+            forwards and backwards, after which all is as before, but for what they log). Where gradients are off, as in
+            an evaluation, a call just calls the function.
+
+    Attributes:
+        plan: the plan; None before the first call.
+
+    Raises:
+        TypeError: `plan` is not a plan; or an argument is none that `ts.plan_recompute` takes.
+        ValueError: a plan is given together with what it would be made from; or an argument is none that
+            `ts.plan_recompute` takes. In the forward: it is not the one that was planned for.
+        RuntimeError: a `with` block without a plan.
+        NotImplementedError: in the forward: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
+
+    The first forward under a plan is followed operation by operation; later blocks look into those calls alone in which
+    the plan has something to do. So open a block for each forward: more than one in a block take longer.
+
+    Known limitations: only the thread that opens the block recomputes. torch.func.grad and its like, which disable
+    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An
+    nn.MultiheadAttention or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients,
+    takes the other one, as under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count
+    as modified is not noticed between forward and backward: tensors changed through .data, running statistics of a
+    batch-norm that ran in eval mode and then trains; nor are other settings for the precision of products.
+    """
+
+    def __init__(
+        self,
+        plan: RecomputePlan | None = None,
+        *,
+        budget: Budget | None = None,
+        overhead: float | None = None,
+        seconds: float | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        if not isinstance(plan, RecomputePlan | None):
+            raise TypeError(
+                f"ts.recompute takes a plan, such as ts.plan_recompute makes, not {a_kind(plan)}; a budget is given by "
+                "its name: ts.recompute(budget=0.5)"
+            )
+        wanted: dict[str, Any] = {"budget": budget, "overhead": overhead, "seconds": seconds, "model": model}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        if plan is not None and given:
+            raise ValueError(
+                f"ts.recompute takes a plan, or {', '.join(given)} to make one from, not both: give those to "
+                "ts.plan_recompute"
+            )
+        Wanted.of(budget, overhead)
+        if seconds is not None:
+            expect_seconds(seconds)
+        expect_model(model)
+        self._plan_for: Callable[[MakeLoss], RecomputePlan] = partial(plan_recompute, **given)
+        self.plan = plan
+        self._block = None if plan is None else apply_plan(plan)
+
+    def __repr__(self) -> str:
+        return f"<recompute: {'nothing is planned yet' if self.plan is None else repr(self.plan)}>"
+
+    def __enter__(self) -> recompute:
+        if self._block is None:
+            raise RuntimeError(
+                "ts.recompute has no plan yet, which its first call makes; for a with block: "
+                "ts.recompute(ts.plan_recompute(make_loss, budget))"
+            )
+        self._block.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._block is not None, "it was not entered"
+        self._block.__exit__(kind, error, traceback)
+
+    @property
+    def report(self) -> RecomputeReport:
+        """What was dropped and recomputed so far, also in backwards after the `with` block; of calls, by the newest."""
+        if self._block is None:
+            return RecomputeReport(0, 0, 0, 0, 0, 0, 0.0, (), ())
+        return self._block.report
+
+    def __call__(self, function: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
+        """Runs a trainer's function by the plan, which the first call makes, and returns its result: the loss, alone or
+        with others.
+
+        Args:
+            function: runs the forward: `super().compute_loss`. Of a tuple the first is the loss, of a dict or an output
+                of transformers' that which is called so.
+            args, kwargs: what it is called with.
+
+        Raises:
+            TypeError, ValueError: there is no loss in the result; and what `ts.plan_recompute` raises.
+        """
+        if not callable(function):
+            expect_callable(function, len(args), "function", "what runs the forward, such as super().compute_loss")
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        if self.plan is None:
+            refuse_transforms("ts.recompute")
+            _make_once(lambda: _loss_in(_called(function, args, kwargs)))
+            self.plan = self._plan_for(lambda: _loss_in(_called(function, args, kwargs)))
+        self._block = apply_plan(self.plan)
+        with self._block:
+            return function(*args, **kwargs)
+
+
+def _make_once(make_loss: MakeLoss) -> None:
+    """Make the tensors that the first forward makes and keeps (a mask) before it runs: all forwards run alike then, as
+    the plan expects."""
+    world = AsFound(make_loss, "ts.recompute", refuses=True)
+    with world, nothing_reduced():
+        world.watch(backward=False)
+        with world.run():
+            made = world.carried.made_once()
+    for each in made:
+        each.redo()
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A call on batches of its own: some trainers take the labels out of theirs."""
+    return function(*map(_own, args), **{name: _own(each) for name, each in kwargs.items()})
+
+
+def _own(given: Any) -> Any:
+    return copy(given) if isinstance(given, Mapping | UserDict) else given
+
+
+def _loss_in(made: Any) -> Any:
+    """The loss among what a trainer's function gives."""
+    if isinstance(made, Mapping | UserDict):
+        return made.get("loss")
+    if isinstance(made, tuple | list) and made:
+        return made[0]
+    return getattr(made, "loss", made)

@@ -1,0 +1,278 @@
+"""Trial runs of the program a plan is made for: recorded, measured and timed, or on fake tensors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...inspector.capture.build_graph import read_graph
+from ...inspector.capture.capture import capture
+from ...inspector.capture.forward_program import ForwardProgram
+from ...inspector.capture.forward_recorder import ForwardRecorder
+from ...inspector.graph.phrases import joined
+from ...inspector.torch_private.engine import torch_backward
+from ..api.make_loss import MakeLoss, loss_of, same_random_numbers
+from ..api.profile import profile
+from ..api.record_forward import clock_of, recorded_in
+from ..api.restore_state import AsFound
+from ..api.time_backwards import turns
+from ..memory.dry_run import dry_run
+from ..memory.operator_times import OperatorTimes
+from ..memory.task_memory import Footprints
+from .apply_plan import apply_plan
+from .droppable_storages import footprints_for, mirror_storages
+from .no_plan_reasons import checkpoint_sentence
+from .plan import RecomputePlan
+
+# What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
+# everything is in the caches to where a large kernel has just emptied them.
+_NOTING_NS = 10_000.0, 500_000.0
+_CALLING_NS = 10_000.0, 500_000.0
+_FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
+
+
+class Extra(NamedTuple):
+    """What a step takes longer under a plan: its forward, and its backward."""
+
+    recording_ns: float
+    replay_ns: float
+
+    @property
+    def ns(self) -> float:
+        return self.recording_ns + self.replay_ns
+
+
+class Runs:
+    """Forwards and backwards of one program, each of which finds what the first found.
+
+    Attributes:
+        program, footprints: what was recorded and measured.
+        storages: the program's, for planning: those that came out otherwise when made again are not droppable.
+        plain_ns: the shortest time of a step, forward and backward.
+        recording_ns: what it takes in the forward to note an operation that may run again.
+        call_ns: what it takes besides the operation to note it and to run it again.
+        banned: what did not come out the same, and why, as a sentence; None: nothing.
+        reasons: the same by number of the storage.
+        estimates: why its figures are estimates; measured ones are none.
+        checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
+    """
+
+    estimates: tuple[str, ...] = ()
+
+    def __init__(self, repetitions: int, world: AsFound, model: nn.Module | None) -> None:
+        self._make_loss = world.make_loss
+        self._repetitions = repetitions
+        self._world = world
+        self.program = recorded_in(world, repetitions, model)
+        names = capture(model, every_call=True)
+        self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
+        with same_random_numbers(), names, self._recorder:
+            loss = loss_of(self._make_loss())
+        drawn = read_graph(loss)
+        self._leaves = list(drawn.leaves.values())
+        grads = (leaf.grad for leaf in self._leaves)
+        # A forward that sets gradients to zero has other operations where there are none.
+        self._zeroed = not any(self._recorder.wrote(grad) for grad in grads if grad is not None)
+        self.checkpoints = checkpoint_sentence(drawn, world.modules)
+        del loss, drawn
+        self.put_back()
+        with self._fresh():
+            measured = profile(self._make_loss, model=model).footprints
+        assert measured is not None, "ts.profile measures"
+        self.footprints = footprints_for(self.program, measured)
+        self.plain_ns = math.inf
+        self.storages = mirror_storages(self.program, self.footprints)
+        self.reasons: dict[int, str] = {}
+        self.banned = self._ban()
+        self.recording_ns, self.call_ns = self._prices()
+        priced = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.storages = [
+            replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
+        ]
+
+    def _prices(self) -> tuple[float, float]:
+        """What an operation costs besides itself, as an average over all that may be cheap to make again."""
+        trial = RecomputePlan.of(
+            self.program,
+            [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
+        )
+        operations = self._replayed(trial)
+        extra = self.extra(trial)  # and how long a step takes
+        if not operations:
+            return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        recording, replay = extra.recording_ns / len(operations), (extra.replay_ns - themselves) / len(operations)
+        return recording, recording + min(max(replay, _CALLING_NS[0]), _CALLING_NS[1])
+
+    def put_back(self) -> None:
+        """Restore the tensors that the forwards wrote, and the Python state that they changed."""
+        self._recorder.restore()
+        self._world.put_back()
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        with self._world.run(self._leaves, zeroed=self._zeroed):
+            yield
+        self.put_back()
+
+    def _ban(self) -> str | None:
+        """Makes everything again that could be dropped, once."""
+        every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
+        plan = RecomputePlan.of(self.program, every)
+        with warnings.catch_warnings(), self._fresh():
+            warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
+            with apply_plan(plan) as mirrored:
+                self._make_loss()
+        found = mirrored.report.banned
+        for each, reason in found:
+            self.storages[each.number] = replace(self.storages[each.number], droppable=False)
+            self.reasons[each.number] = reason
+        if not found:
+            return None
+        reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
+        named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
+        return f"Kept, as making it again was tried and is no use: {named}."
+
+    def extra(self, plan: RecomputePlan) -> Extra:
+        """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
+
+        Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
+        it is the time of this thread that counts, so that other programs do not.
+        """
+        best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
+        clock = clock_of(self._recorder.accelerated)
+        for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
+            for is_mirrored in round_:
+                with self._fresh():
+                    self._wait()
+                    began = clock()
+                    with apply_plan(plan) if is_mirrored else nullcontext():
+                        loss = self._make_loss()
+                    self._wait()
+                    middle = clock()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._wait()
+                    forward, backward = best[is_mirrored]
+                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
+                    del loss
+        self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
+        forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
+        return self._plausible(plan, Extra(forward, backward))
+
+    def _plausible(self, plan: RecomputePlan, extra: Extra) -> Extra:
+        """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
+        operations = self._replayed(plan)
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        noting, calling = _NOTING_NS, _CALLING_NS
+        return Extra(
+            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
+            min(
+                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
+                _SLOWER * themselves + calling[1] * len(operations),
+            ),
+        )
+
+    def _replayed(self, plan: RecomputePlan) -> set[int]:
+        """The operations that run again: one that makes several storages does so once."""
+        return {number for each in plan.dropped for number in self.program.storages[each].program}
+
+    def _wait(self) -> None:
+        if self._recorder.accelerated:
+            torch.accelerator.synchronize()
+
+
+# What it takes to note an operation in the forward, and as much to call it again: 13 to 46 µs on one CPU where kernels
+# are small, 295 µs between those of a ResNet-50 of 1 ms each, which empty the caches; in between a share of the latter.
+_FAKE_NOTING_NS = 30_000.0, 300_000.0
+_OF_A_KERNEL = 0.25
+
+_SUMS = (
+    "it was planned on fake tensors, so its times are sums of those of single operators, each run alone on real "
+    "tensors of its shapes"
+)
+_NOT_TRIED = (
+    "no storage was made again to see whether that gives the same bits: the first forward under ts.recompute does, and "
+    "keeps what differs"
+)
+_UNTIMED = "how long {} takes is not known"
+
+
+class FakeRuns:
+    """What `Runs` knows, of a program on fake tensors: peaks of a dry run, times of single operators.
+
+    Attributes:
+        estimates: why its figures are estimates, as in `Timeline.estimates`.
+        others: as of `Runs`; nothing is made again, so nothing is banned.
+    """
+
+    def __init__(self, world: AsFound, model: nn.Module | None) -> None:
+        names = capture(model, every_call=True)
+        recorder, times = ForwardRecorder(names), OperatorTimes()
+        with world.run(zeroed=True):
+            with names, times, recorder:  # the one that is opened last sees an operation first
+                loss = loss_of(world.make_loss())
+            if loss.device.type != "cpu":
+                raise NotImplementedError(
+                    f"make_loss() runs on fake tensors of {loss.device}, and only what operators take on the CPU is "
+                    "found by running them alone; plan on fake tensors of the CPU, or there with the memory"
+                )
+            drawn = read_graph(loss)
+            program = recorder.program(drawn)
+            self.checkpoints = checkpoint_sentence(drawn, world.modules)
+            forward = len(times.seconds)
+            with times:
+                torch_backward(loss)
+            del loss, drawn
+        with world.run(zeroed=True):
+            footprints = _predicted(world.make_loss, model)
+        self.program = _timed(program, times.seconds[:forward])
+        self.footprints = footprints_for(self.program, footprints)
+        self.plain_ns = 1e9 * sum(each or 0.0 for each in times.seconds)
+        mean_ns = 1e9 * self.program.seconds / max(1, forward)
+        self.recording_ns = min(max(_OF_A_KERNEL * mean_ns, _FAKE_NOTING_NS[0]), _FAKE_NOTING_NS[1])
+        self.call_ns = 2 * self.recording_ns
+        self.storages = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.estimates = _SUMS, _NOT_TRIED, *_not_timed(times)
+        self.banned: str | None = None
+        self.reasons: dict[int, str] = {}
+
+    def extra(self, plan: RecomputePlan) -> Extra:
+        """What forward and backward should take longer under a plan."""
+        operations = {number for each in plan.dropped for number in self.program.storages[each].program}
+        themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
+        noting = self.recording_ns * len(operations)
+        return Extra(noting, themselves + noting)
+
+
+def _predicted(make_loss: MakeLoss, model: nn.Module | None) -> Footprints:
+    """A dry run of another forward: one of which nobody packs what it saves."""
+    with capture(model, every_call=True):
+        loss = loss_of(make_loss())
+    return dry_run(read_graph(loss))
+
+
+def _timed(program: ForwardProgram, seconds: list[float | None]) -> ForwardProgram:
+    """The program with these times; what an operation makes of which none is known is not made again."""
+    operations = [replace(each, seconds=taken or 0.0) for each, taken in zip(program.operations, seconds, strict=True)]
+    storages = []
+    for each in program.storages:
+        untimed = [operations[number].name for number in each.program if seconds[number] is None]
+        storages.append(replace(each, obstacle=each.obstacle or _UNTIMED.format(untimed[0])) if untimed else each)
+    return replace(
+        program, operations=tuple(operations), storages=tuple(storages), seconds=sum(each or 0.0 for each in seconds)
+    )
+
+
+def _not_timed(times: OperatorTimes) -> Iterator[str]:
+    """Which operators count as taking no time, and are kept."""
+    if times.untimed:
+        said = [f"{name} ×{count}, {why}" for (name, why), count in times.untimed.most_common(3)]
+        yield f"of {times.untimed.total():,} operations it is not known how long they take ({'; '.join(said)})"

@@ -1,0 +1,236 @@
+"""Records tasks that run in the fast loop: order, times and gradient statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.graph import Edge, Graph
+from ...inspector.torch_private.thread_state import dispatch_mode_is_on
+from ..execution.gradient_layouts import is_dense
+from .statistics import Level, form_of, measure, numbers_at_once
+from .statistics_table import StatisticsTable
+from .trace_columns import NONE, Columns
+
+
+class _Measured(NamedTuple):
+    """A gradient that has been measured, as it lay in memory then."""
+
+    start: int
+    version: int
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    contiguous: bool
+    numbers: Sequence[float]
+
+    def is_all_of(self, other: Tensor) -> bool:
+        """Whether the other tensor has just these elements, maybe in another order, and none has been written to."""
+        return (
+            other._version == self.version
+            and other.dtype is self.dtype
+            and other.numel() == self.shape.numel()
+            and not other.is_neg()
+            and (other.is_contiguous() or is_dense(other.shape, other.stride()))
+            and (self.contiguous or is_dense(self.shape, self.strides))
+        )
+
+
+class BareStatistics:
+    """Measures what tasks take and give, while one thread runs them without hooks.
+
+    What a task gives is what the next one takes, where nothing else goes there: both have one row then. What it gives
+    on as it is, or as a view of all elements, has the numbers of what it took.
+
+    Args:
+        graph: the graph that is run.
+        level: of the statistics.
+        table, columns: what is written to.
+    """
+
+    def __init__(self, graph: Graph, level: Level, table: StatisticsTable, columns: Columns) -> None:
+        self._level = level
+        self._table = table
+        self._columns = columns
+        self._edges = graph.out_edges
+        coming = [len(edges) for edges in graph.in_edges]
+        for root in graph.roots:
+            coming[root.task] += 1
+        self._takes_one = [count == 1 == len(task.inputs) for count, task in zip(coming, graph.tasks, strict=True)]
+        self._rows: dict[int, tuple[int, Sequence[float] | None]] = {}  # by task that waits: of its one gradient
+        self._taken: list[_Measured] = []  # by the task that runs, which holds it
+        self._forms: dict[tuple[torch.Size, torch.dtype], int] = {}
+        self._at_once = False
+
+    def begin(self) -> None:
+        """Nothing is known of what waits."""
+        self._rows.clear()
+        self._taken.clear()
+        # Else each measurement needs a context of its own, see `measure`.
+        self._at_once = not torch.is_grad_enabled() and not dispatch_mode_is_on()
+
+    def took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        self._taken.clear()
+        known = self._rows.pop(task_id, None)
+        if known is None:
+            row, all_numbers = self._measured(gradients)
+        else:
+            row, numbers = known
+            all_numbers = [numbers]
+        self._columns.input_row[task_id] = row
+        if not self._edges[task_id]:  # it gives nothing on
+            return
+        try:
+            for gradient, numbers in zip(gradients, all_numbers, strict=True):
+                if gradient is not None and numbers is not None:
+                    shape, strides, contiguous = gradient.shape, gradient.stride(), gradient.is_contiguous()
+                    version, start = gradient._version, gradient.data_ptr()
+                    self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, contiguous, numbers))
+        except RuntimeError:  # one without memory of its own, or that counts no writes
+            pass
+
+    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
+        """`unusual`: the edges on which something else goes than was given."""
+        row, all_numbers = self._measured(outputs)
+        self._columns.output_row[task_id] = row
+        output = 0
+        for edge in self._edges[task_id]:
+            while output < edge.output:
+                row += outputs[output] is not None
+                output += 1
+            if self._takes_one[edge.next_task] and edge not in unusual:
+                self._rows[edge.next_task] = row, all_numbers[output]
+
+    def _measured(self, gradients: Sequence[Tensor | None]) -> tuple[int, list[Sequence[float] | None]]:
+        """Where the gradients' statistics begin in the table; and of each its numbers, where they are known."""
+        first, table, level = len(self._table), self._table, self._level
+        found: list[Sequence[float] | None] = []
+        for gradient in gradients:
+            numbers = None
+            if gradient is not None:
+                numbers = (self._known(gradient) or numbers_at_once(gradient, level)) if self._at_once else None
+                if numbers is None:
+                    table.add([measure(gradient, level)])
+                else:
+                    shape_and_dtype = gradient.shape, gradient.dtype
+                    form = self._forms.get(shape_and_dtype)
+                    if form is None:
+                        form = self._forms[shape_and_dtype] = table.form_number(form_of(gradient))
+                    table.add_numbers(form, numbers)
+            found.append(numbers)
+        return NONE if len(table) == first else first, found
+
+    def _known(self, gradient: Tensor) -> Sequence[float] | None:
+        """The numbers of what the task took, if this is it, or a view of it."""
+        if not self._taken or type(gradient) is not Tensor or gradient.layout is not torch.strided:
+            return None
+        try:
+            start = gradient.data_ptr()
+            for taken in self._taken:
+                if taken.start == start and taken.is_all_of(gradient):
+                    return taken.numbers
+        except RuntimeError:
+            pass
+        return None
+
+
+MOST_NEW = 4096  # labels
+
+Look = Callable[[int, Sequence[Tensor | None]], None]
+
+
+class Looks(NamedTuple):
+    """What looks at gradients.
+
+    Attributes:
+        took, gave: note how they look, as the recorder does.
+        doubtful: tasks whose gradients may not look as the graph says.
+        statistics: measures all; None: nobody does.
+    """
+
+    took: Look
+    gave: Look
+    doubtful: set[int]
+    statistics: BareStatistics | None
+
+
+class NewLabels(NamedTuple):
+    """The labels of the last arrivals, None for one that follows from the task and its place among them, if they do
+    (`Recorder.knows_labels`); `full` is called where there are many."""
+
+    texts: list[str | None]
+    full: Callable[[], None]
+    known: Callable[[int], bool]
+
+
+class BareRecord:
+    """Writes what the recorder would, while one thread runs tasks without hooks.
+
+    Args:
+        edges: by task those to the next ones.
+        columns: what is written to.
+        thread: the number of this thread among them.
+        begun: takes a task's start, and returns the first one's.
+        failed: is told of the task that raises.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[Sequence[Edge]],
+        columns: Columns,
+        thread: int,
+        begun: Callable[[int], int],
+        looks: Looks,
+        labels: NewLabels,
+        failed: Callable[[int], None],
+    ) -> None:
+        self.failed = failed
+        self._looks, self._doubtful, self._statistics = looks, looks.doubtful, looks.statistics
+        self.looks_at_all = looks.statistics is not None
+        self._labels, self._full, self.knows_labels = labels
+        self._edges = edges
+        self._thread = thread
+        self._base_ns, self._begun = -1, begun
+        self._threads, self._arrived, self._arrivals = columns.thread, columns.arrived, columns.arrivals
+        self._order, self._started_ns, self._ended_ns = columns.order, columns.started_ns, columns.ended_ns
+
+    def begin(self) -> None:
+        """Other tasks may have run meanwhile, and code of the user's."""
+        if self._statistics is not None:
+            self._statistics.begin()
+
+    def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        for gradient in gradients:
+            if type(gradient) is not Tensor or task_id in self._doubtful:
+                self._looks.took(task_id, gradients)
+                break
+        if self._statistics is not None:
+            self._statistics.took(task_id, gradients)
+        self._threads[task_id] = self._thread
+        self._arrived[task_id] = len(self._arrivals)
+        self._order.append(task_id)
+        now = perf_counter_ns()
+        if self._base_ns < 0:
+            self._base_ns = self._begun(now)
+        self._started_ns[task_id] = now - self._base_ns
+
+    def end(self, task_id: int) -> None:
+        self._ended_ns[task_id] = perf_counter_ns() - self._base_ns
+
+    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
+        if unusual or len(outputs) != len(self._edges[task_id]):
+            self._looks.gave(task_id, outputs)
+            self._doubtful.update([edge.next_task for edge in unusual])
+        if self._statistics is not None:
+            self._statistics.gave(task_id, outputs, unusual)
+
+    def arrive(self, task_id: int, label: str | None) -> None:
+        """`label`: None where the recorder knows it, see `Recorder.knows_labels`."""
+        self._arrivals.append(task_id)
+        self._labels.append(label)
+        if len(self._labels) >= MOST_NEW:
+            self._full()

@@ -1,0 +1,531 @@
+"""Hints how to lower a peak, and the hooks that may keep a gradient alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.autograd.graph import Node
+
+from ...inspector.graph.graph import Edge, Graph, Task, told_apart
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.node_metadata import hooks_noted
+from ...inspector.graph.phrases import joined, module_title
+from ...inspector.graph.source_lines import Source
+from ...inspector.text.sizes_and_counts import dtype_name, share_text, size_text
+from ...inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
+from ...inspector.torch_private.nodes import leaf_of
+from ..execution.run_hooks import hook_name
+from ..memory.storage_sentences import StorageWords
+from ..memory.timeline import ON_CTX, Category, Storage, Timeline
+
+if TYPE_CHECKING:
+    from ...inspector.graph.capture_records import Operation, StoredOperation
+    from .task_records import Trace
+
+_WORDS = "_hook_words"  # an attribute of a graph: by task id the words on its hooks
+_MODULES_HOOK = "BackwardHookFunctionBackward"  # the node which `register_full_backward_hook` puts into the graph
+
+
+def keep_holders(timeline: Timeline) -> None:
+    """Reads the hooks while the nodes exist, if any gradient is held by one."""
+    graph = timeline.graph
+    held = Category.HELD in timeline.born_as or any(category is Category.HELD for _, _, category in timeline.changes)
+    if held and graph.nodes:
+        words = {task.id: found for task in graph.tasks if (found := holders(graph, task))}
+        vars(graph)[_WORDS] = words
+
+
+def holders(graph: Graph, task: Task) -> list[str]:
+    """The hooks in words: "`list.append`, registered at train.py:41".
+
+    Of a tensor's hook a capture of the forward knows the line that registered it; of a leaf's or a node's own, which
+    may be older than the forward, the hook itself tells where it was written. Where there are no nodes of torch, as in
+    a graph from a file, none is known.
+    """
+    words: dict[int, list[str]] = vars(graph).get(_WORDS, {})
+    if task.id in words:
+        return words[task.id]
+    node = graph.nodes[task.id] if graph.nodes else None
+    return list(dict.fromkeys(_hook_holders(graph, task, node))) if isinstance(node, Node) else []
+
+
+def _hook_holders(graph: Graph, task: Task, node: Node) -> Iterator[str]:
+    for note in hooks_noted(node):
+        source = note.operation.source
+        by = note.hook if note.hook == "retain_grad()" else f"`{note.hook}`"
+        how = "called" if note.hook == "retain_grad()" else "registered"
+        yield by if source is None else f"{by}, {how} at {source.short}"
+    if task.is_leaf:
+        leaf = leaf_of(node)
+        yield from map(_written, [*leaf_hooks(leaf), *post_accumulate_hooks(leaf)])
+    before, after = node_hooks(node)
+    if task.name == _MODULES_HOOK:
+        yield f"a full backward hook of {module_title(graph, _hooked(graph, task))}"
+    else:
+        yield from map(_written, [*before, *after])
+
+
+def _hooked(graph: Graph, task: Task) -> str | None:
+    """The path of the module whose hook's node this is: that of its outputs was made after its call had ended."""
+    for edge in graph.out_edges[task.id]:
+        call = graph.tasks[edge.next_task].call
+        while call is not None:
+            if graph.calls[call].parent == task.call:
+                return graph.calls[call].path
+            call = graph.calls[call].parent
+    return graph.module(task)
+
+
+def _written(hook: Any) -> str:
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    name = f"`{hook_name(hook)}`"
+    return name if code is None else f"{name}, written at {Source(code.co_filename, code.co_firstlineno, '').short}"
+
+
+_LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence
+_SCALAR_BYTES = 16  # of the widest one, complex128: the loss is held by everybody
+_MOST_HOOKS = 3
+_MANY = 8  # tasks of one kind for which gradients wait
+_PICKING = {  # the backward of each fills zeros of its input's size with what came
+    "Index": "index once and use the result often",
+    "Select": "`unbind` or `split` once instead of many selections: then one tensor is filled",
+    "Slice": "`split` or `chunk` once instead of many slices: then one tensor is filled",
+    "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which makes no such gradient",
+    "IndexSelect": "select from a smaller tensor, or once for several uses",
+    "MaskedSelect": "multiply by the mask, or select once for several uses",
+    "Take": "take from a smaller tensor, or once for several uses",
+    "Diagonal": "compute the diagonal alone: `(a * b).sum(-1)` is that of `a @ b.mT`",
+    "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only: if your optimizer takes "
+    "one, as SGD, SparseAdam and, on the CPU, Adagrad do; Adam and AdamW refuse",
+}
+_DIVIDING = ("Select", "Slice", "Index")
+_PICKING_EARLIER = "index earlier, or before what is expensive, where nothing else needs the rest of that tensor"
+_COPYING = ("Clone", "ToCopy", "Copy")
+_SAVED_ARGUMENTS = {  # the slots of those that save an argument which is not their only one, by the output for it
+    "Mul": ("self", "other"),
+    "Mm": ("self", "mat2"),
+    "Bmm": ("self", "mat2"),
+    "Addmm": ("", "mat1", "mat2"),
+}
+_VIEWING = (
+    "T",
+    "Transpose",
+    "Permute",
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Unsqueeze",
+    "Squeeze",
+    "Alias",
+    "AsStrided",
+)
+
+
+HintKind = Literal[
+    "indexing", "float64", "accumulate", "release", "held by hook", "held output", "held on ctx", "copy", "order"
+]
+"""Names the cause that a hint is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One thing that could be done about a peak.
+
+    Attributes:
+        nbytes: how many bytes of the peak this is about.
+        fact: what is the case.
+        advice: what to do.
+        kind: the cause: "indexing" (a gradient filled with zeros), "float64", "accumulate" and "release" (rules of
+            PyTorch's that this backward did not follow), "held by hook" (gradients), "held output" (values that the
+            program holds), "held on ctx" (values of a custom Function), "copy" (saved beside its original), "order"
+            (gradients that wait).
+    """
+
+    nbytes: int
+    fact: str
+    advice: str
+    kind: HintKind
+
+    def __str__(self) -> str:
+        return f"{size_text(self.nbytes)}: {self.fact}. {self.advice[:1].upper()}{self.advice[1:]}."
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What the hints look at.
+
+    Attributes:
+        timeline: the memory of one backward.
+        storages: those alive at its peak, with the category which each had then.
+        others: peaks in bytes that are known of other policies, by name.
+        trace: the record of that backward, or of another one of the same graph: it counts the zeros.
+    """
+
+    timeline: Timeline
+    storages: Sequence[tuple[Storage, Category]]
+    others: Mapping[str, int] = field(default_factory=dict)
+    trace: Trace | None = None
+
+    @cached_property
+    def words(self) -> StorageWords:
+        return StorageWords(self.timeline)
+
+    @cached_property
+    def tasks_of(self) -> dict[Operation | StoredOperation, list[Task]]:
+        """The tasks which an operation of the forward made."""
+        found: dict[Operation | StoredOperation, list[Task]] = {}
+        for task in self.timeline.graph.tasks:
+            if task.operation is not None and not task.is_leaf:
+                found.setdefault(task.operation, []).append(task)
+        return found
+
+    def of(self, *categories: Category) -> list[Storage]:
+        return [storage for storage, category in self.storages if category in categories]
+
+
+def hints(peak: Peak) -> tuple[Hint, ...]:
+    """All hints, the one about most bytes first."""
+    least = _LEAST_SHARE * peak.timeline.peak_bytes
+    found = [hint for rule in HINTS for hint in rule(peak) if hint.nbytes >= least]
+    return tuple(sorted(found, key=lambda hint: -hint.nbytes))
+
+
+_GRADIENTS = (Category.BUFFER, Category.LISTED, Category.CONSUMED, Category.GRADIENT, Category.HELD)
+
+
+def picked_in_full(peak: Peak) -> Iterator[Hint]:
+    """A gradient of an indexing operation, made in the full size of what was indexed."""
+    graph = peak.timeline.graph
+    found: dict[tuple[str, str | None], list[tuple[Storage, Task, int]]] = {}
+    for storage in peak.of(*_GRADIENTS):
+        task = _maker(peak, storage)
+        if task is None or task.short_name not in _PICKING or not _is_output(peak, storage):
+            continue
+        came = sum(meta.nbytes or 0 for meta in task.inputs)
+        if task.short_name == "Embedding" and not _may_be_sparse(graph, task):
+            continue
+        if storage.nbytes >= 2 * came > 0:
+            found.setdefault((task.short_name, graph.module(task)), []).append((storage, task, came))
+    for (name, _), each in found.items():
+        more = len({task.id for _, task, _ in each}) - 1
+        many = len(each) > 1
+        alone = name in _DIVIDING and not any(_has_siblings(graph, task) for _, task, _ in each)
+        yield Hint(
+            sum(storage.nbytes for storage, _, _ in each),
+            f"{graph.describe(each[0][1])}{f' and {more:,} more like it' if more else ''} "
+            f"{'make' if more else 'makes'} {'gradients' if many else 'a gradient'} of the full size of what was "
+            f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero"
+            f"{_zeros(peak, dict.fromkeys(task.id for _, task, _ in each))}",
+            _PICKING_EARLIER if alone else _PICKING[name],
+            "indexing",
+        )
+
+
+def _zeros(peak: Peak, tasks: Iterable[int]) -> str:
+    """How much of what the tasks gave was measured to be zero, where the trace has statistics."""
+    count = zeros = 0
+    for record in [peak.trace.of(task) for task in tasks] if peak.trace is not None else []:
+        for given in record.outputs if record is not None else ():
+            if given is not None and given.statistics is not None and given.statistics.zero_count is not None:
+                count += given.statistics.count or 0
+                zeros += given.statistics.zero_count
+    return f"; measured: {share_text(zeros, count)} of it is zero" if count else ""
+
+
+def _may_be_sparse(graph: Graph, task: Task) -> bool:
+    """Whether its gradient goes straight to a leaf that gets no other kind, to which a sparse one would be added."""
+    takers = [graph.tasks[edge.next_task] for edge in graph.out_edges[task.id]]
+    return all(
+        taker.is_leaf and all(graph.tasks[edge.task].short_name == "Embedding" for edge in graph.in_edges[taker.id])
+        for taker in takers
+    )
+
+
+def _has_siblings(graph: Graph, task: Task) -> bool:
+    """Whether other tasks give to what it gives to by the same kind of indexing."""
+    return any(
+        other.task != task.id and graph.tasks[other.task].short_name == task.short_name
+        for edge in graph.out_edges[task.id]
+        for other in graph.in_edges[edge.next_task]
+    )
+
+
+def _is_output(peak: Peak, storage: Storage) -> bool:
+    """Whether it is what the task itself gave, not the sum of that and of what had come before: this is made later."""
+    for number in range(storage.number - 1, -1, -1):
+        if peak.timeline.maker(number).task != storage.made_by.task:
+            return True
+        if peak.timeline.nbytes[number] == storage.nbytes:
+            return False
+    return True
+
+
+def made_double(peak: Peak) -> Iterator[Hint]:
+    """Gradients or saved tensors in float64, in a program whose parameters are narrower, or all but a few of them."""
+    graph = peak.timeline.graph
+    leaves = {task.id: meta.dtype for task in graph.tasks if task.is_leaf for meta in task.inputs}
+    narrow = [dtype for dtype in leaves.values() if not _is_double(dtype)]
+    double = {task.id for task in graph.tasks if any(_is_double(meta.dtype) for meta in task.inputs)}
+    turning = [
+        graph.tasks[task]
+        for task in dict.fromkeys(
+            edge.task
+            for edge in graph.edges
+            if edge.task in double and not _is_double(graph.tasks[edge.next_task].inputs[edge.input].dtype)
+        )
+    ]
+    if not turning or len(narrow) < len(leaves) - len(narrow):
+        return
+    nbytes = 0
+    for storage in peak.of(*_GRADIENTS):
+        waits = [each.task for each in storage.kept_by if each.kind in ("buffer", "list", "grad")]
+        nbytes += storage.nbytes if not double.isdisjoint(waits) else 0
+    for storage in peak.of(Category.SAVED, Category.FORWARD):
+        made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
+        nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
+    widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
+    where = joined([told_apart(graph, task) for task in turning])
+    wide = [
+        graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
+    ]
+    whose = f"as {joined(wide)} alone" if wide else f"though no parameter is wider than {widest}"
+    yield Hint(
+        nbytes,
+        f"float64, {whose}; it begins at {where}; in {widest} that would be {size_text(nbytes // 2)}",
+        _narrowing(turning[0], wide, widest),
+        "float64",
+    )
+
+
+def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
+    """What to write instead, by what made the first tensor wide."""
+    if wide:
+        return f"make {joined(wide)} {narrow}, as the others are: NumPy's arrays are float64 unless told otherwise"
+    if task.short_name in _COPYING:
+        return f"leave out the conversion there, or `.to(torch.{narrow})` right after what needs the precision"
+    return (
+        f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}` or convert it before. "
+        "NumPy's arrays, and what `torch.from_numpy` and `torch.tensor` make of them, are float64 unless told otherwise"
+    )
+
+
+def other_rule(peak: Peak) -> Iterator[Hint]:
+    """Gradients that are there because they are not summed as they come, or not let go."""
+    since = max(peak.timeline.peak_place, 0)
+    if listed := peak.of(Category.LISTED):
+        yield Hint(
+            sum(storage.nbytes for storage in listed),
+            peak.words.kept_by(listed, Category.LISTED, since),
+            'added to one sum as they come, by PyTorch\'s rule (accumulate="inplace"), they would take one of them',
+            "accumulate",
+        )
+    if consumed := peak.of(Category.CONSUMED):
+        yield Hint(
+            sum(storage.nbytes for storage in consumed),
+            f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
+            'PyTorch\'s rule (release="eager") lets a gradient go when the task that consumed it has run',
+            "release",
+        )
+
+
+def held_gradients(peak: Peak) -> Iterator[Hint]:
+    """Gradients that a hook, a list that it fills, or retain_grad() holds; and what a leaf's hooks made and keep."""
+    graph = peak.timeline.graph
+    of_leaves: list[Storage] = []
+    others: list[Storage] = []
+    for storage in peak.of(Category.HELD):
+        maker = _maker(peak, storage)
+        if maker is not None and maker.is_leaf:
+            of_leaves.append(storage)
+        elif maker is None or not peak.words.may_be_grad(storage) or _holders(graph, [storage]):
+            others.append(storage)
+    for held, noun, advice in (
+        (others, "gradient", "keep of a gradient what you need, a norm or a copy on the CPU"),
+        (of_leaves, "tensor", "an optimizer that steps in a hook keeps its state; of a gradient keep what you need"),
+    ):
+        if held:
+            by = _holders(graph, held)
+            yield Hint(
+                sum(storage.nbytes for storage in held),
+                f"{_count(held, noun)} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
+                f"{f': {_listed(by)}' if by else ''}",
+                f"{advice}; call retain_grad() only while you look",
+                "held by hook",
+            )
+
+
+def _holders(graph: Graph, held: Sequence[Storage]) -> list[str]:
+    """The hooks that may hold these, where any are known."""
+    tasks = {keeper.task for storage in held for keeper in storage.kept_by if keeper.kind == "buffer"}
+    tasks |= {storage.made_by.task for storage in held}
+    return list(dict.fromkeys(each for task in tasks if task is not None for each in holders(graph, graph.tasks[task])))
+
+
+def _listed(hooks: Sequence[str]) -> str:
+    """Hooks have commas in their words."""
+    more = f"; and {len(hooks) - _MOST_HOOKS:,} more" if len(hooks) > _MOST_HOOKS else ""
+    return "; ".join(hooks[:_MOST_HOOKS]) + more
+
+
+def held_outputs(peak: Peak) -> Iterator[Hint]:
+    """Values of the forward that no node needs any more, and that the user's code still holds."""
+    since = max(peak.timeline.peak_place, 0)
+    outputs = [
+        storage
+        for storage in peak.of(Category.FORWARD, Category.SAVED)
+        if {keeper.kind for keeper in peak.words.keepers(storage, since)} == {"user"} and storage.nbytes > _SCALAR_BYTES
+    ]
+    if outputs:
+        sources = dict.fromkeys(each.made_by.source.short for each in outputs if each.made_by.source)
+        yield Hint(
+            sum(storage.nbytes for storage in outputs),
+            f"{_count(outputs, 'value')} made by {peak.words.made_by(outputs)}"
+            f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} needed by no task any more, but your "
+            f"code holds {'them' if len(outputs) > 1 else 'it'}",
+            f"let go of {_them(outputs)} before the backward, or keep what is small; `.detach()` keeps all the bytes",
+            "held output",
+        )
+
+
+def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
+    """What a custom Function put on its `ctx`, where no task needs it any more."""
+    since = max(peak.timeline.peak_place, 0)
+    place_of = peak.timeline.places
+    kept = []
+    for storage in peak.of(Category.FORWARD, Category.SAVED):
+        keepers = peak.words.keepers(storage, since)
+        on_ctx = [keeper for keeper in keepers if keeper.kind == "node" and (keeper.slot or "").startswith(ON_CTX)]
+        tasks = [keeper.task for keeper in on_ctx if keeper.task is not None]
+        if any(peak.timeline.graph.tasks[task].kind is Kind.CHECKPOINT for task in tasks):
+            continue  # that code is PyTorch's
+        ran = all(task in place_of and place_of[task] < since for task in tasks)
+        if on_ctx and len(on_ctx) == len(keepers) and ran:
+            kept.append(storage)
+    if kept:
+        yield Hint(
+            sum(storage.nbytes for storage in kept),
+            f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} needed by no task any more, but "
+            f"{_is(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
+            f"`ctx.save_for_backward` lets go of {_them(kept)} when the task has run, as an attribute does not",
+            "held on ctx",
+        )
+
+
+def saved_twice(peak: Peak) -> Iterator[Hint]:
+    """A saved tensor and a copy of it that is saved, too: the operation that made it made one node, which copies."""
+    graph = peak.timeline.graph
+    saved = peak.of(Category.SAVED)
+    values: dict[tuple[int, int], Storage] = {}  # by task and output: where what its node made in the forward is saved
+    for storage in saved:
+        for keeper in storage.kept_by:
+            if keeper.kind == "saved" and keeper.task is not None and keeper.slot is not None:
+                value = _value_in(graph, graph.tasks[keeper.task], keeper.slot)
+                if value is not None:
+                    values[value] = storage
+    copies: dict[int, tuple[Storage, Task]] = {}
+    for storage in saved:
+        made = [] if storage.made_by.operation is None else peak.tasks_of.get(storage.made_by.operation, [])
+        copying = [task for task in made if task.short_name in _COPYING]
+        if len(copying) != 1 or any(task.short_name not in (*_COPYING, *_VIEWING) for task in made):
+            continue
+        edges = graph.out_edges[copying[0].id]
+        source = values.get(_viewed(graph, edges[0])) if len(edges) == 1 else None
+        if source is not None and source is not storage and source.nbytes == storage.nbytes:
+            copies[storage.number] = storage, copying[0]
+    if copies:
+        found = [copy for copy, _ in copies.values()]
+        tasks = dict.fromkeys(task for _, task in copies.values())
+        yield Hint(
+            sum(copy.nbytes for copy in found),
+            f"{_count(found, 'saved tensor')} {_is(found)} a copy of a tensor that is saved, too: "
+            f"{joined([told_apart(graph, task) for task in tasks])} copied {_them(found)} in the forward",
+            "use the original, or copy before its first use, so that only the copy is kept",
+            "copy",
+        )
+
+
+def _value_in(graph: Graph, task: Task, slot: str) -> tuple[int, int] | None:
+    """Which task's node made, as which output, what is saved in a slot, views left out; None: it is not known."""
+    if slot == "result":
+        return task.id, 0
+    takes = _SAVED_ARGUMENTS.get(task.short_name, ("self",) if len(graph.out_edges[task.id]) == 1 else ())
+    edges = [edge for edge in graph.out_edges[task.id] if slot in takes and edge.output == takes.index(slot)]
+    return _viewed(graph, edges[0]) if edges else None
+
+
+def _viewed(graph: Graph, edge: Edge) -> tuple[int, int]:
+    """The task and the output to which an edge leads, through the tasks of views."""
+    while graph.tasks[edge.next_task].short_name in _VIEWING and len(graph.out_edges[edge.next_task]) == 1:
+        (edge,) = graph.out_edges[edge.next_task]
+    return edge.next_task, edge.input
+
+
+def waiting_gradients(peak: Peak) -> Iterator[Hint]:
+    """Many gradients that wait for one kind of task, each of which could have run before, but for the order."""
+    timeline = peak.timeline
+    graph = timeline.graph
+    since = max(timeline.peak_place, 0)
+    lower = sorted((peak_bytes, name) for name, peak_bytes in peak.others.items() if peak_bytes < timeline.peak_bytes)
+    if peak.others and not lower:
+        return
+    place_of = peak.timeline.places
+    waiting: dict[tuple[str, str | None], tuple[list[Storage], set[int]]] = {}
+    for storage in peak.of(Category.BUFFER):
+        ids = [keeper.task for keeper in peak.words.keepers(storage, since) if keeper.kind == "buffer"]
+        if not ids or ids[0] is None or place_of[ids[0]] <= since:
+            continue
+        if all(place_of.get(edge.task, -1) < since for edge in graph.in_edges[ids[0]]):
+            task = graph.tasks[ids[0]]
+            storages, tasks = waiting.setdefault((task.name, graph.module(task)), ([], set()))
+            storages.append(storage)
+            tasks.add(task.id)
+    for each, tasks in waiting.values():
+        nbytes = sum(storage.nbytes for storage in each)
+        if len(tasks) < _MANY or 4 * nbytes < timeline.peak_bytes:
+            continue
+        kept_by = peak.words.kept_by(each, Category.BUFFER, since)
+        better = f": under {lower[0][1]} the peak is {size_text(lower[0][0])}" if lower else "; `ts.compare` tries some"
+        yield Hint(
+            nbytes,
+            f"{kept_by}, made by {peak.words.made_by(each)}",
+            f"an order that runs these tasks as soon as they are ready keeps fewer of them waiting{better}",
+            "order",
+        )
+
+
+Rule = Callable[[Peak], Iterable[Hint]]
+HINTS: tuple[Rule, ...] = (
+    picked_in_full,
+    made_double,
+    other_rule,
+    held_gradients,
+    held_outputs,
+    kept_on_ctx,
+    saved_twice,
+    waiting_gradients,
+)
+
+
+def _maker(peak: Peak, storage: Storage) -> Task | None:
+    task = storage.made_by.task
+    return None if task is None else peak.timeline.graph.tasks[task]
+
+
+def _is_double(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float64, torch.complex128)
+
+
+def _count(storages: Sequence[Storage], noun: str) -> str:
+    return f"{len(storages):,} {noun}{'s' if len(storages) > 1 else ''}"
+
+
+def _is(storages: Sequence[Storage]) -> str:
+    return "are" if len(storages) > 1 else "is"
+
+
+def _them(storages: Sequence[Storage]) -> str:
+    return "them" if len(storages) > 1 else "it"

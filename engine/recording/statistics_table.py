@@ -1,0 +1,188 @@
+"""The statistics of many gradients in columns: some 80 bytes a gradient, and a histogram's bins that are not empty."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from ...inspector.torch_private.thread_state import unobserved
+from .statistics import BINS, SCALARS, Form, Histogram, PendingStatistics, Statistics, as_statistics
+
+_UNKNOWN = (0.0,) * SCALARS
+_MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked
+
+
+@dataclass(slots=True)
+class StatisticsColumns:
+    """One row per gradient. The bins of row i from `first_bin[i]` on are in `bins` from `bins_at[i]` on."""
+
+    form: array[int] = field(default_factory=lambda: array("i"))
+    low: array[float] = field(default_factory=lambda: array("d"))
+    high: array[float] = field(default_factory=lambda: array("d"))
+    mean: array[float] = field(default_factory=lambda: array("d"))
+    norm: array[float] = field(default_factory=lambda: array("d"))
+    nan_count: array[int] = field(default_factory=lambda: array("q"))
+    inf_count: array[int] = field(default_factory=lambda: array("q"))
+    zero_count: array[int] = field(default_factory=lambda: array("q"))
+    first_bin: array[int] = field(default_factory=lambda: array("b"))
+    bin_count: array[int] = field(default_factory=lambda: array("b"))  # -1: there is no histogram
+    bins_at: array[int] = field(default_factory=lambda: array("q"))
+    bins: array[int] = field(default_factory=lambda: array("q"))
+
+    def copy(self) -> StatisticsColumns:
+        return StatisticsColumns(*(getattr(self, column.name)[:] for column in fields(self)))
+
+
+class StatisticsTable:
+    """Rows of statistics. They are added without waiting for an accelerator, and read when somebody looks.
+
+    Args:
+        columns, forms, unavailable: the rows to begin with: what each gradient looks like is an index into `forms`;
+            `unavailable` says by row why there are no numbers.
+
+    What an accelerator still computes stays there, 56 bytes a gradient (568 with a histogram), until somebody looks.
+    """
+
+    def __init__(
+        self,
+        columns: StatisticsColumns | None = None,
+        forms: Iterable[Form] = (),
+        unavailable: Mapping[int, str] | None = None,
+    ) -> None:
+        self.columns = columns or StatisticsColumns()
+        self.forms = list(forms)
+        self.unavailable = dict(unavailable or {})
+        self._form_numbers = {form: number for number, form in enumerate(self.forms)}
+        self._pending: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        self._stacked: list[tuple[list[int], Tensor]] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.columns.form)
+
+    def add(self, measurements: Sequence[PendingStatistics]) -> int:
+        """Adds one row each. The number of the first."""
+        with self._lock:
+            first = len(self)
+            for measurement in measurements:
+                self._add(measurement)
+            return first
+
+    def form_number(self, form: Form) -> int:
+        """The place of this form among `forms`."""
+        with self._lock:
+            return self._number_of(form)
+
+    def add_numbers(self, form_number: int, numbers: Sequence[float]) -> None:
+        """Adds a row of numbers that are known, of a gradient of this form."""
+        with self._lock:
+            self._add_row(form_number, numbers)
+
+    def row(self, number: int) -> Statistics:
+        """The statistics of one row; waits for the accelerator that computes them."""
+        with self._lock:
+            self._read_all()
+        columns = self.columns
+        form = self.forms[columns.form[number]]
+        if number in self.unavailable:
+            return as_statistics(form, unavailable=self.unavailable[number])
+        numbers = (
+            columns.low[number],
+            columns.high[number],
+            columns.mean[number],
+            columns.norm[number],
+            columns.nan_count[number],
+            columns.inf_count[number],
+            columns.zero_count[number],
+        )
+        return as_statistics(form, numbers, self._histogram(number))
+
+    def snapshot(self) -> StatisticsTable:
+        """What is in it now, read from the accelerators."""
+        with self._lock:
+            self._read_all()
+            return StatisticsTable(self.columns.copy(), self.forms, self.unavailable)
+
+    def _read_all(self) -> None:
+        """Takes in what accelerators have computed."""
+        if not self._pending and not self._stacked:
+            return
+        with unobserved():
+            for device in list(self._pending):
+                self._stack(device)
+            for rows, numbers in self._stacked:
+                for row, found in zip(rows, numbers.tolist(), strict=True):
+                    self._fill(row, found)
+            self._stacked.clear()
+
+    def _number_of(self, form: Form) -> int:
+        number = self._form_numbers.get(form)
+        if number is None:
+            number = self._form_numbers[form] = len(self.forms)
+            self.forms.append(form)
+        return number
+
+    def _add(self, measurement: PendingStatistics) -> None:
+        row, numbers = len(self), measurement.numbers
+        known = measurement.unavailable is None and not isinstance(numbers, Tensor)
+        self._add_row(self._number_of(measurement.form), numbers if known else _UNKNOWN)  # type: ignore[arg-type]
+        if measurement.unavailable is not None:
+            self.unavailable[row] = measurement.unavailable
+        elif isinstance(numbers, Tensor):
+            device = numbers.device
+            pending = self._pending.setdefault(device, [])
+            pending.append((row, numbers))
+            if len(pending) >= _MOST_PENDING:
+                with unobserved():
+                    self._stack(device)
+
+    def _add_row(self, form_number: int, numbers: Sequence[float]) -> None:
+        columns = self.columns
+        columns.low.append(numbers[0])
+        columns.high.append(numbers[1])
+        columns.mean.append(numbers[2])
+        columns.norm.append(numbers[3])
+        columns.nan_count.append(int(numbers[4]))
+        columns.inf_count.append(int(numbers[5]))
+        columns.zero_count.append(int(numbers[6]))
+        columns.first_bin.append(0)
+        columns.bins_at.append(0)
+        columns.bin_count.append(-1)
+        columns.form.append(form_number)  # which counts as a row: the last
+        if len(numbers) > SCALARS:
+            self._fill_bins(len(self) - 1, numbers[SCALARS:])
+
+    def _stack(self, device: torch.device) -> None:
+        pending = self._pending.pop(device)
+        self._stacked.append(([row for row, _ in pending], torch.stack([numbers for _, numbers in pending])))
+
+    def _fill(self, row: int, numbers: Sequence[float]) -> None:
+        columns = self.columns
+        columns.low[row], columns.high[row], columns.mean[row], columns.norm[row] = numbers[:4]
+        columns.nan_count[row] = int(numbers[4])
+        columns.inf_count[row] = int(numbers[5])
+        columns.zero_count[row] = int(numbers[6])
+        if len(numbers) > SCALARS:
+            self._fill_bins(row, numbers[SCALARS:])
+
+    def _fill_bins(self, row: int, counts: Sequence[float]) -> None:
+        columns = self.columns
+        full = [number for number, count in enumerate(counts) if count] or [0]
+        columns.first_bin[row] = full[0]
+        columns.bin_count[row] = full[-1] + 1 - full[0]
+        columns.bins_at[row] = len(columns.bins)
+        columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
+
+    def _histogram(self, row: int) -> Histogram | None:
+        columns = self.columns
+        length = columns.bin_count[row]
+        if length < 0:
+            return None
+        first, start = columns.first_bin[row], columns.bins_at[row]
+        empty_after = BINS - first - length
+        return Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)

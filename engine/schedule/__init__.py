@@ -1,0 +1,4 @@
+"""The ready queue: policies, which ready task is next, and which tasks become ready.
+
+May import: inspector.
+"""

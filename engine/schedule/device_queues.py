@@ -1,0 +1,258 @@
+"""A ready queue for each device, on a simulated clock, and why a device is idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import attrgetter, itemgetter
+from typing import Literal
+
+from ...inspector.graph.graph import Graph
+from ...inspector.text.sizes_and_counts import nth
+from .policy import Choice, Key, Policy, label_of
+from .ready_queue import KeyedQueue, ReadyQueue, ReadyTask, ready_queue
+
+Queues = Literal["one", "per device"]
+"""One ready queue for all devices, or one for each."""
+
+QUEUES: dict[str, Queues] = {"one": "one", "per-device": "per device"}
+"""Maps the values of the command line's option to those of the argument `queues`."""
+
+_BY_ARRIVAL = Policy("arrival", "first come, first served", key=lambda task, arrival: (arrival,))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """A task's time on its device, in nanoseconds since the start.
+
+    Attributes:
+        ready_ns: when its last gradient was there.
+        start_ns, end_ns: when it ran.
+        after: the task that gave that gradient; None for a root.
+    """
+
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A ready task: since when, its number among all arrivals, and the task that gave its last gradient."""
+
+    ready_ns: int
+    arrival: int
+    after: int | None
+
+
+class DeviceQueues:
+    """The ready queues of several devices, each with a worker that takes the next task as soon as it has ended one.
+
+    The tasks run one after the other, in the order in which the workers would start them. A task enters its device's
+    queue when all tasks that it waits for have ended by the clock, not before. Of several devices that could start a
+    task at one moment the CPU comes first, then the others by name.
+
+    A policy sorts each queue by itself, and counts arrivals in each; a user's own gets one device's ready tasks.
+
+    Args:
+        graph: the graph.
+        policy: sorts each queue.
+        order: the caller's list of tasks that ran, which a user's policy may read.
+        durations_ns: by task id.
+        devices: by task id the device's name.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: Policy | Choice,
+        order: Sequence[int],
+        durations_ns: Sequence[int],
+        devices: Sequence[str],
+    ) -> None:
+        self._graph, self._policy = graph, policy
+        self._durations_ns = durations_ns
+        self._device_of = devices
+        self.devices = devices_in_order(devices)
+        self._queues: dict[str, ReadyQueue] = {name: ready_queue(graph, policy, order) for name in self.devices}
+        self._free_ns = dict.fromkeys(self.devices, 0)
+        self._coming: dict[str, list[tuple[tuple[int, int, int], int]]] = {name: [] for name in self.devices}
+        self._ready: dict[int, _Ready] = {}
+        self._ended: dict[int, tuple[int, int]] = {}  # by task that ran when it ends, and its place
+        self._last: int | None = None
+        self._latest_ns = 0
+        self._arrived = 0
+        self._next: tuple[int, str] | None = None
+        self._chosen: dict[None, int] = {}  # by `first` in this state: each change ends with another one
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._ready
+
+    def push(self, task_id: int) -> Key | None:
+        """Add a task, ready once the tasks that it waits for have ended; under `stages`, once all that ran have."""
+        ended = {edge.task: edge.output for edge in self._graph.in_edges[task_id] if edge.task in self._ended}
+        after = max(ended, key=self._ended.__getitem__, default=None)
+        ready_ns = self._ended[after][0] if after is not None else 0
+        if self._last is not None and self._last not in ended:
+            ready_ns = self._latest_ns
+        self._ready[task_id] = _Ready(ready_ns, self._arrived, after)
+        brought = (0, 0) if after is None else (self._ended[after][1], ended[after])
+        heappush(self._coming[self._device_of[task_id]], ((ready_ns, *brought), task_id))
+        self._arrived += 1
+        self._next, self._chosen = None, {}
+        return None
+
+    def label(self, task_id: int) -> str:
+        """The key of a ready task as people read it; arrivals are counted over all devices."""
+        arrival = self._ready[task_id].arrival
+        if isinstance(self._policy, Policy):
+            return self._policy.label(self._graph.tasks[task_id], arrival)
+        return f"@{arrival}"
+
+    def choose(self) -> int:
+        """Choose the task which starts next, on any device."""
+        if chosen := self._chosen:
+            return chosen[None]
+        if self._next is None:
+            self._next = self._first_device()
+        assert self._next is not None, "a task is ready"
+        return self._choose_on(*self._next)
+
+    def first(self, ask: bool = True) -> int | None:
+        """Return the task which starts next; None where none is ready. Any thread may ask, at any time.
+
+        Unlike `choose` this moves nothing: while a task runs, it may still make others ready that come before. It takes
+        O(devices), and O(k log k) for k tasks that have got ready since the device took its last one.
+
+        Args:
+            ask: as of `ReadyQueue.first`.
+        """
+        chosen = self._chosen
+        if chosen:
+            return chosen[None]
+        if (found := self._first_device()) is None:
+            return None
+        start_ns, device = found
+        first = self._queues[device].first_with(self._arriving(device, start_ns), ask)
+        return first if first is None or not ask else chosen.setdefault(None, first)
+
+    def _arriving(self, device: str, until_ns: int) -> list[int]:
+        """The tasks which `_take_in` would take, in their order: those at the top of the heap."""
+        coming, places = self._coming[device], [0]
+        found: list[tuple[tuple[int, int, int], int]] = []
+        for place in places:
+            for entry in coming[place : place + 1]:  # none, where another thread has taken some meanwhile
+                if entry[0][0] <= until_ns:
+                    found.append(entry)
+                    places += (2 * place + 1, 2 * place + 2)
+        return [task_id for _, task_id in sorted(found)]
+
+    def choose_on(self, device: str) -> int | None:
+        """Choose the task which starts next on this device; None if none is ready."""
+        start_ns = self._start_ns(device)
+        return None if start_ns is None else self._choose_on(start_ns, device)
+
+    def _choose_on(self, start_ns: int, device: str) -> int:
+        self._take_in(device, start_ns)
+        return self._queues[device].choose()
+
+    def remove(self, task_id: int) -> TaskTime:
+        """Take the task out: it runs now. Returns its simulated times."""
+        device, ready = self._device_of[task_id], self._ready.pop(task_id)
+        start_ns = max(self._free_ns[device], ready.ready_ns)
+        end_ns = start_ns + self._durations_ns[task_id]
+        self._take_in(device, start_ns)
+        self._queues[device].remove(task_id)
+        self._free_ns[device] = end_ns
+        self._ended[task_id] = end_ns, len(self._ended)
+        self._last, self._latest_ns = task_id, max(self._latest_ns, end_ns)
+        self._next, self._chosen = None, {}
+        return TaskTime(ready.ready_ns, start_ns, end_ns, ready.after)
+
+    def entries(self) -> list[ReadyTask]:
+        """Return all ready tasks, in the order in which they would start if no other arrived."""
+        starts = [
+            (start_ns, number, place, task_id)
+            for number, device in enumerate(self.devices)
+            for place, (start_ns, task_id) in enumerate(self._foreseen(device))
+        ]
+        ready, label = dict(self._ready), label_of(self._policy)
+        return [
+            ReadyTask(task := self._graph.tasks[task_id], at := ready[task_id].arrival, label(task, at))
+            for *_, task_id in sorted(starts)
+            if task_id in ready  # another thread may be running it
+        ]
+
+    def _foreseen(self, device: str) -> Iterator[tuple[int, int]]:
+        """Yield the times at which its worker would start its tasks if no other arrived. No user's policy is called."""
+        queue = KeyedQueue(self._graph, self._policy if isinstance(self._policy, Policy) else _BY_ARRIVAL)
+        for entry in sorted(self._queues[device].entries(), key=attrgetter("arrival")):
+            queue.push(entry.task.id)
+        coming = deque(sorted(self._coming[device]))
+        at_ns = self._free_ns[device]
+        while queue or coming:
+            if not queue:
+                at_ns = max(at_ns, coming[0][0][0])
+            while coming and coming[0][0][0] <= at_ns:
+                queue.push(coming.popleft()[1])
+            task_id = queue.choose()
+            queue.remove(task_id)
+            yield at_ns, task_id
+            at_ns += self._durations_ns[task_id]
+
+    def _first_device(self) -> tuple[int, str] | None:
+        """Return when and on which device the next task starts, the first of several; None if none is ready."""
+        starts = [(start_ns, device) for device in self.devices if (start_ns := self._start_ns(device)) is not None]
+        return min(starts, key=itemgetter(0), default=None)
+
+    def _start_ns(self, device: str) -> int | None:
+        """Return when its worker takes its next task; None if none is ready."""
+        free_ns = self._free_ns[device]
+        if len(self._queues[device]):
+            return free_ns
+        return next((max(free_ns, ready_ns) for (ready_ns, *_), _ in self._coming[device][:1]), None)
+
+    def _take_in(self, device: str, until_ns: int) -> None:
+        """Move the tasks that are ready by then into the queue."""
+        coming = self._coming[device]
+        while coming and coming[0][0][0] <= until_ns:
+            self._queues[device].push(heappop(coming)[1])
+
+
+AnyQueue = ReadyQueue | DeviceQueues
+
+MakeQueue = Callable[[Graph, Policy | Choice, Sequence[int]], AnyQueue]
+"""Makes an empty queue, as `ready_queue` does, from a graph, a policy and the list of tasks that ran."""
+
+
+def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
+    """Return each device once, the CPU first, then by name."""
+    return tuple(sorted(set(devices), key=lambda name: (name != "cpu", name)))
+
+
+def why_still(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
+    """Why a device on which no task is ready has none.
+
+    Args:
+        planned: all tasks in the order in which they ran and are going to.
+        ran: those that have.
+    """
+    done = set(ran)
+    left = (task_id for task_id in planned if task_id not in done and str(graph.tasks[task_id].device) == device)
+    coming = next(left, None)
+    if coming is None:
+        return f"{device} has run all of its tasks"
+    places = {task_id: place for place, task_id in enumerate(planned, 1)}
+    missing = {edge.task for edge in graph.in_edges[coming] if edge.task in places} - done
+    last = max(missing, key=places.__getitem__)
+    where = str(graph.tasks[last].device)
+    return (
+        f"{device} stands still: {graph.describe(coming)}, its next task, waits for {graph.describe(last)}, which runs "
+        f"{nth(places[last])}, on {where}"
+    )

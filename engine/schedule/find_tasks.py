@@ -1,0 +1,197 @@
+"""Where in a graph a person means: from a name, a pattern or a line to the tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source_lines import Source
+from ...inspector.validation import a_kind
+from .ready_queue import ReadyTask
+
+_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+_SHOWN = 3  # names in an error
+
+
+def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int]:
+    """The ids of the tasks which a person means by `where`.
+
+    A task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path: its calls, with the calls in
+    them; a parameter's name: the task that accumulates its gradient; a line ("model.py:120"). Names may be patterns
+    ("encoder.layer.*", "*Norm*"). What more than one of these could be is the first of: task, line, kind, module,
+    parameter; a prefix ("task:", "line:", "kind:", "module:", "grad:") says which is meant.
+
+    Raises:
+        ValueError: nothing is there by that name; it has the nearest ones.
+        TypeError: it is none of these.
+    """
+    return _found(graph, where)[1]
+
+
+def tasks_and_calls_at(
+    graph: Graph, where: str | int | Task | ReadyTask
+) -> tuple[frozenset[int], dict[int, int] | None]:
+    """As `tasks_at`; and where a person means modules, by task the outermost of their calls that made it, else None.
+
+    Raises:
+        ValueError, TypeError: as `tasks_at`.
+    """
+    meaning, tasks = _found(graph, where)
+    if meaning != "module":
+        return tasks, None
+    calls = calls_at(graph, str(where).strip().removeprefix("module:").strip())
+    return tasks, {task_id: [call for call in calls_of(graph, task_id) if call in calls][-1] for task_id in tasks}
+
+
+def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, frozenset[int]]:
+    """Which of its meanings a place has, and the ids of its tasks."""
+    if isinstance(where, ReadyTask):
+        where = where.task
+    if isinstance(where, Task | int) and not isinstance(where, bool):
+        return "task", frozenset((graph.task(where).id,))
+    if not isinstance(where, str):
+        raise TypeError(
+            "a place in the backward is a task, its number, or a text (the name of a node, a module, a parameter, or a "
+            f"line as in model.py:120), not {a_kind(where)}"
+        )
+    prefix, _, rest = where.partition(":")
+    meanings: Collection[str] = tuple(_MEANINGS)
+    text = where.strip()
+    if prefix in _MEANINGS and rest.strip():
+        meanings, text = (prefix,), rest.strip()
+    for meaning in meanings:
+        if found := frozenset(_MEANINGS[meaning](graph, text)):
+            return meaning, found
+    raise ValueError(_nothing_there(graph, where, text, meanings))
+
+
+def calls_of(graph: Graph, task_id: int) -> list[int]:
+    """The ids of the module calls which made the task's node, innermost first. Empty where no capture saw one."""
+    found = []
+    call = graph.tasks[task_id].call
+    while call is not None:
+        found.append(call)
+        call = graph.calls[call].parent
+    return found
+
+
+def tasks_of_call(graph: Graph, call: int) -> set[int]:
+    """The ids of the tasks of a module call, and of the calls in it."""
+    inside: dict[int | None, bool] = {None: False}
+    found = set()
+    for task in graph.tasks:
+        if task.call not in inside:
+            inside[task.call] = call in calls_of(graph, task.id)
+        if inside[task.call]:
+            found.add(task.id)
+    return found
+
+
+def calls_at(graph: Graph, pattern: str) -> frozenset[int]:
+    """The ids of the calls of modules of this path, or below it, and of the calls in them."""
+    chosen: set[int] = set()
+    pending = []
+    for call in graph.calls:  # a call's number is not always higher than that of the one around it
+        if fnmatchcase(call.path, pattern) or fnmatchcase(call.path, f"{pattern}.*"):
+            chosen.add(call.id)
+        else:
+            pending.append(call)
+    for call in pending:
+        around, passed = call.parent, [call.id]
+        while around is not None and around not in chosen:
+            passed.append(around)
+            around = graph.calls[around].parent
+        if around is not None:
+            chosen.update(passed)
+    return frozenset(chosen)
+
+
+def _by_number(graph: Graph, text: str) -> Iterable[int]:
+    return (int(text),) if text.isdecimal() and int(text) < len(graph) else ()
+
+
+def _by_line(graph: Graph, text: str) -> Iterable[int]:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return ()
+    file, line = match["file"], int(match["line"])
+    return (task.id for task in graph.tasks if (source := task.source) and _is_at(source, text, file, line))
+
+
+def _is_at(source: Source, text: str, file: str, line: int) -> bool:
+    """A file's name may come with as much of its folders as one likes."""
+    if source.line != line:
+        return False
+    parts = PurePath(file).parts
+    return source.short == text or PurePath(source.file).parts[-len(parts) :] == parts
+
+
+def _by_kind(graph: Graph, text: str) -> Iterable[int]:
+    return (task.id for task in graph.tasks if fnmatchcase(task.name, text) or fnmatchcase(task.short_name, text))
+
+
+def _by_module(graph: Graph, text: str) -> Iterable[int]:
+    calls = calls_at(graph, text)
+    return (task.id for task in graph.tasks if task.call in calls)
+
+
+def _by_parameter(graph: Graph, text: str) -> Iterable[int]:
+    return (task.id for task in graph.tasks if task.parameter is not None and fnmatchcase(task.parameter, text))
+
+
+_MEANINGS: dict[str, Callable[[Graph, str], Iterable[int]]] = {
+    "task": _by_number,
+    "line": _by_line,
+    "kind": _by_kind,
+    "module": _by_module,
+    "grad": _by_parameter,
+}
+
+
+def _names(graph: Graph, meanings: Collection[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for task in graph.tasks:
+        if "line" in meanings and task.source is not None:
+            found[task.source.short] = None
+        if "kind" in meanings:
+            found[task.short_name] = None
+        if "grad" in meanings and task.parameter is not None:
+            found[task.parameter] = None
+    if "module" in meanings:
+        found.update((call.path, None) for call in graph.calls if call.path)
+    return list(found)
+
+
+def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str]) -> str:
+    said = f'nothing in this graph is called "{where}"'
+    if text.isdecimal() and "task" in meanings:
+        return f"{said}: it has tasks 0 to {len(graph) - 1}"
+    said_more = _unknown(graph, meanings)
+    names = _names(graph, meanings)
+    lower = {name.lower(): name for name in names}
+    near = [lower[name] for name in get_close_matches(text.lower(), lower, _SHOWN, cutoff=0.5)]
+    if near:
+        return f"{said}; the nearest names are {', '.join(near)}{said_more}"
+    if "module" in meanings:  # the outermost say most in few words
+        names = list(dict.fromkeys(call.path for call in graph.calls if call.path and "." not in call.path)) or names
+    if names:
+        more = ", ..." if len(names) > _SHOWN else ""
+        return f"{said}; there are {', '.join(names[:_SHOWN])}{more}{said_more}"
+    return f"{said}: it has no such names{said_more}"
+
+
+def _unknown(graph: Graph, meanings: Collection[str]) -> str:
+    """What a place may mean and this graph knows nothing of, since no capture saw all of its forward."""
+    if knows_forward(graph):
+        return ""
+    kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
+    return f"; this graph knows no {kinds[0]}: run the forward under `with ts.capture():`" if kinds else ""
+
+
+def knows_forward(graph: Graph) -> bool:
+    """Whether a capture saw the forward: all of it, or module calls in it."""
+    return bool(graph.calls) or all(task.operation is not None or task.is_leaf for task in graph.tasks)

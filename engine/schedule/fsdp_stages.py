@@ -1,0 +1,98 @@
+"""Stages of a backward under `fully_shard` (FSDP2): what no edge says, and every order has to keep.
+
+`fully_shard` puts a Function before each of its groups, `RegisterPostBackwardFunction`. Its backward reduces what the
+group's leaves have got by then, and frees the group's gathered parameters. A leaf that runs later is never reduced, a
+task that runs later reads freed memory, and no edge leads from either to the Function. PyTorch's own order (HEAP) has
+them all before it, since they were created later. So each such task is a stage of its own: what HEAP runs before it
+runs before it in any order, and what HEAP runs after it runs after it.
+
+That is stricter than each group alone would need. In return a module that is called several times is not used while
+its other call gathers or frees its parameters, and all ranks reduce the same groups in the same order, whatever the
+policy of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+from weakref import WeakKeyDictionary
+
+from torch.autograd.function import BackwardCFunction
+
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
+from ...inspector.torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
+from ...inspector.torch_private.nodes import function_of
+
+POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
+"""The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
+
+_PACKAGE = "torch.distributed.fsdp._fully_shard"
+_KNOWN = (POST_BACKWARD, "RegisterPreBackwardFunctionBackward")
+
+
+def unknown_task(graph: Graph) -> Task | None:
+    """A task of `fully_shard`'s own of which nobody here knows what has to run before it; None if there is none."""
+    functions = (task for task in graph.tasks if task.kind is Kind.FUNCTION and task.name not in _KNOWN)
+    return next((task for task in functions if graph.nodes and _is_of_package(graph, task)), None)
+
+
+def _is_of_package(graph: Graph, task: Task) -> bool:
+    return function_of(cast(BackwardCFunction, graph.nodes[task.id])).__module__.startswith(_PACKAGE)
+
+
+def has_stages(graph: Graph) -> bool:
+    """Whether a backward of this graph runs in stages."""
+    if graph not in _known:
+        _known[graph] = POST_BACKWARD in [task.name for task in graph.tasks]
+    return _known[graph]
+
+
+_known: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
+
+
+def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
+    """By task the number of its stage, ascending; -1 for those that don't run. `heap_order`: those that do."""
+    found = [-1] * len(graph)
+    stage = 0
+    for task_id in heap_order:
+        alone = graph.tasks[task_id].name == POST_BACKWARD
+        stage += alone
+        found[task_id] = stage
+        stage += alone
+    return found
+
+
+def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """What to add to `nexts` so that each stage waits for the one before: pairs (first, then) of task ids.
+
+    From the last tasks of a stage, which lead to none of it, to the next stage's first ones, to which none of it leads.
+    Of two stages next to each other one is a single task, so these are fewer than there are tasks.
+    """
+    last: dict[int, list[int]] = {}
+    first: dict[int, list[int]] = {}
+    led_to = {then for task, tasks in enumerate(nexts) for then in tasks if stages[then] == stages[task]}
+    for task, stage in enumerate(stages):
+        if stage < 0:
+            continue
+        if task not in led_to:
+            first.setdefault(stage, []).append(task)
+        if all(stages[then] != stage for then in nexts[task]):
+            last.setdefault(stage, []).append(task)
+    found = []
+    numbers = sorted(first)
+    for before, after in pairwise(numbers):
+        for task in last[before]:
+            known = set(nexts[task])
+            found += [(task, then) for then in first[after] if then not in known]
+    return found
+
+
+def is_sharded(graph: Graph) -> bool:
+    """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
+    gathered = {id(each.gathered) for each in sharded_parameters()}
+    if not gathered and not has_flat_parameters():
+        return has_stages(graph)
+    leaves = graph.leaves.values()
+    return has_stages(graph) or any(id(leaf) in gathered or flat_names(leaf) for leaf in leaves)

@@ -1,0 +1,174 @@
+"""The order of a policy that needs no plan, and the check that an order is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from operator import index, lt
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from ...inspector.graph.graph import Graph
+from ...inspector.text.sizes_and_counts import nth
+from .dependencies import Pending
+from .device_queues import MakeQueue
+from .fsdp_stages import has_stages, stage_numbers
+from .policy import HEAP, Choice, Key, Policy
+from .ready_queue import bad_key, pop, push, ready_queue
+
+_stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = WeakKeyDictionary()
+
+
+class _Staged(Pending):
+    """`Pending` where tasks wait for their stage, too (`stages`)."""
+
+    def __init__(self, graph: Graph, needed: Collection[int] | None, stages: Sequence[int]) -> None:
+        super().__init__(graph, needed)
+        self._stages = stages
+        self._stage = 0
+        self._left = [0] * (max(stages, default=0) + 1)
+        self._aside: list[list[int]] = [[] for _ in self._left]
+        for stage in stages:
+            if stage >= 0:
+                self._left[stage] += 1
+
+    def start(self) -> list[int]:
+        return self._among_allowed(super().start())
+
+    def run(self, task_id: int) -> list[int]:
+        self._left[self._stages[task_id]] -= 1
+        return self._among_allowed(super().run(task_id))
+
+    def _among_allowed(self, arrived: list[int]) -> list[int]:
+        """Puts aside what belongs to a later stage, and adds what was put aside for one that begins."""
+        ready: list[int] = []
+        for task_id in arrived:
+            stage = self._stages[task_id]
+            (ready if stage <= self._stage else self._aside[stage]).append(task_id)
+        while not self._left[self._stage] and self._stage + 1 < len(self._left):
+            self._stage += 1
+            ready += self._aside[self._stage]
+        return ready
+
+
+def stages(graph: Graph, needed: Collection[int] | None = None) -> list[int] | None:
+    """By task the stage in which it runs, -1 for those that don't; None where there is one alone."""
+    if not has_stages(graph):
+        return None
+    known = _stages.setdefault(graph, {})
+    runs = None if needed is None else frozenset(needed)
+    if runs not in known:
+        known[runs] = stage_numbers(graph, chosen_order(graph, HEAP, Pending(graph, needed)))
+    return known[runs]
+
+
+def allowed(graph: Graph, needed: Collection[int] | None = None) -> Pending:
+    """What gets ready, of that what may run: the same but under `fully_shard`, whose stages every order keeps."""
+    numbers = stages(graph, needed)
+    return Pending(graph, needed) if numbers is None else _Staged(graph, needed, numbers)
+
+
+def heap_order(graph: Graph, needed: Collection[int] | None = None) -> list[int]:
+    """PyTorch's own order."""
+    return chosen_order(graph, HEAP, allowed(graph, needed))
+
+
+def chosen_order(
+    graph: Graph,
+    policy: Policy | Choice,
+    pending: Pending,
+    ran: Sequence[int] = (),
+    make_queue: MakeQueue = ready_queue,
+) -> list[int]:
+    """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
+    if make_queue is ready_queue and isinstance(policy, Policy) and not policy.dynamic and not ran:
+        return _order_by_keys(graph, policy, pending)
+    order: list[int] = []
+    queue = make_queue(graph, policy, order)
+    for task_id in pending.start():
+        queue.push(task_id)
+    given = iter(ran)
+    while queue:
+        task_id = next(given, -1)
+        if task_id < 0:
+            task_id = queue.choose()
+        queue.remove(task_id)
+        order.append(task_id)
+        for next_task in pending.run(task_id):
+            queue.push(next_task)
+    return order
+
+
+def _order_by_keys(graph: Graph, policy: Policy, pending: Pending) -> list[int]:
+    """The same where each task's key is fixed as it gets ready, and all tasks are the policy's to choose."""
+    tasks, key_of, run = graph.tasks, policy.key, pending.run
+    order: list[int] = []
+    heap: list[tuple[Key, int]] = []
+    arrived = 0
+    ready = pending.start()
+    while ready or heap:
+        for task_id in ready:
+            key = key_of(tasks[task_id], arrived)
+            try:
+                push(heap, (key, task_id))
+            except TypeError:
+                raise bad_key(policy, graph, task_id, key) from None
+            arrived += 1
+        task_id = pop(heap)[1]
+        order.append(task_id)
+        ready = run(task_id)
+    return order
+
+
+def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
+    """The ids of the tasks in their order, which is legal.
+
+    Args:
+        edges: the tasks where the graph's edges start, and those where they end.
+
+    Raises:
+        ValueError: the order is not legal.
+        TypeError: an id in it is something else.
+    """
+    if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
+        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
+    order = tuple(order)
+    if set(map(type, order)) - {int}:
+        order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
+    count = len(graph)
+    place_of = [-1] * count
+    for place, task_id in enumerate(order):
+        if not 0 <= task_id < count:
+            graph.task(task_id)  # raises
+        if place_of[task_id] >= 0:
+            first, again = nth(place_of[task_id] + 1), nth(place + 1)
+            raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice, {first} and {again}")
+        place_of[task_id] = place
+    first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
+    if len(order) == count and all(map(lt, first_places, then_places)):
+        _refuse_other_stages(graph, order)
+        return order
+    for edge in graph.edges:
+        after = place_of[edge.next_task]
+        if after >= 0 and not 0 <= place_of[edge.task] < after:
+            describe = graph.in_order(order).describe
+            first, then = describe(edge.task), describe(edge.next_task)
+            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
+            raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
+    _refuse_other_stages(graph, order)
+    return order
+
+
+def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
+    """An order given by hand keeps `fully_shard`'s stages, too (`engine/schedule/fsdp_stages.py`)."""
+    numbers = stages(graph, frozenset(order))
+    if numbers is None:
+        return
+    describe = graph.in_order(order).describe
+    for before, after in pairwise(order):
+        if numbers[after] < numbers[before]:
+            raise ValueError(
+                f"not a legal order: {describe(after)} comes after {describe(before)}, and under "
+                "fully_shard, which reduces a group's gradients in a task of its own, it has to run before"
+            )

@@ -1,0 +1,546 @@
+"""`ts.find_batches`: finds products of matrices that can run as one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import prod
+
+from torch import nn
+
+from ....inspector.capture.build_graph import graph_meant
+from ....inspector.garbage_collector import collector_paused
+from ....inspector.graph.capture_records import Operation
+from ....inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
+from ....inspector.graph.matrix_products import Factor, Product, Side, products_of
+from ....inspector.graph.paths_and_repeats import ranks_from
+from ....inspector.graph.phrases import joined
+from ....inspector.text.progress import telling
+from ....inspector.torch_private.saved_variables import saved_facts
+from ...recording.batch_report import GroupKind
+from .batched_products import addend_shape, launches_of
+from .product_groups import Direction, Group, GroupRules, Groups, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """Tasks of one key that were ready at the same moment, and so don't depend on each other.
+
+    Attributes:
+        tasks: their ids, ascending.
+        ready_since: the number of the batch before which the last of them got ready; 0 at the start.
+    """
+
+    tasks: tuple[int, ...]
+    ready_since: int
+
+
+def levels(nexts: Sequence[Sequence[int]], waits: Sequence[int]) -> list[int]:
+    """By task the length of the longest path that leads to it, in edges."""
+    return ranks_from(nexts, list(waits))[0]
+
+
+def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[ReadyBatch]:
+    """Runs the graph in thought, and holds the tasks that have a key back until nothing else can run: then all that are
+    ready and share one key go together. The batches come in the order in which they ran.
+
+    **Why no batch breaks the graph.** The run is an order of all tasks in which each comes after what it waits for, and
+    in which the members of a batch stand side by side. Put one task in each batch's place: the order is left, with
+    every edge still leading forward in it, so the graph of the batches, all of them at once, has no cycle. Members
+    depend on each other as little: none had run when all were ready. Any part of a batch may be taken alone.
+
+    Of several keys that are ready the one goes first whose tasks, over the whole graph, are on the lowest levels on the
+    average: else the first to come would go alone, and the rest of its kind after it (Neubig, Goldberg and Dyer,
+    On-the-fly Operation Batching in Dynamic Computation Graphs, NeurIPS 2017). Tasks of one level are found together,
+    and so are members that hang at different places of a chain, as those whose losses a loop adds up.
+
+    Args:
+        nexts: by task those that wait for it, once for each edge.
+        waits: by task for how many edges it waits.
+        keys: of the tasks that may go together with others of the same key.
+
+    O(edges + tasks log tasks).
+    """
+    missing, level = list(waits), levels(nexts, waits)
+    depths, counts = Counter[int](), Counter(keys.values())  # of each key's tasks that have not run
+    for task, key in keys.items():
+        depths[key] += level[task]
+    waiting: dict[int, list[int]] = {}
+    since: dict[int, int] = {}
+    heap: list[tuple[float, int]] = []
+    found: list[ReadyBatch] = []
+    free = [task for task, count in enumerate(missing) if not count]
+    while free or heap:
+        while free:
+            task = free.pop()
+            if task in keys:
+                key = keys[task]
+                if key not in waiting:
+                    waiting[key] = []
+                    # While a key waits none of its tasks runs, so its place in the heap stays right.
+                    heappush(heap, (depths[key] / counts[key], key))
+                waiting[key].append(task)
+                since[key] = len(found)
+                continue
+            for later in nexts[task]:
+                missing[later] -= 1
+                if not missing[later]:
+                    free.append(later)
+        if heap:
+            key = heappop(heap)[1]
+            tasks = tuple(sorted(waiting.pop(key)))
+            found.append(ReadyBatch(tasks, since.pop(key)))
+            depths[key] -= sum(level[task] for task in tasks)
+            counts[key] -= len(tasks)
+            for task in tasks:
+                for later in nexts[task]:
+                    missing[later] -= 1
+                    if not missing[later]:
+                        free.append(later)
+    return found
+
+
+_Source = tuple[int, int, tuple[Hashable, ...]]
+"""A task, the number of its input, and what lies between the product and that input."""
+
+_LAYOUT = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
+"""Short names of nodes that give their gradient on in another layout, and do nothing else."""
+
+_WHY = {
+    "modified": "was modified in place after the forward, so a backward is going to raise",
+    "packed": "is packed by saved_tensors_hooks (a checkpoint), so that stacking would unpack all at once",
+    "gone": "was freed by a backward; ask before it, or of a fresh forward",
+    "not saved": "is not kept by the node",
+}
+
+
+def search(graph: Graph, products: Mapping[int, Product], rules: GroupRules) -> tuple[list[Group], list[Refused]]:
+    """The groups of a graph's products, and what was refused. Near linear in the size of the graph."""
+    trees, claimed, refused = _Trees(graph, products, rules).search()
+    backward, more = _Stacks(graph, products, rules, "backward", claimed).search()
+    forward, last = _Stacks(graph, products, rules, "forward", {}).search()
+    return [*backward, *trees, *forward], [*refused, *more, *last]
+
+
+class _Sources:
+    """Where the gradients of factors go: what a factor was in the forward."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._roots = {root.task for root in graph.roots}
+        self._facts: dict[int, Hashable] = {}
+
+    def of(self, edge: Edge) -> _Source:
+        """Past nodes that only change the layout, where nothing else comes in. As long as the chain of them."""
+        graph, between = self._graph, []
+        while (facts := self._layout_facts(edge.next_task)) is not None:
+            between.append(facts)
+            (edge,) = graph.out_edges[edge.next_task]
+        return edge.next_task, edge.input, tuple(between)
+
+    def _layout_facts(self, task: int) -> Hashable:
+        """What a node does to the layout; None if it does more, or is not its giver's alone."""
+        if task not in self._facts:
+            graph = self._graph
+            alone = len(graph.in_edges[task]) == len(graph.out_edges[task]) == 1 and task not in self._roots
+            layout = alone and graph.tasks[task].short_name in _LAYOUT
+            facts = saved_facts(graph.nodes[task]) if layout else None
+            self._facts[task] = None if facts is None else (graph.tasks[task].name, facts)
+        return self._facts[task]
+
+
+class _Trees:
+    """Products that one input buffer sums up: the gradient of a parameter which many products used.
+
+    **Why a tree breaks no graph.** Its one product stands right before the task in whose buffer the sum is, and after
+    all its members. That task waits for each of them anyway, so nothing comes later than it has to already, but for
+    the nodes between, which only change the layout and lead nowhere else. In a graph in which groups of other outputs
+    are joined, an edge from a member to that task is one from the member's group: the order in which those run is an
+    order of the tree's product, too, put before its task.
+    """
+
+    def __init__(self, graph: Graph, products: Mapping[int, Product], rules: GroupRules) -> None:
+        self._graph = graph
+        self._products = products
+        self._rules = rules
+        self._refused: dict[str, list[int]] = defaultdict(list)
+
+    def search(self) -> tuple[list[Group], dict[int, set[int]], list[Refused]]:
+        """The trees, by task the outputs which they make, and what was refused."""
+        sources = _Sources(self._graph)
+        summed: dict[tuple[_Source, Hashable], list[tuple[int, int]]] = defaultdict(list)
+        for task, product in self._products.items():
+            if product.function == "convolution":
+                continue
+            for edge in self._graph.out_edges[task]:
+                if edge.output in product.wanted:
+                    factor, meta = product.factor(edge.output), (product.result.dtype, product.result.device)
+                    alike = product.function, edge.output, factor.shape, meta, product.alpha
+                    summed[sources.of(edge), alike].append((task, edge.output))
+        ends = levels(*_as_backward(self._graph)) if any(len(members) > 1 for members in summed.values()) else []
+        trees, claimed = [], defaultdict[int, set[int]](set)
+        for ((task, number, _), _), members in summed.items():
+            tasks = self._allowed([task for task, _ in members], members[0][1])
+            if tasks:
+                trees.append(self._tree(tasks, members[0][1], (task, number), ends))
+                for each in tasks:
+                    claimed[each].add(members[0][1])
+        return trees, claimed, [Refused(tuple(tasks), why) for why, tasks in self._refused.items()]
+
+    def _allowed(self, tasks: list[int], output: int) -> list[int]:
+        """The tasks that may be joined; none where they are too few, or slower so."""
+        if len(tasks) < 2:
+            return []
+        rules, products = self._rules, [self._products[task] for task in tasks]
+        usable = [product.task for product in products if product.other(output).kept == "saved"]
+        if len(usable) >= rules.min_fusion_size:
+            for product in products:
+                if (kept := product.other(output).kept) != "saved":
+                    self._refused[_slot_reason(product, output, kept)].append(product.task)
+            inner = max(_inner(product, output) for product in products)
+            *_, rows, columns = products[0].factor(output).shape
+            if rules.fast_for_reduce(rows, inner, columns):
+                return usable
+            why = (
+                f"sums of {rows:,}×{inner:,} @ {inner:,}×{columns:,} are no faster as one product (fast_inner "
+                f"{rules.fast_inner:,}, fast_side {rules.fast_side:,})"
+            )
+        elif len(tasks) >= rules.min_fusion_size:
+            product = next(product for product in products if product.other(output).kept != "saved")
+            why = _slot_reason(product, output, product.other(output).kept)
+        else:
+            why = f"{len(tasks)} products of one sum are fewer than min_fusion_size ({rules.min_fusion_size})"
+        self._refused[why].extend(tasks)
+        return []
+
+    def _tree(self, tasks: list[int], output: int, into: tuple[int, int], ends: list[int]) -> Group:
+        products = [self._products[task] for task in tasks]
+        others = [product.other(output) for product in products]
+        side: Side = "right" if output == products[0].left.output else "left"
+        shared = _is_one([other.identity for other in others])
+        gradients = sum(_nbytes(product.result) for product in products)
+        itemsize = products[0].result.dtype.itemsize
+        distinct = {other.identity: other.numel * itemsize for other in others}
+        each = launches_of(products[0], (output,), None)
+        return Group(
+            "tree",
+            "backward",
+            tuple(tasks),
+            (output,),
+            products[0],
+            (side,) if shared else (),
+            _span(tasks, ends),
+            each * len(tasks) + len(tasks) - 1,
+            each + 2,  # two stackings; of a shared factor the other ones are stacked and summed up instead
+            gradients + (0 if shared else sum(other.numel for other in others) * itemsize),
+            into,
+            gradients + sum(distinct.values()),
+        )
+
+
+class _Stacks:
+    """Products of one shape that don't depend on each other. `claimed`: by task what trees make of its outputs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        products: Mapping[int, Product],
+        rules: GroupRules,
+        direction: Direction,
+        claimed: Mapping[int, Iterable[int]],
+    ) -> None:
+        self._graph = graph
+        self._products = products
+        self._rules = rules
+        self._direction = direction
+        self._refused: dict[str, list[int]] = defaultdict(list)
+        self._sources = _Sources(graph)
+        self._outputs: dict[int, tuple[int, ...]] = {}
+        for task, product in products.items():
+            if direction == "forward":
+                if isinstance(graph.tasks[task].operation, Operation):
+                    self._outputs[task] = ()
+            elif outputs := tuple(sorted(set(product.wanted).difference(claimed.get(task, ())))):
+                self._outputs[task] = outputs
+
+    def search(self) -> tuple[list[Group], list[Refused]]:
+        forward = self._direction == "forward"
+        if len(self._outputs) < 2:
+            return [], []
+        nexts, waits = _as_forward(self._graph) if forward else _as_backward(self._graph)
+        ends = levels(nexts, waits)
+        found, small = [], []
+        numbers: dict[Hashable, int] = {}  # for each key, which is long to hash
+        keys = {task: numbers.setdefault(self._key(task), len(numbers)) for task in self._outputs}
+        for number, batch in enumerate(batches(nexts, waits, keys)):
+            if len(batch.tasks) < self._rules.min_fusion_size:
+                small.append((number, batch))
+            elif tasks := self._allowed(batch.tasks):
+                found += [self._group(part, ends) for part in self._parts(tasks)]
+        self._say_small(small)
+        return found, [Refused(tuple(tasks), why, self._direction) for why, tasks in self._refused.items()]
+
+    def _key(self, task: int) -> Hashable:
+        product = self._products[task]
+        if self._direction == "backward":
+            return product.signature, self._outputs[task]
+        shapes = product.left.shape, product.right.shape
+        return product.function, shapes, product.result, product.alpha, product.beta, product.settings
+
+    def _family(self, task: int) -> Hashable:
+        """What products have in common that only their shapes keep apart."""
+        product = self._products[task]
+        sides = product.left.wanted, product.right.wanted, product.addend
+        meta = product.result.dtype, product.result.device, product.alpha, product.beta, product.settings
+        return product.function, self._outputs[task], meta, sides if self._direction == "backward" else ()
+
+    def _used(self, product: Product) -> list[tuple[Side, Factor]]:
+        """The factors that the group multiplies by."""
+        sides: list[tuple[Side, Factor]] = [("left", product.left), ("right", product.right)]
+        if self._direction == "forward":
+            return sides
+        asked = [product.other(output) for output in self._outputs[product.task]]
+        return [(side, factor) for side, factor in sides if factor in asked]
+
+    def _allowed(self, tasks: tuple[int, ...]) -> tuple[int, ...]:
+        """The tasks that may be joined; none where too few are left."""
+        wrong: dict[str, list[int]] = defaultdict(list)
+        for task in tasks:
+            if (why := self._obstacle(self._products[task])) is not None:
+                wrong[why].append(task)
+        for why, found in wrong.items():
+            self._refused[why].extend(found)
+        gone = {task for found in wrong.values() for task in found}
+        usable = tuple(task for task in tasks if task not in gone)
+        if len(usable) >= self._rules.min_fusion_size:
+            return usable
+        if usable:
+            self._refused[self._too_few(len(usable), self._products[usable[0]])].extend(usable)
+        return ()
+
+    def _parts(self, tasks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Those that share a factor, if they are most of them, apart from the others: the factor need not be copied."""
+        rules, shares = self._rules, list[list[int]]()
+        for side, _ in self._used(self._products[tasks[0]]):
+            alike: dict[Hashable, list[int]] = defaultdict(list)
+            for task in tasks:
+                alike[self._identity(self._products[task], side)].append(task)
+            alike.pop(None, None)
+            shares += alike.values()
+        most = max(shares, key=len, default=[])
+        if not max(rules.how_many_is_many, rules.min_fusion_size, len(tasks) // 2 + 1) <= len(most) < len(tasks):
+            return [tasks]
+        rest = tuple(task for task in tasks if task not in set(most))
+        if len(rest) >= rules.min_fusion_size:
+            return [tuple(most), rest]
+        if len(rest) > 1:
+            self._refused[self._too_few(len(rest), self._products[rest[0]])].extend(rest)
+        return [tuple(most)]
+
+    def _obstacle(self, product: Product) -> str | None:
+        if self._direction == "forward":
+            operation = self._graph.tasks[product.task].operation
+            if isinstance(operation, Operation) and operation.writes_in_place:
+                return f"{operation.name} writes in place"
+        for _, factor in self._used(product):
+            kept = factor.kept
+            if kept == "modified" or (kept != "saved" and self._direction == "backward"):
+                return f'"{factor.slot}" of {product.function} {_WHY[kept]}'
+        largest = max(_numel(product.result), *(factor.numel for _, factor in self._used(product)))
+        if largest > self._rules.largest_side_numel:
+            return (
+                f"{product} has {largest:,} elements in one matrix, more than largest_side_numel "
+                f"({self._rules.largest_side_numel:,}): large products gain nothing when stacked"
+            )
+        return None
+
+    def _too_few(self, count: int, product: Product) -> str:
+        return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
+
+    def _say_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
+        """Says what lay together and was too little: of equal shape, or of unequal ones.
+
+        Those of unequal shape were together if the last of them was ready when the first of them ran.
+        """
+        open_: dict[Hashable, tuple[int, list[ReadyBatch]]] = {}
+        closed: list[list[ReadyBatch]] = []
+        for number, batch in small:
+            family = self._family(batch.tasks[0])
+            start, together = open_.get(family, (number, []))
+            if batch.ready_since > start:
+                closed.append(together)
+                start, together = number, []
+            together.append(batch)
+            open_[family] = start, together
+        for together in [*closed, *(together for _, together in open_.values())]:
+            tasks = sorted(task for batch in together for task in batch.tasks)
+            if len(together) > 1 and len(tasks) >= self._rules.min_fusion_size:
+                self._refused[self._unequal(tasks)].extend(tasks)
+                continue
+            for batch in together:
+                if len(batch.tasks) > 1:
+                    why = self._too_few(len(batch.tasks), self._products[batch.tasks[0]])
+                    self._refused[why].extend(batch.tasks)
+
+    def _unequal(self, tasks: list[int]) -> str:
+        products = [self._products[task] for task in tasks]
+        flat = all(len(product.left.shape) == 2 for product in products)
+        if flat and len({product.right.shape for product in products}) == 1:
+            rows = joined([f"{product.left.shape[0]:,}" for product in products], most=8)
+            return f"unequal shapes, of {rows} rows; torch.nn.functional.grouped_mm could take them"
+        shapes = list(dict.fromkeys(map(str, products)))
+        return f"unequal shapes: {joined(shapes)}"
+
+    def _group(self, tasks: tuple[int, ...], ends: list[int]) -> Group:
+        products = [self._products[task] for task in tasks]
+        first, convolution = products[0], products[0].function == "convolution"
+        outputs = self._outputs[tasks[0]]
+        used = self._used(first)
+        stacked, shared = 0, list[Side]()
+        if self._direction == "backward":
+            stacked += _nbytes(first.result)
+        itemsize = first.result.dtype.itemsize
+        for side, factor in used:
+            identities = [self._identity(product, side) for product in products]
+            if self._is_shared(first, identities):
+                shared.append(side)
+            else:
+                stacked += factor.numel * itemsize
+        kind: GroupKind = "grouped_conv" if convolution else "bmm"
+        if self._direction == "forward":
+            before, after = 1, 1 + len(used) - len(shared)
+            if first.addend is not None and not self._is_shared(first, [self._addend(product) for product in products]):
+                after += 1
+                stacked += self._addend_bytes(first)
+        else:
+            before = launches_of(first, outputs, addend_shape(self._graph, products))
+            after = before + 1 + len(used) - len(shared)
+        return Group(
+            kind,
+            self._direction,
+            tasks,
+            outputs,
+            first,
+            tuple(shared),
+            _span(tasks, ends),
+            before * len(tasks),
+            after,
+            stacked * len(tasks),
+        )
+
+    def _is_shared(self, product: Product, identities: list[Hashable]) -> bool:
+        """Whether factors of products like this one need no stacking: they are one tensor. In the forward TorchScript
+        wants many of them; in the backward `batch=` copies all batches of matrices, and what convolutions take."""
+        if product.function == "convolution" or not _is_one(identities):
+            return False
+        if self._direction == "forward":
+            return len(identities) >= self._rules.how_many_is_many
+        return len(product.result.shape or ()) < 3
+
+    def _identity(self, product: Product, side: Side) -> Hashable:
+        """What is equal for factors that are one tensor; None where that is not known."""
+        factor = product.left if side == "left" else product.right
+        if factor.identity is None and factor.wanted and self._direction == "forward":
+            return self._sources.of(self._edge(product, factor.output))
+        return factor.identity
+
+    def _edge(self, product: Product, output: int) -> Edge:
+        return next(edge for edge in self._graph.out_edges[product.task] if edge.output == output)
+
+    def _addend(self, product: Product) -> _Source | None:
+        return None if product.addend is None else self._sources.of(self._edge(product, product.addend))
+
+    def _addend_bytes(self, product: Product) -> int:
+        assert product.addend is not None
+        edge = self._edge(product, product.addend)
+        return _nbytes(self._graph.tasks[edge.next_task].inputs[edge.input])
+
+
+def _as_backward(graph: Graph) -> tuple[list[list[int]], list[int]]:
+    """By task those that wait for it in the backward, and for how many edges it waits."""
+    nexts = [[edge.next_task for edge in edges] for edges in graph.out_edges]
+    return nexts, list(map(len, graph.in_edges))
+
+
+def _as_forward(graph: Graph) -> tuple[list[list[int]], list[int]]:
+    """The same for the forward."""
+    nexts = [[edge.task for edge in edges] for edges in graph.in_edges]
+    return nexts, list(map(len, graph.out_edges))
+
+
+def _is_one(identities: list[Hashable]) -> bool:
+    """Whether the factors are one tensor."""
+    return identities[0] is not None and len(set(identities)) == 1
+
+
+def _inner(product: Product, output: int) -> int:
+    """Over how many rows (of a left factor's gradient: columns) one member of a tree sums."""
+    shape = product.result.shape or (1, 1)
+    return shape[-1] if output == product.left.output else prod(shape[:-1] if len(shape) != 3 else shape[1:2])
+
+
+def _span(tasks: Iterable[int], ends: list[int]) -> tuple[int, int]:
+    found = [ends[task] for task in tasks]
+    return min(found), max(found)
+
+
+def _numel(meta: TensorMeta) -> int:
+    return prod(meta.shape or ())
+
+
+def _nbytes(meta: TensorMeta) -> int:
+    return meta.nbytes or 0
+
+
+def _slot_reason(product: Product, output: int, kept: str) -> str:
+    return f'"{product.other(output).slot}" of {product.function} {_WHY[kept]}'
+
+
+def find_batches(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Module | None = None) -> Groups:
+    """Finds the products of matrices that could run as one, in a backward and in its forward.
+
+    Nothing runs, no hook either, and no tensor is kept.
+
+        >>> import torch, tapescope as ts
+        >>> x = torch.ones(8, 4)
+        >>> weights = [torch.ones(4, 4, requires_grad=True) for _ in range(5)]
+        >>> hidden = [(x @ weight).relu() @ weight for weight in weights]
+        >>> [group.label for group in ts.find_batches(torch.stack(hidden).sum())]
+        ['5 × mm → bmm', '5 × mm → bmm']
+
+    Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
+    with all groups joined at once the graph still has no cycle (the search above says why). The products that one
+    parameter's gradient sums up are a "tree", and one product of what they are made of.
+
+    A forward's groups are those of the operations which a capture saw (`ts.capture`).
+
+    Args:
+        of: as `ts.graph` takes it, or a graph.
+        rules: thresholds; by default TorchScript's.
+        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
+            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
+            module that was called.
+
+    Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
+    another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
+
+    Raises:
+        ValueError: the graph is from a file, without its nodes.
+        TypeError: `rules` is something else.
+    """
+
+    rules = GroupRules() if rules is None else rules
+    if not isinstance(rules, GroupRules):
+        raise TypeError(f"rules is a ts.types.GroupRules, as ts.types.GroupRules(min_fusion_size=2), not {rules!r}")
+    graph = graph_meant(of, model)
+    if graph.is_tape:
+        raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
+    if not graph.nodes:
+        raise ValueError(f"{graph.why_no_nodes}, so its factors are not known: pass the loss")
+    with telling(None, "looking for groups") as tell, collector_paused():
+        tell(f"products of matrices among {len(graph):,} tasks")
+        products = products_of(graph)
+        found, refused = search(graph, products, rules)
+    return Groups(replace(graph, nodes=()), rules, tuple(found), tuple(refused), products)

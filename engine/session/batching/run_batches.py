@@ -1,0 +1,503 @@
+"""Runs the products of several tasks as one: `engine="direct", batch="auto"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ....inspector.graph.freed_nodes import is_spent
+from ....inspector.graph.graph import Edge, Graph, told_apart
+from ....inspector.torch_private.engine import retains_any, run_engine
+from ....inspector.torch_private.hooks import node_hooks
+from ....inspector.torch_private.nodes import call_node
+from ....inspector.torch_private.saved_variables import free_saved, saved_variables
+from ....inspector.torch_private.tensors import version_of
+from ....inspector.torch_private.thread_state import without_torch_function
+from ....inspector.validation import a_kind
+from ...execution.accumulation_rule import PYTORCHS, Accumulation
+from ...execution.find_hooks import no_hooks
+from ...execution.input_buffer import fits
+from ...execution.node_runner import Runner
+from ...execution.pending_inputs import InputBuffers
+from ...execution.run_hooks import hook_name, run_tensor_hooks
+from ...execution.torch_nodes import TaskRunner
+from ...recording.batch_report import Batch, Fallback
+from ...recording.recorder import Recorder
+from ...recording.run import Engine
+from ...schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
+from ...schedule.device_queues import AnyQueue
+from ..breakpoints.stop_list import Stops
+from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
+from .find_batches import find_batches
+from .product_groups import Group, GroupRules
+
+AnyBatch = Literal["auto"] | GroupRules | None
+"""What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""
+
+
+class GroupLoop(Protocol):
+    """A backward under way, as far as running a group goes."""
+
+    graph: Graph
+    stops: Stops
+    queue: AnyQueue
+    buffers: InputBuffers
+    order: list[int]
+    recorder: Recorder | None
+
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+
+    def deliver(self, edge: Edge, outputs: list[Tensor | None]) -> None: ...
+
+    def fail(self, error: BaseException, task_id: int) -> None: ...
+
+
+class _Tree:
+    """A sum of products under way: what its tasks have left behind, in the order in which they ran.
+
+    Attributes:
+        path: from one of its tasks to the sum the tasks that lie between, which only change the layout.
+        left: those of its tasks that have not run.
+    """
+
+    def __init__(self, group: Group, graph: Graph) -> None:
+        self.group = group
+        (self.output,) = group.outputs
+        self.paths = {task_id: self._path(graph, task_id) for task_id in group.tasks}
+        self.left = set(group.tasks)
+        self._kept: list[Operands] = []
+        self._versions: list[tuple[int, int]] = []  # of gradient and factor
+
+    def _path(self, graph: Graph, task_id: int) -> tuple[int, ...]:
+        edge = next(edge for edge in graph.out_edges[task_id] if edge.output == self.output)
+        found = []
+        while (edge.next_task, edge.input) != self.group.into:
+            found.append(edge.next_task)
+            (edge,) = graph.out_edges[edge.next_task]
+        return tuple(found)
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._kept)
+
+    def add(self, member: Operands) -> None:
+        """One of its tasks runs: leaves behind what it would have multiplied."""
+        self.left.discard(member.product.task)
+        self._kept.append(member.of_output(self.output))
+        self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
+
+    def total(self, graph: Graph, order: Sequence[int]) -> tuple[Tensor, Batch | None]:
+        """The sum of what was left behind, which is let go; and how it was made, if it is of several.
+
+        `order` is that in which tasks have run.
+
+        Raises:
+            RuntimeError: a factor or a gradient was modified in place since its task ran.
+        """
+        kept, output = self._kept, self.output
+        for each, versions in zip(kept, self._versions, strict=True):
+            now = version_of(each.gradient), version_of(each.others[output])
+            if now != versions:
+                what = "the gradient" if now[0] != versions[0] else f'"{each.product.other(output).slot}"'
+                task = graph.in_order(order).describe(each.product.task)
+                raise RuntimeError(
+                    f"{what} of {task} was modified in place after its task ran, and before its product was made with "
+                    "others: run this backward without batch="
+                )
+        tasks, held = tuple(each.product.task for each in kept), self._held_bytes
+        tally, begun_ns = Tally(), perf_counter_ns()
+        found = summed(kept, output, tally)
+        elapsed_ns = perf_counter_ns() - begun_ns
+        before = launches_of(self.group.product, self.group.outputs, None) * len(tasks) + len(tasks) - 1
+        kept.clear()
+        if len(tasks) < 2:
+            return found, None
+        return found, Batch("tree", tasks, before, tally.launches, tally.copied_bytes, held, elapsed_ns)
+
+    @property
+    def _held_bytes(self) -> int:
+        """Of what all but the last have left behind."""
+        behind = self._kept[:-1]
+        others = {each.others[self.output].data_ptr(): each.others[self.output].nbytes for each in behind}
+        return sum(each.gradient.nbytes for each in behind) + sum(others.values())
+
+
+class GroupRunner:
+    """The groups of one backward, as far as they are going to run as one.
+
+    A stack's tasks are held back until all of them are ready, and then run in one step. A tree's run one by one; each
+    leaves its operands behind, gives nothing to the sum, and the last makes the product of all.
+
+    Tensors' hooks, and retained gradients, are called right before the product, for one task after the other. Where
+    something else wants the single tasks, the group is given up, and they run by themselves, each as it would have.
+
+    Args:
+        runner: runs the tasks by themselves.
+        rules: by which groups are found.
+        accumulation: how gradients are summed.
+        batches, fallbacks: get what ran as one, and what did not.
+    """
+
+    def __init__(
+        self,
+        runner: TaskRunner,
+        rules: GroupRules | None,
+        accumulation: Accumulation,
+        batches: list[Batch],
+        fallbacks: list[Fallback],
+    ) -> None:
+        self._runner = runner
+        self._graph = graph = runner.graph
+        self._accumulation = accumulation
+        self._batches = batches
+        self._fallbacks = fallbacks
+        self._stacks: dict[int, Group] = {}
+        self._trees: dict[int, dict[int, _Tree]] = {}  # by task and output
+        self._at = 0
+        found = find_batches(graph, rules)
+        self._products = found.products
+        for group in found.backward:
+            if (why := self._never(group)) is not None:
+                fallbacks.append(Fallback(group.kind, group.tasks, why))
+            elif group.kind == "tree":
+                tree = _Tree(group, graph)
+                for task_id in group.tasks:
+                    self._trees.setdefault(task_id, {})[tree.output] = tree
+            else:
+                self._stacks.update(dict.fromkeys(group.tasks, group))
+        self.tasks = frozenset([*self._stacks, *self._trees])
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._stacks or task_id in self._trees
+
+    def together(self, task_id: int) -> tuple[int, ...]:
+        """The tasks which are to run at one moment with this one, itself among them; none if it runs by itself."""
+        group = self._stacks.get(task_id)
+        return () if group is None else group.tasks
+
+    def execute(self, loop: GroupLoop, task_id: int, hooks: bool, by_hand: bool, last: int | None) -> None:
+        """Runs a task that was picked, and those which run with it.
+
+        Args:
+            hooks: whether there may be any.
+            by_hand: whether it was chosen by hand.
+            last: the task before which the run is to stop.
+        """
+        stack = self._stacks.get(task_id)
+        if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
+            self._give_up(loop, stack, why)
+            stack = None
+        queue = loop.queue
+        assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+        others = () if stack is None else queue.in_order(stack.tasks)
+        task_ids = [task_id, *(each for each in others if each != task_id)]
+        found = self._of(task_ids)
+        if found and (why := self._why_alone(loop, task_ids, hooks)) is not None:
+            for group in found:
+                self._give_up(loop, group, why)
+            found = []
+        if found:
+            self._run_all(loop, task_ids, by_hand)
+        else:
+            loop.execute(task_id, hooks, by_hand)
+
+    def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
+        """From here on all tasks run by themselves. `why` makes the sentence from the name of a task."""
+        for group in self._of([*self._stacks, *self._trees]):
+            self._give_up(loop, group, why(self._told(group.tasks[0])))
+
+    def _never(self, group: Group) -> str | None:
+        """Why a group is not going to run as one."""
+        first, runner = group.tasks[0], self._runner
+        if runner.graph_task.create_graph:
+            return (
+                f"create_graph=True makes a graph of what {self._told(first)} does, which can be differentiated again"
+            )
+        if group.product.function not in FUNCTIONS:
+            return f"{self._told(first)} is a {group.product.function}, whose backward can't be made of others' here"
+        if self._accumulation != PYTORCHS:
+            how = self._accumulation.name
+            return f"gradients are summed otherwise than PyTorch does ({how}), {self._told(first)}'s among them"
+        if runner.needed is not None:
+            for task_id in group.tasks:
+                if not all(edge.next_task in runner.needed for edge in self._graph.out_edges[task_id]):
+                    return f"inputs= makes a part of {self._told(task_id)} needless"
+        return None
+
+    def _told(self, task_id: int) -> str:
+        return told_apart(self._graph, task_id)
+
+    def _of(self, task_ids: Sequence[int]) -> list[Group]:
+        """The groups in which these tasks are."""
+        found: dict[int, Group] = {}
+        for task_id in task_ids:
+            of_task = [tree.group for tree in self._trees.get(task_id, {}).values()]
+            if task_id in self._stacks:
+                of_task.append(self._stacks[task_id])
+            found.update((id(group), group) for group in of_task)
+        return list(found.values())
+
+    def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
+        """Why a stack's tasks can't run at one moment."""
+        describe = self._told
+        missing = next((each for each in stack.tasks if each not in loop.queue), None)
+        if missing is not None:
+            return f"{describe(task_id)} was run before {describe(missing)} was ready"
+        others = [each for each in stack.tasks if each != task_id]
+        if last in others:
+            return f"the run was to stop before {describe(others[others.index(last)])}"
+        for each in others if loop.stops.asks else ():
+            if (breakpoint_ := loop.stops.breakpoint_at(each)) is not None:
+                return f"breakpoint {breakpoint_.number} ({breakpoint_.text}) may stop before {describe(each)}"
+        return None
+
+    def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
+        """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
+        if torch.is_anomaly_enabled():
+            return f"anomaly mode looks at what {self._told(task_ids[0])} gives"
+        spent = next((task_id for task_id in task_ids if is_spent(self._graph.nodes[task_id])), None)
+        if spent is not None:
+            return f"another session has run {self._told(spent)}"
+        trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
+        quiet = no_hooks(look=bool(trees))
+        why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
+        why = why or self._unusual(loop, task_ids)
+        if why is not None or not hooks:
+            return why
+        if quiet:
+            self._retain(loop, task_ids)
+            return None
+        for place, task_id in enumerate(task_ids):
+            try:
+                names = self._run_hooks(task_id, loop.buffers.by_task[task_id].gradients)
+            except BaseException as error:
+                loop.fail(error, task_id)
+                raise
+            if names:
+                self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
+                at = self._told(task_id)
+                return f"the tensor of {at} has the hook {names[0][1]}, which sees that task alone"
+        return None
+
+    def _hooked(self, task_ids: Sequence[int], trees: Sequence[_Tree]) -> str | None:
+        """Which hook wants these tasks by themselves, of nodes and of trees: what a tree has left behind nobody may
+        change until its last task, nor look between its tasks and the sum."""
+        describe = self._told
+        for task_id in task_ids:
+            hook = next((hook for hooks in node_hooks(self._graph.nodes[task_id]) for hook in hooks), None)
+            if hook is not None:
+                return f"{describe(task_id)} has the hook {hook_name(hook)}, which sees that task alone"
+        if trees:
+            at = describe(task_ids[0])
+            return f"torch does not list the hooks there are, and one might look between {at} and the sum"
+        return None
+
+    def _retained(self, trees: Sequence[_Tree]) -> str | None:
+        for tree in (tree for tree in trees if not tree.begun):
+            between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
+            if retains_any(list(between.values())):
+                at = self._told(min(between))
+                return f"the tensor of {at}, or another between such a product and the sum, retains its own gradient"
+        return None
+
+    def _retain(self, loop: GroupLoop, task_ids: Sequence[int]) -> None:
+        """Fills the .grad of tensors that retain it, where there are no hooks: in one run of the engine, of which the
+        tasks' nodes are at once roots and wanted."""
+        edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
+        buffers = [loop.buffers.by_task[task_id] for task_id in task_ids]
+        given = [gradient for buffer in buffers for gradient in buffer.gradients if gradient is not None]
+        run_engine(edges, given, True, False, edges)
+
+    def _run_hooks(self, task_id: int, gradients: list[Tensor | None]) -> tuple[tuple[str, str], ...]:
+        """The hooks of the tensor which a node made, which may replace its gradient: of each its kind and name."""
+        names: list[tuple[str, str]] = []
+        node = self._graph.nodes[task_id]
+        gradients[:] = run_tensor_hooks(self._runner.graph_task, node, gradients, lambda *hook: names.append(hook))
+        return tuple(names)
+
+    def _unusual(self, loop: GroupLoop, task_ids: Sequence[int]) -> str | None:
+        """Which gradient can't be put together with the others."""
+        for task_id in task_ids:
+            (gradient,) = loop.buffers.by_task[task_id].gradients
+            if gradient is None:
+                return f"no gradient came to {self._told(task_id)}"
+            if type(gradient) is not Tensor:
+                return f"the gradient of {self._told(task_id)} is {a_kind(gradient)}"
+            if not fits(gradient, self._graph.tasks[task_id].inputs[0]) or gradient._is_zerotensor():
+                return f"the gradient of {self._told(task_id)} is not laid out like the others"
+        return None
+
+    def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:
+        """Runs these tasks, all of one stack, or one of trees."""
+        recorder, runner = loop.recorder, self._runner
+        gradients = [loop.buffers.by_task[task_id].gradients for task_id in task_ids]
+        if recorder is not None:
+            for task_id, its in zip(task_ids, gradients, strict=True):
+                recorder.start(task_id, its, by_hand and task_id == task_ids[0])
+        for task_id in task_ids:
+            loop.buffers.by_task.pop(task_id)
+            loop.queue.remove(task_id)
+        self._at, last = task_ids[0], task_ids[-1]
+        if runner.memory is not None:  # to which all that is made belongs to the last of them
+            for task_id, its in zip(task_ids, gradients, strict=True):
+                runner.memory.begin(task_id)
+                runner.memory.summed(task_id)
+                runner.memory.start(task_id, its)
+                if task_id != last:
+                    runner.memory.end(task_id, ())
+        try:
+            found = self._outputs(loop, task_ids, gradients)
+            if recorder is not None:
+                recorder.end_together(task_ids, found)
+            for task_id, outputs in zip(task_ids, found, strict=True):
+                self._at = task_id
+                runner.fit(self._graph.tasks[task_id], outputs)
+            if runner.memory is not None:
+                runner.memory.end(last, found[-1])
+            loop.order.extend(task_ids)
+            for task_id, outputs in zip(task_ids, found, strict=True):
+                self._at = task_id
+                for edge in self._graph.out_edges[task_id]:
+                    loop.deliver(edge, outputs)
+                outputs.clear()
+        except BaseException as error:
+            loop.fail(error, self._at)
+            raise
+
+    def _outputs(
+        self, loop: GroupLoop, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]
+    ) -> list[Outputs]:
+        """What these tasks give. Their buffers are empty afterwards, and their nodes freed."""
+        stack = self._stacks.get(task_ids[0])
+        members = []
+        for task_id, its in zip(task_ids, gradients, strict=True):
+            (gradient,) = its
+            assert gradient is not None, "it was looked at"
+            self._at = task_id
+            node = self._runner.graph_task.node = self._graph.nodes[task_id]
+            product = self._products[task_id]
+            members.append(Operands.of(product, node, gradient, product.wanted))
+            its.clear()
+        with without_torch_function():  # as in a node, where factors that are subclasses are not asked
+            found: list[Outputs] = [[None] * each.width for each in members]
+            if stack is not None:
+                found = self._stacked(stack, members)
+            for member, outputs in zip(members, found, strict=True):
+                self._at = member.product.task
+                self._complete(loop, member, outputs)
+        if self._runner.frees:
+            for task_id in task_ids:
+                free_saved(saved_variables(self._graph.nodes[task_id]))
+        return found
+
+    def _stacked(self, stack: Group, members: Sequence[Operands]) -> list[Outputs]:
+        addend = addend_shape(self._graph, [each.product for each in members])
+        tally, begun_ns = Tally(), perf_counter_ns()
+        found = stacked(members, stack.outputs, addend, tally)
+        elapsed_ns = perf_counter_ns() - begun_ns
+        before = launches_of(stack.product, stack.outputs, addend) * len(members)
+        tasks = tuple(each.product.task for each in members)
+        self._batches.append(Batch(stack.kind, tasks, before, tally.launches, tally.copied_bytes, 0, elapsed_ns))
+        for task_id in tasks:
+            del self._stacks[task_id]
+        return found
+
+    def _complete(self, loop: GroupLoop, member: Operands, outputs: Outputs) -> None:
+        """The outputs that the stack did not make: those of trees, and the others one by one."""
+        product = member.product
+        trees = self._trees.pop(product.task, {})
+        for output in product.wanted:
+            if outputs[output] is None and output not in trees:
+                outputs[output] = alone(member, output)
+        if product.addend is not None and outputs[product.addend] is None:
+            beta = product.beta
+            outputs[product.addend] = member.gradient if beta == 1 else member.gradient * beta.conjugate()
+        for output, tree in trees.items():
+            tree.add(member)
+            if not tree.left:
+                outputs[output] = self._total(loop, tree)
+
+    def _total(self, loop: GroupLoop, tree: _Tree) -> Tensor:
+        found, batch = tree.total(self._graph, loop.order)
+        if batch is not None:
+            self._batches.append(batch)
+        return found
+
+    def _give_up(self, loop: GroupLoop, group: Group, why: str) -> None:
+        """From here on its tasks run by themselves. What a tree's have left behind is added to the sum."""
+        left, tree = group.tasks, None
+        for task_id in group.tasks:
+            if group.kind == "tree":
+                trees = self._trees.get(task_id, {})
+                tree = trees.pop(group.outputs[0], None) or tree
+                if not trees:
+                    self._trees.pop(task_id, None)
+            else:
+                self._stacks.pop(task_id, None)
+        if tree is not None:
+            left = tuple(task_id for task_id in group.tasks if task_id in tree.left)
+            if tree.begun:
+                self._add_partial(loop, tree)
+        else:
+            assert isinstance(loop.queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+            loop.queue.let_go(group.tasks)
+        self._fallbacks.append(Fallback(group.kind, left, why))
+
+    def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:
+        """Adds what a tree's tasks have left behind to its sum, past the tasks between, which got nothing of it."""
+        assert tree.group.into is not None, "a tree is summed somewhere"
+        ran = next(task_id for task_id in tree.group.tasks if task_id not in tree.left)
+        gradient: Tensor | None
+        with without_torch_function():
+            gradient = self._total(loop, tree)
+        for task_id in tree.paths[ran]:
+            (gradient,) = call_node(self._graph.nodes[task_id], [gradient])
+        task_id, number = tree.group.into
+        buffer = loop.buffers.of(task_id)
+        if gradient is not None:
+            buffer.add(number, gradient)
+
+
+def group_runner(
+    batch: AnyBatch,
+    runner: Runner,
+    accumulation: Accumulation,
+    batches: list[Batch],
+    fallbacks: list[Fallback],
+) -> GroupRunner | None:
+    """What runs as one in this backward; None: nothing is to.
+
+    Raises:
+        ValueError: there is no such choice.
+        NotImplementedError: the nodes are not torch's.
+    """
+    check_batch(batch)
+    if batch is None:
+        return None
+    if not isinstance(runner, TaskRunner):
+        raise NotImplementedError(
+            "batch= joins the products of torch's nodes, and these are another tape's; leave it out"
+        )
+    return GroupRunner(runner, None if batch == "auto" else batch, accumulation, batches, fallbacks)
+
+
+def check_batch(batch: AnyBatch, engine: Engine = "direct") -> None:
+    """Says what can be given for `batch`, and to which engine.
+
+    Raises:
+        ValueError: this can't.
+        NotImplementedError: PyTorch's own engine was to run products of several tasks as one.
+    """
+    if batch is not None and engine == "native":
+        raise NotImplementedError(
+            'PyTorch\'s own engine runs one node after the other; to run products as one (batch=), use engine="direct"'
+        )
+    if batch not in (None, "auto") and not isinstance(batch, GroupRules):
+        raise ValueError(
+            f'there is no batch={batch!r}; known are "auto", a ts.types.GroupRules, and None to run each task alone'
+        )

@@ -1,0 +1,267 @@
+"""Branches of a session, and what undo recorded of each task that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...inspector.graph.graph import Graph
+from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.random_states import random_states
+from ...inspector.torch_private.thread_state import without_torch_function
+from ..execution.input_buffer import InputBuffer
+from ..execution.node_runner import Runner
+from ..execution.pending_inputs import InputBuffers
+from ..execution.undo_history import Edited, History, Ran, Waited, drawn_since, nbytes_of
+from ..recording.task_records import Trace
+from ..schedule.policy import Choice, Policy, names_in_turn
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Branch:
+    """One way in which a session went.
+
+    Attributes:
+        number: counts from 1, in the order in which branches began.
+        parent: the number of the branch from which it parted; None for the first.
+        forked_at: how many tasks it has in common with its parent.
+        order: the ids of the tasks that ran, in order.
+        by_hand: of these what was chosen by hand.
+        edits: the gradients that were replaced by hand.
+        terms: from which position on which policy picked.
+        trace: what was recorded, if anything was; of the current branch the session has it.
+        is_current: whether the session stands on it.
+        gradients: by the id of its task the .grad of a leaf after it, of the leaf's shape, as far as the session has
+            gone back over that. None where that would have been more than the history's budget.
+        shared: how many of its first tasks have run in the session as it stands.
+        ahead: of the current branch: how many more had run before the session went back.
+    """
+
+    number: int
+    parent: int | None
+    forked_at: int
+    order: tuple[int, ...]
+    by_hand: frozenset[int]
+    edits: tuple[Edited, ...]
+    terms: tuple[tuple[int, Policy | Choice], ...]
+    trace: Trace | None
+    is_current: bool = False
+    gradients: dict[int, Tensor | None] | None = field(default_factory=dict)
+    shared: int = 0
+    ahead: int = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.describe()}>"
+
+    @property
+    def name(self) -> str:
+        """`branch 2`."""
+        return f"branch {self.number}"
+
+    @property
+    def policy(self) -> str:
+        """The policy's name; "bfs, then dfs" where one took over from another."""
+        return names_in_turn(policy for _, policy in self.terms)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that are kept with it; several branches may keep the same."""
+        return sum(nbytes_of(each) for each in (self.gradients or {}).values() if each is not None)
+
+    def describe(self) -> str:
+        """`branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
+        parts = [f"{self.name}, {counted(len(self.order), 'task')} under {self.policy}"]
+        if self.ahead:
+            parts.append(f"{self.ahead:,} more taken back")
+        if self.parent is not None:
+            parts.append(f"forked from branch {self.parent} after {counted(self.forked_at, 'task')}")
+        if self.edits:
+            parts.append(counted(len(self.edits), "edit"))
+        return ", ".join(parts)
+
+    def goes_on_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
+        """Whether this task, with these edits in force, is what ran next on it."""
+        if position >= len(self.order) or self.order[position] != task:
+            return False
+        return _same(edits, [edit for edit in self.edits if edit.position <= position])
+
+
+class Branches:
+    """What a session has gone back from.
+
+    The session goes along one of them: `current`. What it has gone back from is this branch's `future` as long as it is
+    followed task by task; once something else runs, it is kept, and a new branch begins.
+
+    Args:
+        budget_bytes: for the gradients that are kept with branches.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.current = 1
+        self.origins: dict[int, tuple[int | None, int]] = {1: (None, 0)}  # parent, forked_at
+        self.future: Branch | None = None
+        self.kept: dict[int, Branch] = {}
+        self._at_most = 0  # bytes of gradients: counted all over only where this is too much
+
+    @property
+    def gradient_bytes(self) -> int:
+        kept = {id(each): each for branch in self._left for each in (branch.gradients or {}).values()}
+        return sum(nbytes_of(each) for each in kept.values() if each is not None)
+
+    @property
+    def _left(self) -> list[Branch]:
+        return [*self.kept.values(), *([] if self.future is None else [self.future])]
+
+    def leave(self, snapshot: Callable[[], Branch]) -> None:
+        """The session is going back. What it had come to is noted, unless it was on its way there again."""
+        if self.future is None:
+            self.future = snapshot()
+            self.future.is_current = False
+
+    def take_back(self, position: int, entry: Ran, is_leaf: bool) -> None:
+        """The task of this position is being taken back; its .grad is still what it made of it."""
+        after = entry.grads[0].after() if is_leaf and entry.grads else None
+        for branch in self._left:
+            if branch.shared > position:
+                branch.shared = position
+                if is_leaf and branch.gradients is not None:
+                    branch.gradients[entry.task] = after
+        if after is not None:
+            self._keep_within_budget(nbytes_of(after))
+
+    def go_on(self, position: int, task: int, edits: Sequence[Edited]) -> None:
+        """This task is going to run at this position."""
+        future = self.future
+        if future is not None and not future.goes_on_with(position, task, edits):
+            self.kept[future.number] = future
+            self.future = next(
+                (each for each in self._left if each.shared == position and each.goes_on_with(position, task, edits)),
+                None,
+            )
+            if self.future is None:
+                parent, self.current = self.current, max(self.origins) + 1
+                self.origins[self.current] = (parent, position)
+            else:
+                self.current = self.future.number
+                del self.kept[self.current]
+        for branch in self._left:
+            if branch.shared == position and branch.goes_on_with(position, task, edits):
+                branch.shared += 1
+        if self.future is not None and position + 1 == len(self.future.order):
+            self.future = None  # all that was taken back has run again
+
+    def _keep_within_budget(self, more_bytes: int) -> None:
+        self._at_most += more_bytes
+        for branch in self._left:  # the oldest first
+            if self._at_most > self.budget_bytes:
+                self._at_most = self.gradient_bytes
+            if self._at_most <= self.budget_bytes:
+                return
+            branch.gradients = None
+        self._at_most = self.gradient_bytes
+
+
+def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:
+    """Whether the same tensors were put in the same places."""
+    return len(edits) == len(others) and all(
+        (one.position, one.task) == (other.position, other.task)
+        and all(mine is theirs for mine, theirs in zip(one.after, other.after, strict=True))
+        for one, other in zip(edits, others, strict=True)
+    )
+
+
+class Past:
+    """Notes what is needed to take tasks back, as they run: what a `Rewinder` goes by.
+
+    As long as there is one, nodes keep what they saved, and gradients that it refers to are neither added to in place
+    nor taken for a .grad without a copy: the values are the same, the memory is not.
+
+    Args:
+        runner: runs the tasks.
+        buffers: what waits for them.
+        order: the ids of the tasks that have run, where whoever runs them notes it.
+        budget_bytes: for gradients.
+        why: it begins where it does, if not at the start.
+
+    Attributes:
+        history: what ran since it began.
+        branches: what the session has gone back from.
+        begins: why the history begins where it does; "" at the start.
+    """
+
+    def __init__(
+        self, runner: Runner, buffers: InputBuffers, order: Sequence[int], budget_bytes: int, why: str
+    ) -> None:
+        self._runner, self._buffers, self._order = runner, buffers, order
+        self._graph: Graph = runner.graph
+        self.branches = Branches(budget_bytes)
+        self.history = self._new_history(budget_bytes, ())
+        self.history.retaining = runner.retaining()
+        self.begins = why
+        runner.frees = False
+
+    def forget(self, why: str) -> None:
+        """Lets go all that is kept: it begins here. To be called inside the backward."""
+        self.free_ran()
+        self.branches = Branches(self.history.budget_bytes)
+        self._begin_again((), why)
+
+    def begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
+        """A task is going to run: notes what it finds."""
+        history, runner = self.history, self._runner
+        self.branches.go_on(len(self._order), task_id, history.edits)
+        entry = Ran(task_id, by_hand, runner.callbacks_left, Waited(buffer.waiting()))
+        got = self._graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
+        with without_torch_function():
+            history.begin(entry, runner.leaf(task_id) if got else None)
+            runner.begin(entry)
+            entry.random = random_states(self._graph.devices)
+        return entry
+
+    def end_task(self, entry: Ran) -> None:
+        """It has run, and its gradients are in the buffers of the next ones."""
+        assert entry.random is not None
+        with without_torch_function():
+            if not drawn_since(entry.random):
+                entry.random = None
+            for grad in entry.grads:
+                grad.leave()
+            self._runner.end(entry)
+            self.history.end(entry)
+        self._runner.spend(self._graph.tasks[entry.task])
+        why = self._runner.why_not_back(entry)
+        if why is not None:
+            self.free_ran()
+            place = self._order.index(entry.task) if entry.task in self._order else len(self._order)
+            self._begin_again(self.history.edits, f"{self._graph.describe(entry.task, place)} {why}")
+
+    def free_ran(self) -> None:
+        """Lets the nodes that ran free what they saved, which was kept. To be called inside the backward."""
+        if self._runner.keep_graph:
+            return
+        tasks = [self._graph.tasks[entry.task] for entry in self.history.ran]
+        for task in tasks:
+            self._runner.unspend(task)
+        for task in tasks:
+            self._runner.free(task)
+
+    def _begin_again(self, edits: Sequence[Edited], why: str) -> None:
+        before = self.history
+        self.history = self._new_history(before.budget_bytes, edits)
+        self.history.retaining = before.retaining
+        self.begins = why
+
+    def _new_history(self, budget_bytes: int, edits: Sequence[Edited]) -> History:
+        return History(
+            self._graph,
+            len(self._order),
+            self._buffers.waiting(),
+            self._buffers.missing,
+            edits,
+            self.branches,
+            budget_bytes,
+            self._runner.keep_graph,
+        )

@@ -1,0 +1,264 @@
+"""Watchpoints: conditions on gradients that stop a run, and gradient norms into and out of modules."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ....inspector.graph.graph import Graph
+from ....inspector.text.sizes_and_counts import dtype_name
+from ...schedule.find_tasks import calls_at, calls_of, tasks_at
+from .breakpoints import name_of
+from .gradient_readings import Need, Reading
+from .nan_origin import shown, what_is_bad
+from .watch_conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
+
+Port = tuple[int, int]
+"""A task and the number of one of its inputs or outputs."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One module call: its ports, and the norms that are known."""
+
+    enters: set[Port] = field(default_factory=set)
+    leaves: set[Port] = field(default_factory=set)
+    came: dict[Port, float] = field(default_factory=dict)
+    left: dict[Port, float] = field(default_factory=dict)
+
+
+class ModuleFlow:
+    """Follows the norms of the gradients that come into module calls and leave them.
+
+    A gradient comes in at an input of a task of the call which is fed from outside, and leaves with an edge to a task
+    outside that is no leaf. Several count together as one long vector; those that leave towards one tensor in parts
+    (queries, keys and values) are not added up.
+
+    Args:
+        calls: the ids of the module calls that are followed.
+        needed: the tasks that run at all; None: all.
+    """
+
+    def __init__(self, graph: Graph, calls: Collection[int], needed: Collection[int] | None) -> None:
+        self._calls = {call: _Call() for call in calls}
+        self._entered_at: dict[Port, list[int]] = {}
+        self._left_at: dict[Port, list[int]] = {}
+        self._ports: dict[int, set[Port]] = {}  # by task
+        around: dict[int | None, frozenset[int]] = {None: frozenset()}
+        for task in graph.tasks:
+            if task.call not in around:
+                around[task.call] = frozenset(calls_of(graph, task.id)).intersection(self._calls)
+        tasks = graph.tasks
+        for root in graph.roots:
+            self._enter(around[tasks[root.task].call], (root.task, root.input))
+        for edge in graph.edges:
+            if tasks[edge.next_task].is_leaf or (needed is not None and edge.next_task not in needed):
+                continue
+            here, there = around[tasks[edge.task].call], around[tasks[edge.next_task].call]
+            if here != there:
+                self._leave(here - there, (edge.task, edge.output))
+                self._enter(there - here, (edge.next_task, edge.input))
+
+    def _enter(self, calls: Iterable[int], port: Port) -> None:
+        for call in calls:
+            self._calls[call].enters.add(port)
+            self._entered_at.setdefault(port, []).append(call)
+            self._ports.setdefault(port[0], set()).add(port)
+
+    def _leave(self, calls: Iterable[int], port: Port) -> None:
+        for call in calls:
+            self._calls[call].leaves.add(port)
+            self._left_at.setdefault(port, []).append(call)
+            self._ports.setdefault(port[0], set()).add(port)
+
+    def asks_input(self, port: Port) -> bool:
+        return port in self._entered_at
+
+    def asks_output(self, port: Port) -> bool:
+        return port in self._left_at
+
+    def came(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
+        """The norm of an input is known. Returns the calls that are thereby, with the norms that came in and left."""
+        return self._know(port, norm, entered=True)
+
+    def left(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
+        """The same of an output."""
+        return self._know(port, norm, entered=False)
+
+    def _know(self, port: Port, norm: float, entered: bool) -> list[tuple[int, float, float]]:
+        done = []
+        for number in (self._entered_at if entered else self._left_at).get(port, ()):
+            call = self._calls[number]
+            (call.came if entered else call.left)[port] = norm
+            if len(call.came) == len(call.enters) and len(call.left) == len(call.leaves) and call.leaves:
+                done.append((number, _together(call.came), _together(call.left)))
+        return done
+
+    def forget(self, task_ids: Collection[int]) -> None:
+        """These tasks have not run after all."""
+        for task_id in task_ids:
+            for port in self._ports.get(task_id, ()):
+                for call in self._entered_at.get(port, ()):
+                    self._calls[call].came.pop(port, None)
+                for call in self._left_at.get(port, ()):
+                    self._calls[call].left.pop(port, None)
+
+
+def _together(norms: dict[Port, float]) -> float:
+    return math.hypot(*norms.values())
+
+
+@dataclass(slots=True, eq=False)
+class Watchpoint:
+    """Stops a run after a task that gave a gradient of which one of its conditions holds.
+
+    Attributes:
+        number: counts breakpoints and watchpoints of a session together, from 1.
+        text: its conditions as they were given.
+        tasks: the ids of the tasks whose gradients it watches; None: all.
+        synchronize: whether each gradient is looked at before the next task runs. None: only those on the CPU.
+        conditions: these as functions of a gradient.
+        enabled: whether it stops anything.
+        kind: "watch": what tells it from a breakpoint.
+        needs: what has to be read of each gradient.
+        flow: what follows the norms of modules' gradients, where a ratio is watched.
+        unread: by task why it could not read a gradient that it watches.
+        muted_until: of what was asked for up to this count of tasks a stop has spoken: it is only counted.
+    """
+
+    number: int
+    text: str
+    tasks: frozenset[int] | None
+    conditions: Conditions = field(repr=False)
+    needs: frozenset[Need] = field(repr=False)
+    flow: ModuleFlow | None = field(default=None, repr=False)
+    synchronize: bool | None = None
+    enabled: bool = True
+    kind: Literal["watch"] = "watch"
+    unread: dict[int, str] = field(default_factory=dict, repr=False)
+    muted_until: int = field(default=0, repr=False)
+    _found_at: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def hits(self) -> int:
+        """At how many tasks it found something. One that runs again, after going back, counts once."""
+        return len(self._found_at)
+
+    def watches(self, task_id: int) -> bool:
+        """Whether it looks at the gradients of this task."""
+        return self.tasks is None or task_id in self.tasks
+
+    def hit(self, *task_ids: int) -> None:
+        """Notes that it found something at these tasks."""
+        self._found_at.update(task_ids)
+
+
+def make_watchpoint(
+    graph: Graph,
+    needed: Collection[int] | None,
+    number: int,
+    given: tuple[str | GradientPredicate, ...],
+    at: str | int | None,
+    synchronize: bool | None,
+) -> Watchpoint:
+    """See `Verbs.watch`."""
+    conditions = as_conditions(given)
+    tasks = None if at is None else tasks_at(graph, at)
+    flow = None
+    if conditions.ratios:
+        calls = frozenset(call.id for call in graph.calls)
+        if isinstance(at, str):
+            calls = calls_at(graph, at.removeprefix("module:"))
+        elif tasks is not None:
+            calls = frozenset(call for task_id in tasks for call in calls_of(graph, task_id))
+        if not calls:
+            raise ValueError(
+                "a ratio compares the gradients that leave a module's call with those that came into it, and "
+                + ("no capture saw one: run the forward under ts.capture()" if not graph.calls else f"{at!r} is none")
+            )
+        flow = ModuleFlow(graph, calls, needed)
+    text = ", ".join(each if isinstance(each, str) else name_of(each) for each in given)
+    if at is not None:
+        text = f"{text} at {at}"
+    return Watchpoint(number, text, tasks, conditions, conditions.needs, flow, synchronize)
+
+
+def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
+    """`watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) gave NaN in 3 of 64 elements, ...`."""
+    words = " and ".join(dict.fromkeys(_words(term.text, output, read) for term in condition))
+    what = f"{_gave(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
+    return f"{head(watchpoint)}: {what}"
+
+
+def say_late(
+    graph: Graph, watchpoint: Watchpoint, condition: Condition, task_id: int, number: int, read: Reading
+) -> str:
+    """The same where the gradient is gone."""
+    plain = {"nan": "NaN", "inf": "infinite elements", "zero": "a gradient that is all zero"}
+    words = [
+        f"a gradient of norm {read.norm:.4g}"
+        if "norm" in term.needs
+        else plain.get(term.text, f"what {term.text} means")
+        for term in condition
+    ]
+    where = _where(graph, task_id, number)
+    return f"{head(watchpoint)}: {_gave(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
+
+
+def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
+    call = graph.calls[call_id]
+    again = f", call {call.index + 1}" if call.index else ""
+    ratio = left / came if came else math.inf
+    return (
+        f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) made gradients of norm {left:.4g} "
+        f"out of gradients of norm {came:.4g}: {ratio:.4g} times"
+    )
+
+
+def unread_text(unread: Mapping[int, str]) -> str:
+    """Join the reasons why gradients cannot be read, the most frequent first."""
+    return "; ".join(reason for reason, _ in Counter(unread.values()).most_common())
+
+
+def head(watchpoint: Watchpoint) -> str:
+    return f"watchpoint {watchpoint.number} ({watchpoint.text})"
+
+
+def _gave(graph: Graph, task_id: int) -> str:
+    """A leaf's task gives nothing: what it gets is looked at."""
+    return f"{graph.describe(task_id)} {'gets' if graph.tasks[task_id].is_leaf else 'gave'}"
+
+
+def _where(graph: Graph, task_id: int, number: int) -> str:
+    return f", in output {number}" if len(graph.out_edges[task_id]) > 1 else ""
+
+
+def _words(term: str, output: Output, read: Reading) -> str:
+    if term in ("nan", "inf"):
+        return what_is_bad(shown(output))
+    if term == "zero":
+        return f"a gradient that is all zero, {output.gradient.numel():,} elements"
+    if term.startswith("norm"):
+        return f"a gradient of norm {read.norm:.4g}"
+    if term == "upcast":
+        return _widening(output)
+    if term == "shape":
+        return _summing(output)
+    return f"what {term} looks for"
+
+
+def _widening(output: Output) -> str:
+    given, takes = dtype_name(output.raw.dtype), output.takes
+    if takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
+        return f"a gradient of {given}, which PyTorch casts to {dtype_name(takes.dtype)} on its way"
+    came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
+    return f"a gradient of {given}, where {came} came in"
+
+
+def _summing(output: Output) -> str:
+    assert output.takes is not None and output.takes.shape is not None, "its shape is another"
+    small, large = tuple(output.takes.shape), tuple(output.summed_from or ())
+    return f"a gradient of shape {large}, which PyTorch sums to {small}: the forward has broadcast {small} to {large}"

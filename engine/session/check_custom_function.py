@@ -1,0 +1,232 @@
+"""What the backward of a custom Function returns, and what is wrong with that, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from ...inspector.graph.operation_inputs import argument_names, names_by_place
+from ...inspector.text.sizes_and_counts import counted, shape_text
+from ...inspector.torch_private.nodes import call_node
+from ...inspector.torch_private.tensors import dense, version_of
+from ...inspector.validation import a_kind
+from .check_finite_differences import ALLOWED, FiniteDifferences
+from .float64_replay import OperationReplay, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a custom Function's backward returned for one set of gradients.
+
+    Attributes:
+        values: one for each argument of its forward, if their number is right; sparse ones with their zeros.
+        names: what these arguments are called.
+        needed: for each of them whether it needs a gradient.
+        wrote: whether the backward wrote into a gradient that it was given.
+    """
+
+    values: tuple[Any, ...]
+    names: tuple[str, ...]
+    needed: tuple[bool, ...]
+    wrote: bool
+
+
+def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence[Tensor]) -> Returned | None:
+    """Calls the backward of a replayed custom Function. None for another operation, or where a view of what it gave
+    hides its node.
+
+    Raises:
+        Exception: whatever it raises.
+    """
+    node = outcome.node
+    if not replay.is_function or not isinstance(node, BackwardCFunction):
+        return None
+    results = outcome.result if isinstance(outcome.result, tuple) else (outcome.result,)
+    given = [torch.zeros_like(each) if isinstance(each, Tensor) else None for each in results]
+    for output, cotangent in zip(outcome.outputs, cotangents, strict=True):
+        if output.grad_fn is not node:
+            return None
+        given[output.output_nr] = cotangent.clone()
+    versions = [0 if each is None else version_of(each) for each in given]
+    values = tuple([dense(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
+    wrote = [0 if each is None else version_of(each) for each in given] != versions
+    needed: tuple[bool, ...] = node.needs_input_grad
+    while len(values) > len(needed) and values[-1] is None:
+        values = values[:-1]
+    return Returned(values, names_by_place(argument_names(replay.operation.function), len(needed)), needed, wrote)
+
+
+def call_quietly(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Calls a node's own backward: no hooks, no graph of it, nothing freed."""
+    with torch.no_grad():
+        return call_node(node, gradients)
+
+
+def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
+    """What PyTorch would refuse, or would take for something else: number, places and shapes of the gradients."""
+    values, names, needed = returned.values, returned.names, returned.needed
+    if len(values) != len(needed):
+        yield (
+            f"returns {counted(len(values), 'gradient')} for the {len(needed)} arguments of its forward "
+            f"({', '.join(names)}): one is due for each, None where there is none"
+        )
+        return
+    for value, name, need, argument in zip(values, names, needed, args, strict=False):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            yield f"returns {a_kind(value)} for {name}, where a tensor or None is due"
+        elif not isinstance(argument, Tensor):
+            yield f"returns a gradient for {name}, which is no tensor but {a_kind(argument)}"
+        elif need and not _fits(value, argument):
+            given, expected = shape_text(value.shape), shape_text(argument.shape)
+            shapes = f"returns a gradient of shape {given} for {name}, which has shape {expected}"
+            yield f"{shapes}{_missing_sum(value, argument)}"
+
+
+def _missing_sum(value: Tensor, argument: Tensor) -> str:
+    """Which sum would give the argument's shape, where only one would."""
+    extra = value.dim() - argument.dim()
+    dims = range(value.dim())
+    kept = combinations(dims, argument.dim()) if extra > 0 else ()
+    fitting = [each for each in kept if tuple(value.shape[dim] for dim in each) == tuple(argument.shape)]
+    if len(fitting) != 1:
+        return ""
+    missing = [str(dim) for dim in dims if dim not in fitting[0]]
+    return f": a sum over dim{'s' if extra > 1 else ''} {' and '.join(missing)} is missing"
+
+
+def same_values(one: Returned, other: Returned) -> bool:
+    """Whether two calls returned the same."""
+    return len(one.values) == len(other.values) and all(
+        mine.shape == its.shape and torch.allclose(mine, its, rtol=1e-9, atol=0, equal_nan=True)
+        if isinstance(mine, Tensor) and isinstance(its, Tensor)
+        else (mine is None) == (its is None)
+        for mine, its in zip(one.values, other.values, strict=True)
+    )
+
+
+def gradients_for(replay: OperationReplay, returned: Returned) -> list[Tensor | None]:
+    """What the backward returned for each varied input, as the engine takes it; None where it fits none."""
+    found: list[Tensor | None] = []
+    for kept, point in zip(replay.varied, replay.points, strict=True):
+        place = returned.names.index(kept.name) if kept.name in returned.names else -1
+        value = returned.values[place] if 0 <= place < len(returned.values) else None
+        if isinstance(value, Tensor) and _fits(value, point):
+            found.append(value.sum_to_size(point.shape).to(point.dtype))
+        else:
+            found.append(None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WrongGradient:
+    """What is wrong with a gradient.
+
+    Attributes:
+        text: without its subject, capital and full stop.
+        place: of the varied input whose elements are worth a look; None where they aren't.
+    """
+
+    text: str
+    place: int | None = None
+
+
+def wrong_gradients(
+    replay: OperationReplay,
+    differences: FiniteDifferences,
+    gradients: Sequence[Tensor | None],
+    returned: Returned | None,
+    ignores_incoming: bool,
+) -> Iterator[WrongGradient]:
+    """Names each gradient that differs from finite differences, by what it is instead, where that can be found out."""
+    names = [kept.name for kept in replay.varied]
+    candidates: list[tuple[str, object]] = list(zip(names, gradients, strict=True))
+    if returned is not None:
+        count = len(returned.names)
+        candidates = [
+            (returned.names[place] if place < count else f"place {place}", value)
+            for place, value in enumerate(returned.values)
+        ]
+    raw = dict(candidates)
+    wrong = {
+        name: place for place, name in enumerate(names) if not differences.apart(place, gradients[place]) <= ALLOWED
+    }
+    elsewhere = {name: _given_for(differences, place, name, candidates) for name, place in wrong.items()}
+    swapped: set[str] = set()
+    for name, place in wrong.items():
+        other = elsewhere[name]
+        if name in swapped:
+            continue
+        if other is not None and elsewhere.get(other) == name:
+            swapped.add(other)
+            yield WrongGradient(f"returns the gradients for {name} and {other} swapped")
+        elif other is not None:
+            given = "nothing" if raw.get(name) is None else "another one"
+            yield WrongGradient(f"returns the gradient for {name} in the place of {other}, and {given} for {name}")
+        elif raw.get(name) is None:
+            yield WrongGradient(f"returns None for {name}, on which the result depends")
+        elif differences.is_flat(place):
+            yield WrongGradient(
+                f"returns a gradient for {name}, though finite differences are 0 everywhere: the result does not "
+                f"change with {name}, as of round, sign or a step; a straight-through estimator looks like this, and "
+                "is the derivative of something else on purpose"
+            )
+        elif ignores_incoming:
+            yield WrongGradient(
+                f"returns the same for {name} whatever gradient comes in: it has to be multiplied by that", place
+            )
+        else:
+            text = _misshaped(differences, place, name, raw.get(name), gradients[place])
+            if text is not None:
+                yield WrongGradient(text, place if gradients[place] is not None else None)
+
+
+def _given_for(
+    differences: FiniteDifferences, place: int, name: str, candidates: Sequence[tuple[str, object]]
+) -> str | None:
+    """In whose place the backward gives the gradient that is due here."""
+    shape = differences.points[place].shape
+    for other, value in candidates:
+        if other == name or not isinstance(value, Tensor) or value.shape != shape:
+            continue
+        if differences.apart(place, value) <= ALLOWED:
+            return other
+    return None
+
+
+def _misshaped(
+    differences: FiniteDifferences, place: int, name: str, raw: object, gradient: Tensor | None
+) -> str | None:
+    point = differences.points[place]
+    turned = raw.mT if isinstance(raw, Tensor) and raw.dim() > 1 else None
+    factor = None if gradient is None else differences.factor(place, gradient)
+    fits = turned is not None and turned.shape == point.shape
+    turned_factor = differences.factor(place, turned) if turned is not None and fits else None
+    if factor is not None:
+        return f"returns a wrong gradient for {name}: it is {_times(factor)}what it should be"
+    if turned_factor is not None:
+        return f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of what it should be"
+    if gradient is None:
+        return None
+    off = differences.apart(place, gradient)
+    return f"returns a wrong gradient for {name}: {off:.2g} away from finite differences, relatively"
+
+
+def _times(factor: float) -> str:
+    """How a gradient that has to be multiplied by the factor compares with the right one."""
+    return "" if abs(factor - 1) <= ALLOWED else f"{1 / factor:.4g} × "
+
+
+def _fits(value: Tensor, argument: Tensor) -> bool:
+    """Whether the engine takes it as the argument's gradient: of its shape, or of one to which it was broadcast."""
+    return value.dim() >= argument.dim() and all(
+        size in (1, wanted) for size, wanted in zip(reversed(argument.shape), reversed(value.shape), strict=False)
+    )

@@ -1,0 +1,226 @@
+"""A task's own backward, in its own precision, compared with the same node of a replay in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.text.sizes_and_counts import dtype_name
+from ...inspector.torch_private.operators import InFloat64, in_float64
+from ...inspector.torch_private.saved_variables import hides_saved, is_packed
+from ...inspector.torch_private.sequence_numbers import current_number
+from ...inspector.torch_private.tensors import computable
+from .check_custom_function import call_quietly
+from .check_saved_on_ctx import changed_on_ctx
+from .float64_replay import OperationReplay, Outcome
+
+_UNITS = 8  # of rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """How a task's own backward compares with float64's.
+
+    Attributes:
+        ok: None where it could not be compared.
+        line: one sentence, without its capital and full stop.
+    """
+
+    ok: bool | None
+    line: str
+
+
+def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Sequence[Tensor | None] | None) -> Own:
+    """Calls the task's own node, and the one that stands for it in a replay, with the same gradients."""
+    node = graph.nodes[task.id]
+    if why := _why_not(node, task, replay):
+        return Own(None, f"its own gradients are not compared with float64's: {why}")
+    with InFloat64():
+        outcome = replay.run(replay.points)
+    twin = _twin(task, replay, outcome)
+    if twin is None:
+        return Own(None, "its own gradients are not compared with float64's: PyTorch has other nodes there")
+    waiting = gradients is not None and any(each is not None for each in gradients)
+    given = list(gradients or ()) if waiting else _random_gradients(graph, task)
+    if isinstance(node, BackwardCFunction):
+        given = _with_zeros(given, task, outcome)
+    if any(each is not None and each.layout is not torch.strided for each in given):
+        return Own(None, "its own gradients are not compared with float64's: what waits for it is sparse")
+    if changed := _changes_of_ctx(node, given, task, replay):
+        return Own(
+            None,
+            f"its own gradients are not compared with float64's: its backward changes {' and '.join(changed)}, which "
+            "the backward that comes would find changed (and a second one, where the graph is retained)",
+        )
+    try:
+        own = call_quietly(node, [None if each is None else each.detach().clone() for each in given])
+    except Exception as error:
+        return _refused(error, waiting or isinstance(node, BackwardCFunction))
+    try:
+        with InFloat64():
+            reference = call_quietly(twin, [None if each is None else in_float64(each) for each in given])
+    except Exception:
+        return Own(None, "its own gradients are not compared with float64's, in which its backward does not run")
+    dtype = _coarsest([*given, *own, *(kept.tensor for kept in replay.varied)])
+    name = dtype_name(dtype)
+    on = "the gradients that wait" if waiting else "random gradients"
+    found = list(_distances(own, reference))
+    if any(each is None for each in found):
+        return Own(False, f"its own backward in {name} gives gradients of other shapes than in float64")
+    distances = [each for each in found if each is not None]
+    if lost := sum(each.lost for each in distances):
+        line = f"its own backward in {name}, on {on}, gives NaN or Inf in {lost:,} places where float64 does not"
+        return Own(False, line)
+    off, allowed = max((each.relative for each in distances), default=0.0), _rounding(dtype, given)
+    least = _UNITS * torch.finfo(dtype).eps * _largest(given)  # the rounding of what comes in is nothing
+    if all(each.relative <= allowed or each.absolute <= least for each in distances):
+        line = f"its own backward in {name}, on {on}, is at most {off:.1g} away from float64's, relatively"
+        return Own(True, f"{line} (up to {allowed:.1g} is rounding)")
+    line = f"its own backward in {name}, on {on}, is {off:.2g} away from float64's, relatively"
+    return Own(False, f"{line}: more than rounding ({allowed:.2g}), though the formula is right")
+
+
+def _changes_of_ctx(node: Node, given: Sequence[Tensor | None], task: Task, replay: OperationReplay) -> Sequence[str]:
+    """Return what a custom Function's backward changes on its ctx. A replay runs it, not the task itself."""
+    if not isinstance(node, BackwardCFunction):
+        return ()
+    with InFloat64():
+        twin = _twin(task, replay, replay.run(replay.points))
+        if twin is None:
+            return ()
+        wide = [None if each is None else in_float64(each) for each in given]
+        try:
+            return changed_on_ctx(twin, lambda: call_quietly(twin, wide))
+        except Exception:  # which the comparison tells
+            return ()
+
+
+def _why_not(node: Node, task: Task, replay: OperationReplay) -> str | None:
+    if replay.random:
+        return "they go with the forward's random numbers, which are not kept"
+    if hides_saved(node):
+        return "what its node keeps is hidden from Python"
+    if is_packed(node):
+        return "what it saved is packed (by a checkpoint, or other saved_tensors_hooks), and looking would unpack it"
+    if any(meta.shape is None for meta in task.inputs):
+        return "they are nested tensors"
+    return None
+
+
+def _refused(error: Exception, is_fault: bool) -> Own:
+    message = str(error).partition("\n")[0]
+    if "second time" in message:
+        return Own(None, "its own gradients are not compared with float64's: a backward has run it and freed it")
+    if "modified by an inplace operation" in message:
+        return Own(False, "its own backward raises: what it saved was modified in place since")
+    if not is_fault:  # some take no gradients but those of a real loss
+        return Own(None, "its own gradients are not compared with float64's: it refuses random gradients")
+    return Own(False, f"its own backward raises {type(error).__name__}: {message.rstrip('.')}")
+
+
+def _twin(task: Task, replay: OperationReplay, outcome: Outcome) -> Node | None:
+    """The node of the replay that was made as this task's was: at the same distance from the operation's start."""
+    number = outcome.start + task.sequence_nr - replay.operation.start
+    stack, seen = [each.grad_fn for each in outcome.outputs], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if current_number(node) == number and node.name() == task.name:
+            return node
+        stack += [child for child, _ in node.next_functions]
+    return None
+
+
+def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
+    """One for each input to which a gradient comes in a backward."""
+    used = {edge.input for edge in graph.in_edges[task.id]} | {
+        root.input for root in graph.roots if root.task == task.id
+    }
+    return [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
+
+
+def _random(meta: TensorMeta) -> Tensor:
+    narrow = meta.dtype.itemsize == 1 or meta.dtype is torch.complex32  # in which torch draws no numbers
+    dtype = (torch.complex64 if meta.dtype.is_complex else torch.float32) if narrow else meta.dtype
+    return torch.randn(meta.shape or (), dtype=dtype, device=meta.device).to(meta.dtype)
+
+
+def _with_zeros(given: list[Tensor | None], task: Task, outcome: Outcome) -> list[Tensor | None]:
+    """A custom Function gets zeros where nothing came; and nothing came for outputs that have no derivative."""
+    results = outcome.result if isinstance(outcome.result, tuple) else (outcome.result,)
+    found: list[Tensor | None] = []
+    for value, meta, result in zip(given, task.inputs, results, strict=False):
+        has = isinstance(result, Tensor) and result.requires_grad
+        if value is not None and has:
+            found.append(value)
+        elif isinstance(result, Tensor):
+            dtype = meta.dtype if has else result.dtype
+            found.append(torch.zeros(result.shape, dtype=dtype, device=result.device))
+        else:
+            found.append(None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """How far a gradient is from another one, also relatively to the other's largest element, where both are finite.
+
+    Attributes:
+        lost: how many of its elements are NaN or infinite, and the other's are not.
+    """
+
+    absolute: float
+    relative: float
+    lost: int
+
+
+def _distances(own: Sequence[Any], reference: Sequence[Any]) -> Iterator[_Distance | None]:
+    """One for each gradient; None for one of another shape."""
+    if len(own) != len(reference):
+        yield None
+        return
+    for one, other in zip(own, reference, strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            if (one is None) != (other is None):
+                yield None
+            continue
+        one, other = (each.to_dense() if each.layout is not torch.strided else each for each in (one, other))
+        if one.shape != other.shape:
+            yield None
+            continue
+        one, other = computable(one), computable(other)
+        finite = one.isfinite() & other.isfinite()
+        lost = int((~one.isfinite() & other.isfinite()).sum())
+        size = other[finite].abs().max().item() if finite.any() else 0.0
+        off = (one.to(other.dtype) - other)[finite].abs().max().item() if finite.any() else 0.0
+        yield _Distance(off, off / size if size else float(off > 0), lost)
+
+
+def _largest(gradients: Sequence[Tensor | None]) -> float:
+    values = [computable(each) for each in gradients if each is not None and each.numel()]
+    floats = [each for each in values if each.is_floating_point() or each.is_complex()]
+    return float(max((each.abs().nan_to_num(0, 0, 0).max().item() for each in floats), default=0.0))
+
+
+def _coarsest(values: Sequence[Any]) -> torch.dtype:
+    dtypes = {each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()}
+    dtypes |= {each.dtype.to_real() for each in values if isinstance(each, Tensor) and each.is_complex()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+
+def _rounding(dtype: torch.dtype, given: Sequence[Tensor | None]) -> float:
+    """What a node may lose: a third of the digits that its dtype has."""
+    eps = torch.finfo(dtype).eps
+    cuda = any(each is not None and each.is_cuda for each in given)
+    if dtype is torch.float32 and cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
+        eps = 2.0**-11  # TensorFloat-32
+    return float(eps ** (2 / 3))

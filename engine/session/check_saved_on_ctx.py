@@ -1,0 +1,128 @@
+"""What a node keeps of the forward in a way that goes wrong: modified since, or on `ctx` past `save_for_backward`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ...inspector.graph.kinds import Kind, kind_of
+from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor
+from ...inspector.torch_private.nodes import leaf_of
+from ...inspector.torch_private.saved_variables import SAVED_FOR_FORWARD, attributes_of, saved_slots
+from ...inspector.torch_private.tensors import base_of, storage_of, version_of
+
+_DEEPEST = 4  # containers within containers
+
+
+def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """What the node saved and was modified in place since: its backward is going to raise."""
+    modified = [slot.tensor for slot in saved_slots(node) if slot.modified]
+    if modified:
+        known = [_input_of(inputs, tensor) for tensor in modified]
+        names = sorted({kept.name for kept in known if kept is not None and kept.modified})
+        what = " and ".join(names) or "a tensor"
+        yield f"it saved {what}, which was modified in place since the forward: running it is going to raise"
+
+
+def modified_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """The inputs that a custom Function put on `ctx` itself and that were modified since: nobody is going to notice."""
+    for attribute, tensor in _attributes(node):
+        kept = _input_of(inputs, tensor)
+        if kept is not None and kept.modified and not _is_output(tensor, node):
+            yield (
+                f"it keeps {kept.name} as ctx.{attribute}, past ctx.save_for_backward, and {kept.name} was modified in "
+                "place since the forward: its backward takes the new values, and nobody notices"
+            )
+
+
+def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
+    """The inputs and outputs that a custom Function put on `ctx` itself, so that nobody frees or guards them."""
+    for attribute, tensor in _attributes(node):
+        kept = _input_of(inputs, tensor)
+        if _is_output(tensor, node):
+            yield (
+                f"it keeps its output as ctx.{attribute}, past ctx.save_for_backward: the two keep each other and "
+                "their memory until Python's garbage collector comes by, and nobody notices if it is modified in place"
+            )
+        elif (kept is not None and not kept.modified) or (kept is None and _made_by_next(tensor, node)):
+            name = kept.name if kept is not None else "an input"
+            yield (
+                f"it keeps {name} as ctx.{attribute}, past ctx.save_for_backward: it stays in memory when the backward "
+                "has run, as long as there is a graph, and nobody notices if it is modified in place"
+            )
+
+
+def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
+    """The attributes of `ctx` that hold tensors which are neither inputs nor outputs: that is allowed."""
+    names = [
+        attribute
+        for attribute, tensor in _attributes(node)
+        if not (_is_output(tensor, node) or _input_of(inputs, tensor) or _made_by_next(tensor, node))
+    ]
+    return list(dict.fromkeys(names))
+
+
+def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:
+    """The names of what a call changes on a custom Function's `ctx`, or of what it saved. Raises what the call does."""
+    before = _state_of_ctx(node)
+    call()
+    after = _state_of_ctx(node)
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def _state_of_ctx(node: Node) -> dict[str, object]:
+    found = {f"ctx.{name}": _state(value) for name, value in attributes_of(node).items()}
+    found.update((slot.name, version_of(slot.tensor)) for slot in saved_slots(node))
+    return found
+
+
+def _state(value: object, depth: int = 0) -> object:
+    if isinstance(value, Tensor):
+        return id(value), version_of(value)
+    if isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), repr(value)
+    if depth < _DEEPEST:
+        if isinstance(value, dict):
+            return id(value), tuple((id(key), _state(each, depth + 1)) for key, each in value.items())
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            return id(value), tuple(_state(each, depth + 1) for each in value)
+        if hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
+            return id(value), tuple((name, _state(each, depth + 1)) for name, each in vars(value).items())
+    return id(value)
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
+    for attribute, value in list(attributes_of(node).items()):
+        if attribute != SAVED_FOR_FORWARD:
+            for tensor in tensors_of(value):
+                yield attribute, tensor
+
+
+def _is_output(tensor: Tensor, node: Node) -> bool:
+    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
+
+
+def _made_by_next(tensor: Tensor, node: Node) -> bool:
+    """Whether a gradient of the node goes to this tensor: then it is an input."""
+    below = [child for child, _ in node.next_functions if child is not None]
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn in below
+    return any(kind_of(child) is Kind.ACCUMULATE_GRAD and leaf_of(child) is tensor for child in below)
+
+
+def _input_of(inputs: KeptInputs | None, tensor: Tensor) -> KeptTensor | None:
+    """The input which this tensor is: with the same bytes below it, looked at in the same way."""
+    storage = storage_of(tensor)
+    if inputs is None or storage is None:
+        return None
+    for kept in inputs.tensors:
+        found = storage_of(kept.tensor)
+        same = found is not None and found.address == storage.address and kept.tensor.shape == tensor.shape
+        if same and kept.tensor.storage_offset() == tensor.storage_offset() and kept.tensor.stride() == tensor.stride():
+            return kept
+    return None

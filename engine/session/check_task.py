@@ -1,0 +1,536 @@
+"""Whether a task's backward is right: `session.check(task)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from inspect import unwrap
+from linecache import getlines
+from math import isnan
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from ...inspector.graph.capture_records import Operation
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.kinds import Kind
+from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operation_inputs import KeptInputs, argument_names, names_by_place
+from ...inspector.graph.source_lines import Source
+from ...inspector.torch_private.operators import InFloat64
+from ...inspector.torch_private.tensors import dense
+from .check_custom_function import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
+from .check_finite_differences import (
+    ALLOWED,
+    DIRECTIONS,
+    STEP,
+    Element,
+    FiniteDifferences,
+    furthest_element,
+    is_symmetric,
+)
+from .check_precision import compare_own
+from .check_saved_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
+from .float64_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
+
+_WORDS = {True: "right", False: "wrong", None: "not checked"}
+_KEEPING = (
+    "`with ts.capture(model, keep_inputs=True):`, `%%tapescope --keep-inputs LOSS` or `tapescope debug --keep-inputs` "
+    "keep them (but not inside a transform of torch.func)"
+)
+_ATTEMPTS = 3
+_OTHER_NUMBERS = 2  # a seed that no replay has
+_NOTHING_TO_CHECK = {
+    Kind.ACCUMULATE_GRAD: "it adds its gradient to the .grad of its leaf, which is the derivative of nothing",
+    Kind.COMPILED: "it is a whole region that torch.compile made; check the tasks of the module without compiling it",
+    Kind.CHECKPOINT: "it is a checkpoint, which runs a backward of its own; check the tasks without it",
+    Kind.MODULE_HOOK: "it calls a module's full backward hooks and passes the gradients on",
+    Kind.ERROR: "it raises whenever it runs",
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Check:
+    """What a look at a task's backward has found.
+
+    Attributes:
+        task: the id of the task.
+        what: the task in one phrase.
+        ok: whether its gradients are right; None where that can't be told.
+        lines: what is wrong, what was compared and how far apart it is, or why it can't be. One sentence each.
+        warnings: those among the lines that say what is to be mended though it gives no wrong gradient, such as memory
+            that is kept too long.
+        elements: the elements whose gradient is furthest from finite differences, one per wrong gradient.
+    """
+
+    task: int
+    what: str
+    ok: bool | None
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    elements: tuple[Element, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`right`, `wrong`, `not checked`; `right, but it keeps x as ctx.x, past ctx.save_for_backward`."""
+        if self.ok is False or not self.warnings:
+            return _WORDS[self.ok]
+        heads = [each.partition(": ")[0].rstrip(".") for each in self.warnings]
+        return f"{_WORDS[self.ok]}, but {', and '.join(_uncapitalized(head) for head in heads)}"
+
+    def __repr__(self) -> str:
+        return f"<Check of {self.what}: {self.verdict}>"
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.what}: {self.verdict}", *(f"  {line}" for line in self.lines)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<li>{escape(line)}</li>" for line in self.lines)
+        return f"<div><p><b>{escape(self.what)}: {escape(self.verdict)}</b></p><ul>{lines}</ul></div>"
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What is wrong, what is to be mended, and what else there is to say, without capitals and full stops."""
+
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    elements: list[Element] = field(default_factory=list)
+
+    def add(self, other: _Findings) -> None:
+        self.faults += other.faults
+        self.warnings += other.warnings
+        self.notes += other.notes
+        self.elements += other.elements
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result of comparing an operation with finite differences; `reason` says why it could not be compared."""
+
+    findings: _Findings
+    at_kink: bool
+    reason: UncheckableError | None
+
+
+def check_task(
+    graph: Graph,
+    task: Task | int,
+    gradients: Sequence[Tensor | None] | None = None,
+    known: dict[Operation, Compared] | None = None,
+) -> Check:
+    """Compares a task's backward with finite differences of its forward operation, and its numbers with float64's.
+
+    The operation is replayed in float64 on the inputs that a capture kept (`ts.capture(keep_inputs=True)`), with the
+    same random numbers each time. Its derivative is compared with finite differences along random directions, and if it
+    is small element by element too, by `torch.autograd.gradcheck`. Then the task's own node is called, and compared
+    with the node that stands for it in the replay. No hook is called, nothing freed, no random number used up, and
+    .grad stays as it is. A custom Function's forward and backward do run, with whatever else they do.
+
+    Of a custom Function it is found which gradient is wrong and how, in the wrong place, missing, or of a wrong shape;
+    what it keeps past `save_for_backward`; and whether its backward goes by something else than what it saved. Where a
+    gradient is wrong, the element is shown at which it is furthest from finite differences.
+
+    Args:
+        gradients: the task's input buffer; random gradients replace missing ones.
+        known: findings about operations that made several tasks, as an LSTM; this call adds to them.
+    """
+    task = graph.task(task)
+    findings = _Findings()
+    compared = False
+    try:
+        operation, inputs = _what_to_replay(graph, task, findings)
+        _compare_apart(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
+        compared = True
+    except UncheckableError as reason:
+        findings.notes.insert(0, f"its derivative is not checked: {reason}")
+    ok = False if findings.faults else True if compared else None
+    warnings = tuple(map(_sentence, findings.warnings))
+    lines = (*map(_sentence, findings.faults), *warnings, *map(_sentence, findings.notes))
+    return Check(task.id, graph.describe(task), ok, lines, warnings, tuple(findings.elements))
+
+
+def _sentence(line: str) -> str:
+    """With a capital and a full stop; a name keeps its own first letter."""
+    first = line.partition(" ")[0]
+    return f"{line if '.' in first else line[0].upper() + line[1:]}."
+
+
+def _uncapitalized(line: str) -> str:
+    """Within another sentence; a name keeps its first letter."""
+    first = line.partition(" ")[0]
+    return line if "." in first else line[0].lower() + line[1:]
+
+
+def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
+    """The operation and what it was called with. What the node itself shows is found on the way."""
+    if task.kind in _NOTHING_TO_CHECK:
+        raise UncheckableError(_NOTHING_TO_CHECK[task.kind])
+    if graph.is_tape:
+        raise UncheckableError(
+            "its formula is HIPS autograd's and its forward is not kept: autograd.test_util.check_grads compares both"
+        )
+    if not graph.nodes:
+        raise UncheckableError(graph.why_no_nodes)
+    node, operation = graph.nodes[task.id], task.operation
+    inputs = operation.inputs if isinstance(operation, Operation) else None
+    findings.faults += modified_since(node, inputs)
+    if task.kind is Kind.FUNCTION:
+        findings.faults += modified_attributes(node, inputs)
+        findings.warnings += kept_as_attributes(node, inputs)
+        others = [f"ctx.{name}" for name in others_kept(node, inputs)]
+        if others:
+            findings.notes.append(
+                f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
+            )
+    if not isinstance(operation, Operation):
+        raise UncheckableError(f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING}")
+    if isinstance(operation.function, type) and not issubclass(operation.function, Function):
+        raise UncheckableError(
+            f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "
+            "function of torch's that calls modules"
+        )
+    if inputs is None:
+        raise UncheckableError(f"the forward's inputs were not kept: {_KEEPING}")
+    return operation, inputs
+
+
+def _compare_apart(
+    graph: Graph,
+    task: Task,
+    operation: Operation,
+    inputs: KeptInputs,
+    gradients: Sequence[Tensor | None] | None,
+    findings: _Findings,
+    known: dict[Operation, Compared],
+) -> None:
+    """Compares in a thread of its own. A custom Function may run a backward inside: what that adds to .grad goes."""
+    leaves = [(leaf, leaf.grad) for leaf in graph.leaves.values()] if task.kind is Kind.FUNCTION else []
+
+    def compare() -> None:
+        with InFloat64():
+            replay = OperationReplay(operation, inputs)
+        made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
+        compared = known.get(operation)
+        if compared is None:
+            compared = _compared(replay, made)
+            if len(made) > 1:
+                known[operation] = compared
+        findings.add(compared.findings)
+        if not findings.faults:
+            own = compare_own(graph, task, replay, gradients)
+            is_fault = own.ok is False and not compared.at_kink
+            (findings.faults if is_fault else findings.notes).append(own.line)
+        if compared.reason is not None:
+            raise compared.reason
+
+    try:
+        for leaf, _ in leaves:
+            leaf.grad = None
+        in_a_clean_thread(compare, accelerators_of(inputs))
+    finally:
+        for leaf, gradient in leaves:
+            leaf.grad = gradient
+
+
+def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
+    """`made`: the names of the tasks that the operation made."""
+    findings, reason = _Findings(), None
+    comparison = _Comparison(replay, findings)
+    try:
+        with InFloat64():
+            comparison.compare()
+        _say_what_was_replayed(replay, made, findings)
+    except UncheckableError as error:
+        reason = error
+    return Compared(findings, comparison.at_kink, reason)
+
+
+def _say_what_was_replayed(replay: OperationReplay, made: Sequence[str], findings: _Findings) -> None:
+    operation = replay.operation
+    if len(made) > 1:
+        findings.notes.append(
+            f"{operation.name} made {len(made)} tasks ({', '.join(made[:5])}{', ...' if len(made) > 5 else ''}); what "
+            "is compared with finite differences is the derivative of it all"
+        )
+    if replay.random:
+        findings.notes.append("it draws random numbers, which are the same in each replay")
+    if replay.written:
+        unmarked = _written_unmarked(replay)
+        findings.warnings += [
+            f"its forward writes into {name} without ctx.mark_dirty({name}): nodes that use {name}, and what they "
+            "saved of it, know nothing of that"
+            for name in unmarked
+        ]
+        findings.notes.append(
+            f"it wrote into {' and '.join(replay.written)} itself, so it is replayed on what it left there"
+        )
+
+
+def _written_unmarked(replay: OperationReplay) -> list[str]:
+    """The inputs into which a custom Function's forward wrote and of which it made no result."""
+    if not replay.is_function:
+        return []
+    outcome = replay.run(replay.points)
+    names = names_by_place(argument_names(replay.operation.function), len(outcome.args))
+    results = list(tensors_of(outcome.result))
+    returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
+    return [name for name in replay.written if name not in returned]
+
+
+class _Comparison:
+    """One operation's derivative against finite differences.
+
+    Attributes:
+        at_kink: whether the operation has none where it is.
+        ctx_changes: what a custom Function's backward changes on its ctx.
+    """
+
+    def __init__(self, replay: OperationReplay, findings: _Findings) -> None:
+        self._replay = replay
+        self._findings = findings
+        function = replay.operation.function
+        name = function.__name__ if isinstance(function, type) else replay.operation.name
+        self.at_kink = False
+        self.ctx_changes: list[str] = []
+        at = _line_of_backward(function) if isinstance(function, type) else None
+        where = "" if at is None else f" ({at.short})"
+        self._subject = f"{name}.backward{where}" if replay.is_function else f"the backward of {name}"
+
+    def compare(self) -> None:
+        """Looks for faults."""
+        here = FiniteDifferences(self._replay, self._replay.points)
+        gradients, returned = self._gradients(here)
+        if returned is not None and self._is_bad_on_its_own(here, returned):
+            return
+        off = _apart(here, gradients)
+        if all(each <= ALLOWED for each in off):
+            self._is_right(here, max(off), "")
+            return
+        if not self._replay.is_function and any(map(is_symmetric, self._replay.points)):
+            symmetric = FiniteDifferences(self._replay, self._replay.points, symmetric=True)
+            off = _apart(symmetric, gradients)
+            if all(each <= ALLOWED for each in off):
+                self._findings.notes.append("it takes its input for symmetric, and so does its derivative")
+                self._is_right(symmetric, max(off), " in symmetric directions")
+                return
+        for number in range(_ATTEMPTS):  # among many elements some are close to a kink, so the steps get smaller
+            nearby = FiniteDifferences(self._replay, here.nearby(number), step=STEP / 10**number)
+            near_gradients, near_returned = self._gradients(nearby)
+            near_off = _apart(nearby, near_gradients)
+            if all(each <= ALLOWED for each in near_off):
+                self._is_right_but_here(here, gradients, off, nearby, max(near_off))
+                return
+        if any(each > ALLOWED for each in near_off):
+            self._is_wrong(nearby, near_gradients, near_returned)
+            return
+        raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{self._not_finite()}")
+
+    def _gradients(self, at: FiniteDifferences) -> tuple[list[Tensor | None], Returned | None]:
+        """What the backward gives for each varied input; and as a custom Function returned it."""
+        leaves = [each.detach().requires_grad_() for each in at.points]
+        outcome = self._replay.run_on(leaves)
+        try:
+            returned = ask_backward(self._replay, outcome, at.cotangents)
+            if returned is not None:
+                return gradients_for(self._replay, returned), returned
+            found = torch.autograd.grad(outcome.outputs, leaves, at.cotangents, allow_unused=True)
+        except Exception as error:
+            message = str(error).partition("\n")[0].rstrip(".")
+            raise UncheckableError(
+                f"{self._subject} does not run in float64: {type(error).__name__}: {message}"
+            ) from error
+        return [None if each is None else dense(each) for each in found], None
+
+    def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
+        """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""
+        faults = [f"{self._subject} {fault}" for fault in wrong_form(returned, self._outcome(at).args)]
+        again = self._asked_after_another_forward(at)
+        if again is not None and not same_values(*again):
+            faults.append(
+                f"{self._subject} returns something else when another forward has run in between: it goes by something "
+                "that is not on its ctx (a global or an attribute of the class), or by random numbers"
+            )
+        elif faults:
+            faults += self._named(at, gradients_for(self._replay, returned), returned)
+        if self.ctx_changes:
+            self._findings.warnings.append(
+                f"{self._subject} changes {' and '.join(self.ctx_changes)}: where a graph is retained, a second "
+                "backward finds it changed"
+            )
+        if returned.wrote:
+            self._findings.warnings.append(
+                f"{self._subject} writes into the gradient that it is given: others may use that, too"
+            )
+        self._findings.faults += faults
+        return bool(faults)
+
+    def _outcome(self, at: FiniteDifferences) -> Outcome:
+        return self._replay.run(at.points)
+
+    def _asked_after_another_forward(self, at: FiniteDifferences) -> tuple[Returned, Returned] | None:
+        """What the backward returns at once, and when another forward has run."""
+        outcome = self._outcome(at)
+        first = None
+        if (node := outcome.node) is not None:
+
+            def ask() -> None:
+                nonlocal first
+                first = ask_backward(self._replay, outcome, at.cotangents)
+
+            self.ctx_changes = changed_on_ctx(node, ask)
+        again = self._outcome(at)
+        self._replay.run(at.nearby())
+        self._replay.draw_from(_OTHER_NUMBERS)
+        second = ask_backward(self._replay, again, at.cotangents)
+        return None if first is None or second is None else (first, second)
+
+    def _named(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> list[str]:
+        found: list[str] = []
+        if returned is not None and (unused := self._unused_outputs(at, returned)):
+            these = " and ".join(f"output {number}" for number in unused.values())
+            found.append(
+                f"{self._subject} ignores the gradient of {these}: another one changes nothing of what it returns, "
+                "though finite differences change"
+            )
+            at = at.of_cotangents(
+                [torch.zeros_like(each) if place in unused else each for place, each in enumerate(at.cotangents)]
+            )
+            gradients, returned = self._gradients(at)
+        doubled = [2 * each for each in at.cotangents]
+        twice = None if returned is None else ask_backward(self._replay, self._outcome(at), doubled)
+        ignores = returned is not None and twice is not None and same_values(returned, twice)
+        for wrong in wrong_gradients(self._replay, at, gradients, returned, ignores):
+            found.append(f"{self._subject} {wrong.text}")
+            if wrong.place is not None:
+                found += self._element(at, wrong.place)
+        return found
+
+    def _unused_outputs(self, at: FiniteDifferences, returned: Returned) -> dict[int, int]:
+        """The outputs whose gradients change nothing of what the backward returns, and should: place and number."""
+        outputs = self._outcome(at).outputs
+        unused = {}
+        for place, output in enumerate(outputs if len(outputs) > 1 else []):
+            parts = [each if other == place else torch.zeros_like(each) for other, each in enumerate(at.cotangents)]
+            more = [each + part for each, part in zip(at.cotangents, parts, strict=True)]
+            again = ask_backward(self._replay, self._outcome(at), more)
+            alone = at.of_cotangents(parts)
+            if (
+                again is not None
+                and same_values(returned, again)
+                and not all(map(alone.is_flat, range(len(at.points))))
+            ):
+                unused[place] = output.output_nr
+        return {} if len(unused) == len(outputs) else unused
+
+    def _element(self, at: FiniteDifferences, place: int) -> list[str]:
+        """The element of one input where backward and finite differences are furthest apart."""
+        ones = at.of_cotangents([torch.ones_like(each) for each in at.cotangents])
+        for incoming, differences in (("1 everywhere", ones), ("random", at)):
+            try:
+                gradient = self._gradients(differences)[0][place]
+                element = None if gradient is None else furthest_element(differences, place, gradient)
+            except UncheckableError:  # what is wrong is known already
+                continue
+            if element is not None:
+                self._findings.elements.append(element)
+                name = self._replay.varied[place].name
+                where = f"at {list(element.index)}, where {name} is {element.value:.4g}" if element.index else "there"
+                return [
+                    f"{where}, the backward gives {element.given:.4g} and finite differences {element.expected:.4g} "
+                    f"(where the incoming gradient is {incoming})"
+                ]
+        return []
+
+    def _is_wrong(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> None:
+        self._findings.faults += self._named(at, gradients, returned)
+        self._findings.notes.append(self._how(at, ""))
+
+    def _is_right(self, at: FiniteDifferences, off: float, where: str) -> None:
+        takes_each_element = at.takes_each_element and not self.ctx_changes  # gradcheck runs a backward several times
+        fault, wrong_at = at.each_element() if takes_each_element else None, at
+        if fault is not None and not self.at_kink:
+            nearby = FiniteDifferences(self._replay, at.nearby())
+            if nearby.takes_each_element:
+                wrong_at = nearby
+                if nearby.each_element() is None:
+                    self._note_kink()
+                    fault = None
+        if fault is not None:
+            self._findings.faults.append(f"torch.autograd.gradcheck finds {self._subject} wrong: {fault}")
+            for place in range(len(at.points)):
+                self._findings.faults += self._element(wrong_at, place)
+        self._findings.notes.append(
+            f"its derivative is at most {off:.1g} away from finite differences{where}, relatively (up to {ALLOWED:g} "
+            "is allowed)"
+        )
+        each = "element by element, by torch.autograd.gradcheck, and " if takes_each_element else ""
+        self._findings.notes.append(self._how(at, each))
+
+    def _is_right_but_here(
+        self,
+        here: FiniteDifferences,
+        gradients: Sequence[Tensor | None],
+        off: Sequence[float],
+        nearby: FiniteDifferences,
+        near_off: float,
+    ) -> None:
+        """Right a small step away, and not here: a fault where it is smooth."""
+        smooth = [
+            place
+            for place, each in enumerate(off)
+            if not each <= ALLOWED
+            and not here.left_out
+            and here.is_defined(place)
+            and not here.has_kink(place, gradients[place])
+        ]
+        for place in smooth:
+            name = self._replay.varied[place].name
+            what = "NaN or Inf" if isnan(off[place]) else f"a gradient {off[place]:.2g} away from finite differences"
+            self._findings.faults.append(
+                f"{self._subject} gives {what} for {name} at these very inputs, though it is right a small step away"
+            )
+            self._findings.faults += self._element(here, place)
+        if not smooth:
+            self._note_kink()
+        self._is_right(nearby, near_off, " there")
+
+    def _not_finite(self) -> str:
+        counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
+        bad = [f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count]
+        return f": {' and '.join(bad)}" if bad else ""
+
+    def _note_kink(self) -> None:
+        self.at_kink = True
+        self._findings.notes.append(
+            "it has no derivative at these very inputs (a kink, as relu has at 0 and max where two are equal, or the "
+            "edge of where it is defined), so it is compared a thousandth of their size away"
+        )
+
+    def _how(self, at: FiniteDifferences, each: str) -> str:
+        left_out = f"; {at.left_out:,} of {at.count:,} outputs are NaN or infinite and left out" if at.left_out else ""
+        return (
+            f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
+            f"{each}along {DIRECTIONS} random directions for each{left_out}"
+        )
+
+
+def _line_of_backward(function: type) -> Source | None:
+    """Where a custom Function's backward begins."""
+    if not issubclass(function, Function):
+        return None
+    backward = function.vjp if function.backward is Function.backward else function.backward  # vjp is its other name
+    code = getattr(unwrap(backward), "__code__", None)
+    if code is None:
+        return None
+    line, lines = code.co_firstlineno, getlines(code.co_filename)
+    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # decorators are counted in
+        line += 1
+    return Source(code.co_filename, line, code.co_name)
+
+
+def _apart(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:
+    return [at.apart(place, gradient) for place, gradient in enumerate(gradients)]

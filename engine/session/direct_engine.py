@@ -1,0 +1,491 @@
+"""A backward of the direct engine under way: a Python loop that calls one node at a time, any that is ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.text.sizes_and_counts import counted
+from ..execution.accumulation_rule import PYTORCHS, Accumulation
+from ..execution.input_buffer import Waiting, alone
+from ..execution.node_runner import Runner
+from ..execution.pending_inputs import InputBuffers
+from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..execution.streams import on_stream
+from ..execution.undo_history import Edited, Ran
+from ..memory.out_of_memory import explain_out_of_memory
+from ..planning.order_cache import keep_turns, kept_turns
+from ..planning.simulate import schedule
+from ..recording.batch_report import Batch, Fallback
+from ..recording.fast_recorder import BareRecord
+from ..recording.recorder import Recorder
+from ..recording.statistics import Level
+from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue, holding_queue, planned_order, queue_after
+from ..schedule.dependencies import dependencies
+from ..schedule.device_queues import AnyQueue, DeviceQueues, MakeQueue
+from ..schedule.greedy_order import allowed, chosen_order
+from ..schedule.policy import Choice, Policy, is_dynamic
+from ..schedule.ready_queue import KeyedQueue, PolicyError, ready_queue
+from .batching.run_batches import AnyBatch, group_runner
+from .branches import Past
+from .breakpoints.breakpoints import Stop
+from .breakpoints.stop_list import Stops
+from .session import session_over
+
+
+class DirectBackward:
+    """The backward that a `Stepper` drives: its ready queue, its input buffers, and the running of its tasks.
+
+    Args:
+        runner: runs the nodes.
+        policy: picks, bound to the graph.
+        trace, accumulation, batch: as for `Stepper`.
+        make_queue: makes the ready queue, where no tasks run as one.
+
+    Attributes:
+        graph: the graph; without its nodes once it is over.
+        needed: the tasks that run at all; None: all.
+        runner: as given; gone once the backward is over.
+        order: the ids of the tasks that have run.
+        buffers: the input buffers.
+        policy: the policy that picks.
+        terms: all policies that have picked, each with the position from which on.
+        stops: the breakpoints and watchpoints.
+        recorder: records the tasks; None: nothing is recorded.
+        batches, fallbacks: the tasks that ran as one, and those that could not.
+        groups: runs several tasks as one; None: each runs alone.
+        past: the history by which tasks can be taken back; None: there is none.
+        consumed: by task its input buffer, if buffers are never released.
+        over: the reason why no step is possible any more.
+        stop_asked: whether a run is to return before the next task.
+        elapsed_ns: the time spent running.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        policy: Policy | Choice,
+        trace: Level | None,
+        accumulation: Accumulation,
+        batch: AnyBatch,
+        make_queue: MakeQueue = ready_queue,
+    ) -> None:
+        self.runner = runner
+        self.graph: Graph = runner.graph
+        self.needed = runner.needed
+        self.accumulation = accumulation
+        self.order: list[int] = []
+        self.policy = policy
+        self.terms = [(0, policy)]
+        self.recorder = None if trace is None else Recorder(self.graph, policy, trace)
+        self.batches: list[Batch] = [] if self.recorder is None else self.recorder.batches
+        self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
+        self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
+        if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
+            runner.streams.give_up()
+        self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
+        self._queue = self._make_queue(self.graph, policy, self.order)
+        self._ahead: Sequence[int] | None = None  # of all tasks: those that have run by it, the queue has not heard of
+        self._looked_ahead = False
+        self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
+        self.stops.speak_of(self.order)
+        runner.on_hook = None if self.recorder is None else self.recorder.hook
+        if self.recorder is not None and runner.memory is not None:
+            self.recorder.apart = runner.memory.apart
+        self.buffers = InputBuffers(self.graph, self.needed, partial(runner.buffer, accumulate=accumulation.accumulate))
+        self.past: Past | None = None
+        self.consumed: dict[int, Waiting] = {}
+        self._given = runner.roots  # as long as the call of backward() would hold them
+        self.elapsed_ns = 0
+        self.over: str | None = None
+        self.stop_asked = False
+        self._bare_records: dict[int, BareRecord] = {}  # by thread
+        self._hooks = runner.hook_watch()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise for the runner of a backward that is over."""
+            if name == "runner":
+                raise session_over(self.over or "closed")
+            raise AttributeError(name)
+
+    def start(self, create_graph: bool) -> None:
+        """Deliver the roots' gradients, which makes the first tasks ready."""
+        backward_begins()
+        with torch.set_grad_enabled(create_graph):
+            gradients = self.runner.fitted_roots()
+            for position, root in enumerate(self.graph.roots):
+                self.deliver(Edge(root.task, position, root.task, root.input), gradients)
+        if self.runner.streams is not None:
+            for task_id, buffer in self.buffers.by_task.items():
+                self.runner.streams.given(task_id, buffer.shown())
+
+    @property
+    def queue(self) -> AnyQueue:
+        """The ready tasks."""
+        ahead = self._ahead
+        if ahead is None:
+            return self._queue
+        found, ran = self.queue_under(self.policy), len(self.order)
+        if ran < len(ahead) and ahead[ran] in found and ahead[ran] not in self.buffers.by_task:  # it runs
+            found.remove(ahead[ran])
+        return found
+
+    @queue.setter
+    def queue(self, queue: AnyQueue) -> None:
+        self._queue, self._ahead = queue, None
+
+    def go_ahead(self) -> Sequence[int] | None:
+        """Return the remaining tasks in order, if a graph like this one has shown it, to run without the queue up to
+        `fall_in`. Only once: later calls mean that the session wants more than to run them."""
+        order, queue = self.order, self._queue
+        if self._looked_ahead or type(queue) is not KeyedQueue:
+            return None
+        self._looked_ahead = True
+        if self.recorder is not None and not self.recorder.knows_labels(queue.arrived):
+            return None
+        turns = kept_turns(self.graph, self.policy)
+        if turns is None or list(turns[: len(order)]) != order:
+            return None
+        self._ahead = turns
+        return turns[len(order) :]
+
+    def fall_in(self) -> None:
+        """Bring the queue up to date with the tasks that have run without it."""
+        if self._ahead is not None:
+            all_ran = len(self.order) == len(self._ahead)
+            self.queue = (
+                self._make_queue(self.graph, self.policy, self.order) if all_ran else self.queue_under(self.policy)
+            )
+
+    @property
+    def current(self) -> Task | None:
+        """The task that the policy picks next; None when all have run."""
+        first = self.queue.first()
+        return None if first is None else self.graph.tasks[first]
+
+    def current_meanwhile(self) -> Task | None:
+        """Return the current task while another thread runs tasks: the first ready one (a user's policy is not asked),
+        or the task that runs if none is ready."""
+        first, ran = self.queue.first(ask=False), list(self.order)
+        needed = range(len(self.graph)) if self.needed is None else self.needed
+        if first is None and self.over is None and len(ran) < len(needed):
+            missing, gone = list(self.buffers.missing), frozenset(ran)
+            running = (task_id for task_id in needed if not missing[task_id] and task_id not in gone)
+            first = next(running, ran[-1] if ran else None)  # the last one hands over what it gave
+        return None if first is None else self.graph.tasks[first]
+
+    def upcoming(self, meanwhile: bool = False) -> list[int]:
+        """All tasks in the order in which they ran or are going to.
+
+        Args:
+            meanwhile: whether another thread runs tasks: it is as of the last that has run.
+        """
+        graph, queue, ran, missing = self.graph, self.queue, list(self.order), self.buffers.missing
+        if isinstance(queue, HoldingQueue | HoldingChoiceQueue):
+            if meanwhile:  # the queue itself is on its way
+                missing = dependencies(graph)
+                for root in graph.roots:
+                    missing[root.task] -= 1
+                for edge in (edge for task_id in ran for edge in graph.out_edges[task_id]):
+                    missing[edge.next_task] -= 1
+                found = queue_after(graph, self.policy, ran, self.needed, self._make_queue, missing)
+                queue = found if isinstance(found, HoldingQueue | HoldingChoiceQueue) else queue
+            return planned_order(queue, ran, missing, self.needed)
+        if isinstance(queue, DeviceQueues):
+            return chosen_order(graph, self.policy, allowed(graph, self.needed), ran, self._make_queue)
+        return schedule(graph, self.policy, self.needed, ran)
+
+    def described(self, task_id: int) -> str:
+        """Describe a task, with its place among those that ran and will run."""
+        order = self.order if is_dynamic(self.policy) else self.upcoming()
+        return self.graph.in_order(order).describe(task_id)
+
+    def pick(self, task_id: int | None) -> int:
+        """Return the id of this task, if it is ready; for None the policy's choice."""
+        if task_id is None:
+            if not len(self.queue):
+                raise RuntimeError(f"no task is left: all {len(self.order)} have run")
+            return self.queue.choose()
+        if task_id not in self.queue:
+            raise ValueError(f"{self.described(task_id)} is not ready: it {_why_not(self, task_id)}")
+        return task_id
+
+    def run_one(self, task_id: int, by_hand: bool, last: int | None = None) -> None:
+        """Run a ready task, and the tasks that run as one with it, except `last`."""
+
+        def body() -> None:
+            self.runner.retain_inputs()
+            _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last)
+
+        self.stops.stopped = None
+        self.inside(body, ends=True)
+
+    def run_to(self, task_id: int) -> None:
+        """Runs what the policy picks before this task, or up to what stops a run."""
+        if task_id in self.order or not (self.needed is None or task_id in self.needed):
+            raise ValueError(f"{self.described(task_id)} {_why_not(self, task_id)}")
+        self.run_until(task_id)
+
+    def run_until(self, last: int | None) -> None:
+        """Runs up to this task, to what stops a run, or to the end."""
+
+        def body() -> None:
+            if self.queue:
+                self.queue.choose()  # a policy that fails to do so changes nothing
+            self.runner.retain_inputs()
+            watch, stops = self._hooks, self.stops
+            ask = watch is None or watch.possible()
+            bare = watch is not None and not ask and not stops.watches
+            apart = () if self.groups is None else self.groups.tasks
+            until = frozenset(apart if last is None else (*apart, last))
+            queue, whole = self.queue, not self.order
+            while queue and not self.stop_asked:
+                if bare and watch is not None and self.is_plain:
+                    self.runner.run_bare(self, until, watch)
+                    queue = self.queue
+                    if not queue or self.stop_asked:
+                        break
+                    if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # made meanwhile
+                        stops.stopped = stop
+                        return
+                task_id = queue.choose()
+                if task_id == last:
+                    return
+                _run_next(self, task_id, ask or (watch is not None and watch.registered()), last=last)
+                if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
+                    stops.stopped = stop
+                    return
+            if self.stop_asked and queue:
+                stops.stopped = Stop("asked", None, None, "stop() was called")
+            elif whole and watch is not None and type(queue) is KeyedQueue:
+                keep_turns(self.graph, self.policy, self.order)
+
+        self.stops.stopped = None
+        try:
+            self.inside(body, ends=True)
+        finally:
+            self.stop_asked = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tasks only run, and are recorded at most."""
+        recorder = self.recorder
+        if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
+            return False
+        streams = self.runner.streams
+        if streams is not None and streams.several:
+            return False
+        others = self.needed, self.past, self.runner.memory
+        return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.asks
+
+    def bare_record(self) -> BareRecord | None:
+        """Return the record for the tasks that run next, while it `is_plain`."""
+        if self.recorder is None:
+            return None
+        thread = get_ident()
+        record = self._bare_records.get(thread)
+        if record is None:
+            record = self._bare_records[thread] = self.recorder.bare()
+        record.begin()
+        return record
+
+    def stop_here(self, wait: bool) -> Stop | None:
+        """Return the stop that ends a run here; see `SessionBase.stop_here`."""
+        if self.over is not None:
+            return None
+        if not len(self.queue):
+            return self.stops.at_end(self.order)
+        found = self.stops.found(wait)
+        if found is not None or not self.stops.asks:
+            return found
+        task_id = self.queue.choose()
+        return self.stops.before(task_id, self.order, lambda: self.buffers.shown(task_id))
+
+    def inside(self, body: Callable[[], None], ends: bool = False) -> None:
+        """Call `body` inside the backward, with its grad mode. If it `ends` with the last task, run the callbacks for
+        the end of the backward."""
+
+        def in_backward() -> None:
+            self.runner.on_outputs = self.stops.produced if self.stops.watches else None
+            if self.groups is not None and (watchpoint := self.stops.first_watch) is not None:
+                self.groups.give_up_all(
+                    self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) looks at what {at} gives"
+                )
+            body()
+            if ends and not len(self.queue):
+                self._end()
+
+        started_ns = time.perf_counter_ns()
+        try:
+            self.runner.inside(in_backward, self.upcoming)
+        except PolicyError:  # no task ran: another policy may be set
+            raise
+        except BaseException as error:
+            self.over = self.over or f"{type(error).__name__} after {len(self.order)} tasks"
+            raise
+        finally:
+            self.runner.rest()
+            self.elapsed_ns += time.perf_counter_ns() - started_ns
+
+    def _end(self) -> None:
+        """The last task has run."""
+        if not self.order and self._given:
+            self.runner.pass_by()
+        if self.runner.memory is not None:
+            self.runner.memory.over()
+        self.runner.finish(again=self.past is not None)
+        self._let_go_at_end()
+
+    def run_apart(self, why: Callable[[str], str]) -> None:
+        """Run each task by itself from now on. `why` makes the sentence from the name of a task."""
+        if (groups := self.groups) is not None:
+            self.inside(lambda: groups.give_up_all(self, why))
+
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
+        """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
+        streams = self.runner.streams
+        if streams is None or not streams.several:
+            self._execute(task_id, hooks, by_hand)
+        else:
+            with on_stream(streams.of_task(task_id)):
+                self._execute(task_id, hooks, by_hand)
+
+    def _execute(self, task_id: int, hooks: bool, by_hand: bool) -> None:
+        past, recorder, memory = self.past, self.recorder, self.runner.memory
+        buffer = self.buffers.by_task.pop(task_id)
+        self.queue.remove(task_id)
+        try:
+            entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
+            if memory is not None:
+                memory.begin(task_id)
+            if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
+                self.consumed[task_id] = buffer.waiting()
+            gradients = buffer.take()
+            if memory is not None:
+                memory.summed(task_id)
+            if recorder is not None:
+                recorder.start(task_id, gradients, by_hand)
+            on_end = None if recorder is None else recorder.end
+            outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
+            self.order.append(task_id)
+            for edge in self.graph.out_edges[task_id]:
+                self.deliver(edge, outputs, entry)
+            outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+            outputs.clear()
+            if past is not None and entry is not None:
+                past.end_task(entry)
+        except BaseException as error:
+            self.fail(error, task_id)
+            raise
+
+    def fail(self, error: BaseException, task_id: int) -> None:
+        """Note on the error which task raised it, and end the backward."""
+        described = self.graph.describe(task_id, len(self.order))
+        self.over = f"{type(error).__name__} in {described}"
+        error.add_note(f"tapescope: raised in {described}")
+        explain_spoiled_graph(error, self.graph, self.order)
+        explain_out_of_memory(error, self.graph)
+        self.runner.failed(self.graph.tasks[task_id])
+
+    def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
+        """Put an output into the next task's buffer. The last one makes it ready, even if all are undefined."""
+        streams = self.runner.streams
+        if streams is None or not streams.several:
+            ready = self.buffers.add(edge, outputs, entry)
+        else:
+            waits = (buffer := self.buffers.by_task.get(edge.next_task)) is not None and buffer.count(edge.input) > 0
+            with on_stream(streams.hand_over(edge, outputs[edge.output], waits)):
+                ready = self.buffers.add(edge, outputs, entry)
+        if ready:
+            key = self.queue.push(edge.next_task)
+            if self.recorder is not None:
+                self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
+        if self.recorder is not None:
+            self.recorder.doubtful.add(edge.next_task)
+
+    def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
+        """Put gradients that fit into the buffer of a ready task, and note the edit."""
+        buffer = self.buffers.by_task[task_id]
+        before, now = buffer.shown(), tuple(after)
+        if self.recorder is not None:
+            self.recorder.edit(task_id, before, now)
+            self.recorder.doubtful.add(task_id)
+        if self.past is not None:
+            self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
+        buffer.put(alone(now))
+        if self.runner.streams is not None:
+            self.runner.streams.given(task_id, now)
+
+    def follow(self, policy: Policy | Choice) -> None:
+        """Let this policy pick from now on."""
+        queue = self.queue_under(policy)
+        position = len(self.order)
+        if self.terms[-1][0] == position:
+            self.terms.pop()
+        self.terms.append((position, policy))
+        self.policy, self.queue = policy, queue
+        if self.recorder is not None:
+            self.recorder.switch(policy)
+
+    def queue_under(self, policy: Policy | Choice) -> AnyQueue:
+        """Return the queue of this policy after the tasks that have run."""
+        return queue_after(self.graph, policy, self.order, self.needed, self._make_queue, self.buffers.missing)
+
+    def close(self) -> None:
+        """End the backward after the running task."""
+        self.over = self.over or "closed"
+        self.stop_asked = True
+
+    def let_go(self) -> None:
+        """Release the input buffers and the graph's nodes, once it is over. An interrupt may come in between: it may be
+        called again."""
+        if "runner" not in vars(self):
+            return
+        past, self.past = self.past, None  # the traces of its branches have the graph with its nodes
+        try:
+            if past is not None:
+                self.runner.inside(past.free_ran, tuple)
+        finally:
+            self.stops.let_go()
+            self.buffers.let_go()
+            self._let_go_at_end()
+            self.graph = replace(self.graph, nodes=())
+            self.groups = None
+            self._make_queue = ready_queue
+            self.queue = ready_queue(self.graph, self.policy, self.order)
+            if self.recorder is not None:
+                self.recorder.graph = self.graph
+            vars(self).pop("runner", None)  # at last: until then not all is gone
+
+    def _let_go_at_end(self) -> None:
+        """Release what lives until the end of the backward."""
+        for task_id in list(self.consumed):  # in the order in which they ran
+            del self.consumed[task_id]
+        self._given.clear()
+
+
+def _run_next(
+    backward: DirectBackward, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None
+) -> None:
+    if backward.groups is not None and task_id in backward.groups:
+        backward.groups.execute(backward, task_id, hooks, by_hand, last)
+    else:
+        backward.execute(task_id, hooks, by_hand)
+
+
+def _why_not(backward: DirectBackward, task_id: int) -> str:
+    if backward.needed is not None and task_id not in backward.needed:
+        return "is not going to run: no path leads from it to inputs="
+    if missing := backward.buffers.missing[task_id]:
+        return f"waits for {counted(missing, 'more gradient')}"
+    return "has run"

@@ -1,0 +1,248 @@
+"""A forward operation, run again in float64 on what a capture kept of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from threading import Event, local
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ...inspector.graph.capture_records import Operation
+from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor
+from ...inspector.threads import DaemonThread
+from ...inspector.torch_private.operators import in_float64
+from ...inspector.torch_private.random_states import same_random_states, seed
+from ...inspector.torch_private.sequence_numbers import sequence_nr
+
+_MOST_ELEMENTS = 2**26  # of all inputs: with what is computed of them in float64, some gigabytes
+_MOST_NAMED = 4
+_PHASES = "eigenvectors are free up to factors, so finite differences of them are no derivative"
+_BY_CONVENTION = {
+    "ctc_loss": "PyTorch's gradient of ctc_loss is right behind a log_softmax alone, not by itself",
+    "normal": "PyTorch gives zeros for the parameters of random numbers",
+    "as_strided": "it looks at the memory below its input, of which nothing is kept",
+    "as_strided_scatter": "it looks at the memory below its input, of which nothing is kept",
+    "eig": _PHASES,
+    "svd": _PHASES,
+}
+
+T = TypeVar("T")
+
+
+class UncheckableError(Exception):
+    """Why something can't be checked: a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one replay gave.
+
+    Attributes:
+        outputs: the tensors that have a derivative.
+        start: the sequence number before the operation.
+        args: what it was called with by place.
+        result: what it returned.
+    """
+
+    outputs: list[Tensor]
+    start: int
+    args: tuple[Any, ...]
+    result: object
+
+    @property
+    def node(self) -> Node | None:
+        """The node of the first output. None where that is an input, just passed on."""
+        return self.outputs[0].grad_fn
+
+
+class OperationReplay:
+    """Runs an operation again, with the same random numbers each time. To be used `InFloat64`, in a clean thread.
+
+    Attributes:
+        operation: what is replayed.
+        varied: the inputs that its derivative is about.
+        points: their values, in float64.
+        random: whether it draws random numbers.
+
+    Raises:
+        UncheckableError: it can't be replayed.
+    """
+
+    def __init__(self, operation: Operation, inputs: KeptInputs) -> None:
+        self.operation = operation
+        self._inputs = inputs
+        if (reason := _BY_CONVENTION.get(operation.name.rpartition(".")[2])) is not None:
+            raise UncheckableError(reason)
+        if inputs.subclassed:
+            raise UncheckableError(f"its {inputs.subclassed[0]}, and derivatives are checked of plain tensors alone")
+        for kept in inputs.tensors:
+            if kept.tensor.is_meta:
+                raise UncheckableError(f"its {kept.name} is on the meta device, and has no values")
+            if kept.tensor.layout is not torch.strided or kept.tensor.is_quantized:
+                raise UncheckableError(
+                    f"its {kept.name} is not a dense tensor, and derivatives are checked of these alone"
+                )
+            if kept.modified:
+                raise UncheckableError(
+                    f"its {kept.name} was modified in place since the forward, so what it was called with is gone"
+                )
+        self.varied = [each for each in inputs.tensors if each.requires_grad]
+        if not self.varied:
+            raise UncheckableError("none of the tensors that it was called with requires grad")
+        if (count := sum(each.tensor.numel() for each in inputs.tensors)) > _MOST_ELEMENTS:
+            raise UncheckableError(
+                f"its inputs have {count:,} elements, and more than {_MOST_ELEMENTS:,} are not copied in float64; "
+                "capture a forward of a smaller batch or model"
+            )
+        self._values = {id(each): in_float64(each.tensor) for each in inputs.tensors}
+        self.points = [self._values[id(each)] for each in self.varied]
+        self._devices = accelerators_of(inputs)
+        self._seed = 0
+        self._places: list[int] | None = None  # of the outputs with a derivative, among all tensors of the result
+        first, again = self.run(self.points).outputs, self.run(self.points).outputs
+        if not _same(first, again):
+            raise UncheckableError(
+                "its forward gives another result each time, with torch's random numbers the same: it depends on "
+                "something besides its inputs"
+            )
+        self._seed = 1
+        self.random = not _same(first, self.run(self.points).outputs)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a custom Function."""
+        return isinstance(self.operation.function, type)
+
+    @property
+    def described_inputs(self) -> str:
+        """`input (32×64) and weight (16×64)`."""
+        named = [
+            f"{each.name} ({'×'.join(map(str, each.tensor.shape)) or 'scalar'})" for each in self.varied[:_MOST_NAMED]
+        ]
+        more = len(self.varied) - len(named)
+        last = f"{more} more" if more else named.pop()
+        return f"{', '.join(named)} and {last}" if named else last
+
+    @property
+    def written(self) -> list[str]:
+        """The names of the inputs into which the operation itself wrote, and of which there is no copy from before."""
+        return [each.name for each in self._inputs.tensors if each.written]
+
+    def run(self, points: Sequence[Tensor]) -> Outcome:
+        """Runs it with these values of the varied inputs, which become leaves of the graph that it makes."""
+        leaves = [each.detach().requires_grad_() for each in points]
+        return self.run_on(leaves)
+
+    def run_on(self, leaves: Sequence[Tensor]) -> Outcome:
+        """The same, on tensors that have a graph or are leaves already."""
+        values = dict(zip(map(id, self.varied), leaves, strict=True))
+
+        def value_of(kept: KeptTensor) -> Tensor:
+            value = values.get(id(kept))
+            if value is None:
+                value = self._values[id(kept)]
+            return value.clone() if self.is_function or kept.is_copy or kept.written else value
+
+        try:
+            args, kwargs = self._inputs.rebuilt(value_of)
+        except LookupError as error:
+            raise UncheckableError(str(error.args[0])) from None
+        function: Any = self.operation.function
+        self.draw_from(self._seed)
+        start = sequence_nr()
+        try:
+            result = function.apply(*args, **kwargs) if self.is_function else function(*args, **kwargs)
+        except Exception as error:
+            message = str(error).partition("\n")[0]
+            raise UncheckableError(f"its forward does not run in float64: {type(error).__name__}: {message}") from error
+        found = list(tensors_of(args[0] if result is None and args else result))
+        if self._places is None:
+            self._places = [place for place, each in enumerate(found) if _has_derivative(each)]
+        outputs = [found[place] for place in self._places if place < len(found)]
+        if not outputs or not all(map(_has_derivative, outputs)):
+            raise UncheckableError("its replay gives nothing that has a derivative")
+        if any(each.layout is not torch.strided for each in outputs):
+            raise UncheckableError("it gives a tensor that is not dense, and derivatives are checked of these alone")
+        return Outcome(outputs, start, args, result)
+
+    def draw_from(self, number: int) -> None:
+        """Random numbers come from here on, until the next run."""
+        if _asked.to_stop.is_set():
+            raise _StoppedError
+        for device in (torch.device("cpu"), *self._devices):
+            seed(device, number)
+
+
+def accelerators_of(inputs: KeptInputs) -> set[torch.device]:
+    """The devices of an operation's inputs, the CPU left out."""
+    return {each.tensor.device for each in inputs.tensors if each.tensor.device.type not in ("cpu", "meta")}
+
+
+def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
+    """Do the work in a thread of its own, and return or raise its outcome.
+
+    Such a thread has none of the caller's modes, autocast, `saved_tensors_hooks`, transforms or graph task under way,
+    and counts sequence numbers of its own. Random numbers are as before, afterwards. Where the caller is interrupted,
+    the thread stops before the next replay, and is waited for: it must not put generators back under what comes next.
+    """
+    to_stop = Event()
+    done: list[T] = []
+    raised: list[BaseException] = []
+    default = torch.get_default_device()
+    factories = nullcontext() if default.type == "cpu" else default
+
+    def main() -> None:
+        _asked.to_stop = to_stop
+        try:
+            if to_stop.is_set():
+                return
+            with same_random_states(devices), factories:
+                done.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    for device in devices:
+        torch.accelerator.synchronize(device)
+    thread = DaemonThread(main, "tapescope check")
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        to_stop.set()
+        if thread.begun.is_set():  # else it finds that it is to stop
+            thread.join_in_any_case()
+        raise
+    for error in raised:
+        raise error
+    return done[0]
+
+
+class _StoppedError(BaseException):
+    """Raised in the thread when its caller was interrupted; no Exception, so that the user's code does not catch it."""
+
+
+class _Asked(local):
+    """The event that asks this thread to stop."""
+
+    def __init__(self) -> None:
+        self.to_stop = Event()
+
+
+_asked = _Asked()
+
+
+def _has_derivative(tensor: Tensor) -> bool:
+    return tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True)
+        for one, other in zip(some, others, strict=True)
+    )

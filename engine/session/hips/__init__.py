@@ -1,0 +1,1 @@
+"""Backwards of the package autograd (HIPS): run by a session, summed and measured."""

@@ -1,0 +1,483 @@
+"""The native engine: PyTorch's C++ engine runs everything, in an order pinned through sequence numbers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.freed_nodes import is_spent
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.source_lines import warn
+from ...inspector.torch_private.engine import real_graph_task_id
+from ...inspector.torch_private.engine_errors import called_by_engine, running_function
+from ...inspector.torch_private.hooks import leaf_hooks, own, post_accumulate_hooks, register_post_hook
+from ...inspector.torch_private.nodes import leaf_of
+from ...inspector.torch_private.saved_variables import FREED, first_freed
+from ...inspector.torch_private.sequence_numbers import Pin, falling_numbers, pins_open, settle_queue
+from ...inspector.torch_private.thread_state import unobserved
+from ..execution.backward_arguments import BackwardCall
+from ..execution.find_hooks import LateTensorHooks
+from ..execution.run_hooks import Gradients, hook_name
+from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..memory.out_of_memory import explain_out_of_memory
+from ..planning.policies import POLICIES, note_on, order_name
+from ..planning.policy_orders import bound
+from ..planning.scheduling_problem import Problem
+from ..planning.simulate import schedule
+from ..recording.recorder import Recorder
+from ..recording.run import Run
+from ..recording.statistics import Level
+from ..schedule.dependencies import Pending, queue_lengths
+from ..schedule.device_queues import Queues
+from ..schedule.policy import Choice, Key, Policy, is_dynamic, label_of, policy_name
+from ..schedule.ready_queue import sort_key
+from .rank_agreement import in_group, why_not
+
+if TYPE_CHECKING:
+    from ..memory.measurement import Measurement
+    from ..memory.task_boundaries import MemoryWatch
+
+
+class LiveNumbers:
+    """The ready tasks by key, each with a number such that the engine pops the one with the least key first.
+
+    A new key gets a number between those of its neighbours. Where there is no room left, all waiting tasks are numbered
+    anew: their relative order stays, so that the engine's heap remains one.
+
+    Args:
+        number: gives a task its sequence number.
+    """
+
+    def __init__(self, number: Callable[[int, int], None]) -> None:
+        self._number = number
+        self._keys: list[Key] = []  # ascending, all different
+        self._tasks: list[int] = []  # of each key
+        self._numbers: list[int] = []  # falling
+
+    def add(self, task_id: int, key: Key) -> None:
+        """The task got ready. Must be called before it is put into the engine's queue."""
+        place = bisect_left(self._keys, key)
+        self._keys.insert(place, key)
+        self._tasks.insert(place, task_id)
+        neighbours: Mapping[int, int] = {0: self._numbers[place - 1]} if place else {}
+        if place < len(self._numbers):
+            neighbours = {**neighbours, len(neighbours) + 1: self._numbers[place]}
+        found = falling_numbers(1 + len(neighbours), neighbours)
+        if found is None:
+            self.number_all()
+        else:
+            number = found[1 if place else 0]
+            self._numbers.insert(place, number)
+            self._number(task_id, number)
+
+    def remove(self, task_id: int) -> None:
+        """The engine took the task: as a rule the first."""
+        place = self._tasks.index(task_id)
+        del self._keys[place], self._tasks[place], self._numbers[place]
+
+    def first(self) -> int | None:
+        """The ready task that runs next if no other comes; None where none is ready."""
+        return next(iter(self._tasks[:1]), None)
+
+    def order(self) -> list[int]:
+        """The ready tasks in the order in which they run if no other comes."""
+        return list(self._tasks)
+
+    def number_all(self) -> None:
+        """Numbers all waiting tasks anew, evenly."""
+        numbers = falling_numbers(len(self._tasks), {})
+        assert numbers is not None, "there are more numbers than tasks"
+        self._numbers = numbers
+        for task_id, number in zip(self._tasks, numbers, strict=True):
+            self._number(task_id, number)
+
+
+_FREED = FREED.partition(" (")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known before a backward runs.
+
+    Attributes:
+        graph: the graph.
+        policy: what picks the next task.
+        needed: the tasks that run at all; None: all.
+        order: all of them in the policy's order; empty where it is dynamic.
+        devices: those that have a queue of their own.
+    """
+
+    graph: Graph
+    policy: Policy | Choice
+    needed: frozenset[int] | None
+    order: list[int]
+    devices: frozenset[str]
+
+    @staticmethod
+    def of(call: BackwardCall, policy: Policy | Choice) -> Plan:
+        graph = call.graph()
+        needed = call.needed(graph)
+        if first_freed(graph.nodes) is None and not any(map(is_spent, graph.nodes)):
+            policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph, names_hooks=False))
+        elif not isinstance(policy, Policy) or policy.plan is not None:
+            policy = POLICIES["heap"]  # for PyTorch's own error
+        order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
+        return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
+
+    def agreed(self) -> Plan:
+        """The plan, if all ranks of the process group run this order, or there are no others; else PyTorch's order.
+
+        Raises:
+            RuntimeError: what the other ranks run is not known.
+        """
+        if self.policy is POLICIES["heap"] or not in_group():
+            return self
+        own = schedule(self.graph, "heap", self.needed)
+        if is_dynamic(self.policy):
+            why_not(self.graph, self.needed, None)
+            why: str | None = "it picks as the backward runs, so that ranks can't agree on its order before"
+        else:
+            why = why_not(self.graph, self.needed, None if self.order == own else self.order)
+        if why is None or self.order == own:
+            return self
+        policy = replace(POLICIES["heap"], name=f"{policy_name(self.policy)}: heap", note=why)
+        return replace(self, policy=policy, order=own)
+
+    def pin(self) -> Pin:
+        nodes = self.graph.nodes
+        return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
+
+
+def run_native(
+    call: BackwardCall,
+    plan: Plan,
+    trace: Level | None = None,
+    queues: Queues = "one",
+    measurement: Measurement | None = None,
+) -> Run:
+    """Runs `call` as planned.
+
+    Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
+    without looking: under a dynamic policy, and with one queue per device. Where devices' tasks overlap and memory is
+    measured, their order is that in which they started.
+    """
+    since = backward_begins()
+    plan = plan.agreed()
+    graph, policy = plan.graph, plan.policy
+    dynamic = is_dynamic(policy)
+    several = queues == "per device" and len(plan.devices) > 1
+    if several and dynamic:
+        raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
+    if measurement is not None:
+        measurement.settle(graph, threads=queues == "per device" and plan.devices != {"cpu"})
+    watch = pin = None
+    if dynamic or several or trace is not None or measurement is not None:
+        watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
+    if not is_engines_own(policy):
+        pin = plan.pin() if watch is None else watch.pin
+    nodes = [graph.nodes[task_id] for task_id in plan.order]
+    freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
+
+    def timed() -> int:
+        with watch or nullcontext():
+            if watch is not None and measurement is not None:
+                given = graph, call.outputs, call.given, call.keep_graph, call.create_graph
+                with unobserved():
+                    watch.memory = measurement.begin(*given)
+                if watch.recorder is not None:
+                    watch.recorder.apart = watch.memory.apart
+            started_ns = time.perf_counter_ns()
+            call.run()
+            elapsed_ns = time.perf_counter_ns() - started_ns
+            if measurement is not None:
+                measurement.end()
+            return elapsed_ns
+
+    try:
+        with one_queue(plan) if queues == "one" else nullcontext():
+            elapsed_ns = timed() if pin is None else pin.during(timed)
+    except Exception as error:
+        if watch is not None:
+            watch.explain(error)
+        else:
+            explain(error, graph.in_order(plan.order), freed, since)
+        raise
+    finally:
+        if pin is not None:
+            settle_queue()
+    if pin is not None and pin.disturbed:
+        warn(DISTURBED)
+    order = tuple(plan.order if watch is None else watch.order)
+    planned = order if dynamic else tuple(plan.order)
+    record = None if watch is None or watch.recorder is None else watch.recorder.trace()
+    run = Run(graph, order_name(policy), "native", order, planned, elapsed_ns, trace=record, note=note_on(policy))
+    if measurement is None:
+        return run
+    return run.with_memory(measurement.results())
+
+
+DISTURBED = (
+    "meanwhile another backward renumbered leaves that both share, in an order of its own; where they waited in the "
+    'queue, the order of this one may differ from the plan. trace="off" records what really runs'
+)
+
+
+def is_engines_own(policy: Policy | Choice) -> bool:
+    """Whether the engine follows this policy by itself. Elsewhere its order of equal numbers is not known."""
+    key = policy.key if isinstance(policy, Policy) and policy.plan is None else None
+    return key is POLICIES["heap"].key and sys.platform == "linux" and not pins_open()
+
+
+def one_queue(plan: Plan) -> AbstractContextManager[object]:
+    """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
+    return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
+
+
+def explain(error: Exception, graph: Graph, freed: Node | None, since: int | None) -> None:
+    """Says which task raised, where that is certain although nobody watched. `since`: see `backward_begins`."""
+    node = running_function(error)
+    if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):
+        node = freed  # the first task that can raise this
+    if node in graph.nodes:
+        error.add_note(f"tapescope: raised in {graph.describe(graph.nodes.index(node))}")
+    else:
+        error.add_note('tapescope: run it again on a fresh forward with trace="off" to be told in which task')
+    nothing_ran = freed is not None and not is_spent(freed)  # that would have complained before
+    explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
+    explain_out_of_memory(error, graph)
+
+
+def _all_hooks(handle: RemovableHandle) -> dict[int, Any]:
+    """The hooks among which a handle's stands, in running order."""
+    hooks: dict[int, Any] | None = handle.hooks_dict_ref()
+    assert hooks is not None, "the node, which holds them, lives"
+    return hooks
+
+
+class Watch:
+    """Follows one run of the engine through a hook before and one after each task, registered while it is open.
+
+    Tasks are told from those of another thread's backward and of one inside a hook or a reentrant checkpoint, which may
+    run the same leaves. Hooks of devices with a queue of their own come from several threads.
+
+    Attributes:
+        tasks: those that run at all, as `inputs=` leaves them.
+        order: the ids of the tasks that have ended.
+        ready: the tasks that wait in the engine's queue, with their arrivals.
+        taken: one of them which the engine has taken out, and which has not started.
+        pin: gives the order to the engine. To be opened before.
+        live: under a dynamic policy what numbers the tasks as they get ready.
+        recorder: what takes the run down, if anything.
+        memory: what measures it, if anything.
+    """
+
+    def __init__(self, plan: Plan, recorder: Recorder | None) -> None:
+        self.graph = graph = plan.graph
+        self.tasks = range(len(graph)) if plan.needed is None else sorted(plan.needed)
+        self.order: list[int] = []
+        self.ready: dict[int, int] = {}
+        self.taken: int | None = None
+        self.recorder = recorder
+        self.memory: MemoryWatch | None = None
+        self._tensor_hooks = None if recorder is None else LateTensorHooks(graph.nodes)
+        self.pin = Pin([graph.nodes[task_id] for task_id in self.tasks], self.ready.__len__)
+        self._pinned = False
+        self._roots = {root.task for root in graph.roots}
+        self._pending = Pending(graph, plan.needed)
+        self._arrived = 0
+        self._graph_task: int | None = None
+        self._inside: dict[int, int] = {}  # by thread: the task that runs in it
+        self._lock = Lock()
+        self._starting = Lock()  # so that trace and memory have tasks in one order
+        self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # by task: before and after it
+        self._handles_seen = 0
+        self.follow(plan.policy, plan.order)
+        self._arrive(self._pending.start())
+
+    def follow(self, policy: Policy | Choice, planned: Sequence[int]) -> None:
+        """Goes by this policy from now on. `planned`: all tasks in the order in which they ran and will run, if known.
+
+        While the engine runs this may only be called from a hook, or at a stop in one.
+        """
+        self.policy = policy
+        self._label = label_of(policy)
+        self._planned = planned
+        self._rank = {task_id: place for place, task_id in enumerate(planned)}
+        self.live: LiveNumbers | None = None
+        nodes, pin = self.graph.nodes, self.pin
+        if isinstance(policy, Policy) and policy.dynamic:
+            self.live = LiveNumbers(lambda task_id, number: pin.number(nodes[task_id], number))
+            for task_id, arrival in self.ready.items():
+                if task_id != self.taken:
+                    self.live.add(task_id, sort_key(policy, self.graph, task_id, arrival))
+        elif self._pinned:
+            pin.reorder([nodes[task_id] for task_id in planned[len(self.order) :]])
+        else:
+            self.pin = Pin([nodes[task_id] for task_id in planned], self.ready.__len__)
+
+    def upcoming(self) -> list[int]:
+        """The ready tasks in the order in which they run if no other comes."""
+        taken = [] if self.taken is None else [self.taken]
+        if self.live is not None:
+            return taken + self.live.order()
+        return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
+
+    def first(self) -> int | None:
+        """Return the first of `upcoming`, or the running task if there is none. Any thread may call this."""
+        taken = self.taken
+        if taken is not None or not self.ready:
+            return next(iter(list(self._inside.values())), None) if taken is None else taken
+        if self.live is not None:
+            return self.live.first()
+        place = len(self.order)
+        return self._planned[place] if place < len(self._planned) else None
+
+    def take(self, task_id: int) -> None:
+        """The engine has taken the task from its queue."""
+        self.taken = task_id
+        if self.live is not None:
+            self.live.remove(task_id)
+
+    def label(self, task_id: int) -> str:
+        """The key of a ready task as people read it."""
+        return self._label(self.graph.tasks[task_id], self.ready[task_id])
+
+    def __enter__(self) -> Watch:
+        """Registers the hooks; after the pin has been opened."""
+        try:
+            with collector_paused():
+                for task_id in self.tasks:
+                    node = self.graph.nodes[task_id]
+                    before = own(node.register_prehook(partial(self._before, task_id)))
+                    after = register_post_hook(node, partial(self._after, task_id))
+                    self._handles[task_id] = before, after
+            self._handles_seen = RemovableHandle.next_id
+            self._pinned = True
+            if self.live is not None:
+                self.live.number_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for before, after in self._handles.values():
+            before.remove()
+            after.remove()
+        self._handles.clear()
+        self._tensor_hooks = None  # it has the nodes
+
+    def stay_last(self) -> None:
+        """Lets our hooks run after those which users have registered since, so that they see what these made."""
+        if RemovableHandle.next_id != self._handles_seen:
+            for handles in self._handles.values():
+                for handle in handles:
+                    hooks = _all_hooks(handle)
+                    hooks[handle.id] = hooks.pop(handle.id)  # the engine does not see what move_to_end does
+            self._handles_seen = RemovableHandle.next_id
+
+    def explain(self, error: BaseException) -> None:
+        """Notes on the error in which task it was raised."""
+        error.add_note(f"tapescope: raised {self._place(error)}")
+        explain_spoiled_graph(error, self.graph, self.order)
+        explain_out_of_memory(error, self.graph)
+
+    def _place(self, error: BaseException | None) -> str:
+        describe = self.graph.in_order([*self.order, *self._inside.values(), *self.upcoming()]).describe
+        if self._inside:
+            return "in " + " or ".join(describe(task_id) for task_id in self._inside.values())
+        upcoming = [describe(task_id) for task_id in self.upcoming()[:1]]
+        if upcoming and error is not None and called_by_engine(error) is not None:
+            return f"in the hooks that run before {upcoming[0]}"
+        parts = [f"after the end of {describe(self.order[-1])}"] if self.order else []
+        parts += [f"before the start of {task}" for task in upcoming]
+        return " and ".join(parts) or "before anything ran"
+
+    def _before(self, task_id: int, gradients: Gradients) -> Gradients | None:
+        if self.owns(task_id):
+            self._begin(task_id, gradients)
+        return None
+
+    def owns(self, task_id: int) -> bool:
+        """Whether the engine, which calls a hook of this task, is in the run that is watched."""
+        graph_task = real_graph_task_id()
+        if self._graph_task is None and task_id in self._roots:
+            self._graph_task = graph_task
+        return graph_task == self._graph_task
+
+    def _begin(self, task_id: int, gradients: Gradients) -> None:
+        with self._lock:
+            if task_id != self.taken:
+                self.take(task_id)
+            self.taken = None
+            del self.ready[task_id]
+            self._inside[get_ident()] = task_id
+        with self._starting:
+            if self.recorder is not None:
+                self.recorder.start(task_id, gradients)
+                if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
+                    self._note_before(task_id, self._tensor_hooks)
+            if self.memory is not None:
+                self.memory.start(task_id, gradients)
+
+    def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
+        if real_graph_task_id() != self._graph_task:
+            return
+        if self.memory is not None:
+            self.memory.end(task_id, outputs)
+        if self.recorder is not None:
+            if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
+                self._note_after(task_id)
+            self.recorder.end(outputs)
+        with self._lock:
+            self.order.append(task_id)
+            del self._inside[get_ident()]
+            self._arrive(self._pending.run(task_id))
+
+    def _note_before(self, task_id: int, tensor_hooks: LateTensorHooks) -> None:
+        """Tells the recorder of the user's hooks that run before the task."""
+        assert self.recorder is not None
+        for hook in tensor_hooks.of(task_id):
+            self.recorder.hook(*hook)
+        if self.graph.tasks[task_id].is_leaf:
+            self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
+        self._note("pre", _all_hooks(self._handles[task_id][0]).values())
+
+    def _note_after(self, task_id: int) -> None:
+        """Tells the recorder of those that have run after it."""
+        if self.graph.tasks[task_id].is_leaf:
+            self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))
+        self._note("post", _all_hooks(self._handles[task_id][1]).values())
+
+    def _note(self, kind: str, hooks: Collection[Any]) -> None:
+        """Tells the recorder of the user's hooks."""
+        assert self.recorder is not None
+        if len(hooks) == 1 and kind in ("pre", "post"):  # ours
+            return
+        for hook in hooks:
+            if getattr(hook, "func", None) not in (self._before, self._after):
+                self.recorder.hook(kind, hook_name(hook))
+
+    def _arrive(self, task_ids: Sequence[int]) -> None:
+        for task_id in task_ids:
+            arrival = self.ready[task_id] = self._arrived
+            self._arrived += 1
+            key = None
+            if self.live is not None:
+                assert isinstance(self.policy, Policy)
+                key = sort_key(self.policy, self.graph, task_id, arrival)
+                self.live.add(task_id, key)
+            if self.recorder is not None:
+                self.recorder.arrive(task_id, self.label(task_id), key)

@@ -1,0 +1,273 @@
+"""Backwards of PyTorch's engine whose graph is not read: in its own order, and in one that was planned before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from heapq import heappop, heappush
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from ...inspector.capture.build_graph import DEEP, free_one_by_one, outlive_backward, root_edges
+from ...inspector.capture.build_graph import read_graph as graph_of
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.capture_records import Facts
+from ...inspector.graph.freed_nodes import is_spent
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.live_nodes import LiveNodes
+from ...inspector.graph.source_lines import warn
+from ...inspector.torch_private.compiled import compiled_autograd_is_on, keep_compiler_out
+from ...inspector.torch_private.engine import backward_with_start
+from ...inspector.torch_private.saved_variables import first_freed
+from ...inspector.torch_private.sequence_numbers import (
+    UNNUMBERED,
+    Pin,
+    current_number,
+    current_numbers,
+    empty_queue,
+    no_pins,
+    pins_open,
+    settle_queue,
+)
+from ...inspector.torch_private.thread_state import functorch_is_active
+from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
+from ..execution.saved_tensor_errors import backward_begins
+from ..planning.order_cache import KeptOrder, facts_of_each, keep_order, kept_order, seen
+from ..planning.policies import POLICIES
+from ..planning.simulate import schedule
+from ..recording.run import Run
+from ..schedule.dependencies import Pending
+from ..schedule.device_queues import Queues
+from ..schedule.fsdp_stages import has_stages
+from ..schedule.greedy_order import chosen_order
+from ..schedule.policy import Choice, Policy, following
+from .native_engine import DISTURBED, Plan, explain, is_engines_own, run_native
+from .rank_agreement import in_group
+
+_LOOKED_AT = 50  # nodes, among which the first that saved something is looked for
+_Edges = list[tuple[Node, int]]
+
+
+def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
+    """Runs it, if its graph need not be read for that; None if it must be. `Run.graph` reads it when it is asked for.
+
+    It must be read where `inputs=` leaves tasks out, where a capture told something of them, where devices have queues
+    of their own, whose order nobody knows before, and for a policy of the user's own, which may look at anything.
+    """
+    if call.limits is not None or queues != "one":
+        return None
+    if Facts.alive() or compiled_autograd_is_on() or functorch_is_active():
+        return None
+    if is_engines_own(policy):
+        return _in_own_order(call)
+    static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
+    if not static or len(call.outputs) > 1 or in_group() or pins_open():
+        return None
+    if torch.is_anomaly_enabled():  # which would speak of the start that found no order as of an error
+        return None
+    assert isinstance(policy, Policy)
+    return _as_kept(call, policy)
+
+
+def _in_own_order(call: BackwardCall) -> Run:
+    roots = root_edges(call.outputs)
+    check_root_gradients(call.outputs, call.grad_tensors)
+    freed = _spent_or_freed(_first_of(roots))
+    since = backward_begins()
+    try:
+        with _one_queue():
+            started_ns = time.perf_counter_ns()
+            call.run()
+            elapsed_ns = time.perf_counter_ns() - started_ns
+    except Exception as error:
+        explain(error, graph_of(call.outputs), freed, since)
+        raise
+    return _late(call, roots, lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
+
+
+def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
+    """In the order that was planned for such a graph. Plans it, the first time."""
+    roots = root_edges(call.outputs)
+    gradients = root_gradients(call.outputs, call.grad_tensors)
+    if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
+        return None
+    reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
+    start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
+    try:
+        try:
+            with reading, _one_queue():
+                reading.enter_context(collector_paused())  # torch is about to make an object of each node
+                started_ns = time.perf_counter_ns()
+                backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
+                elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
+        except _NotKept:
+            empty_queue()
+        except Exception as error:
+            explain(error, graph_of(call.outputs), start.freed, since)
+            raise
+        finally:
+            if start.pin is not None:
+                start.pin.close()
+                settle_queue()
+    finally:  # for an interrupt in the first
+        if start.pin is not None:
+            start.pin.close()
+    if start.pin is not None and start.pin.disturbed:
+        warn(DISTURBED)
+    kept, nodes = start.kept, start.ordered
+    if kept is None:
+        return _planned(call, policy, start)
+    return _late(call, roots, lambda graph: _numbered(graph, nodes), kept.name, elapsed_ns, kept.note)
+
+
+def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
+    """Reads the graph, plans, runs, and keeps the order."""
+    plan = Plan.of(call, policy)
+    nodes = start.ordered
+    facts = facts_of_each(nodes)
+    run = run_native(call, plan)
+    graph = plan.graph
+    if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
+        places = {node: place for place, node in enumerate(nodes)}
+        order = [places[graph.nodes[task_id]] for task_id in plan.order]
+        keep_order(start.key, KeptOrder.of(nodes, facts, order, run.policy, run.note))
+    return run
+
+
+class _NotKept(BaseException):
+    """The order of such a graph is not known; nothing has run."""
+
+
+class _Start:
+    """What is done before the first task: finds the order by the engine's own, and pins it.
+
+    Attributes:
+        key: what the graph looked like; None where other backwards had pinned nodes, so that it can't be told.
+        ordered: the nodes in the order in which they are to run; where none was kept, in the engine's own.
+        kept: what was found.
+        pin: holds the nodes in that order; None where it is the engine's own.
+        freed: the first node that a backward has freed, if it may be the first to complain.
+        took_ns: how long this took.
+
+    Args:
+        policy: whose order is wanted.
+        keep_graph: whether what nodes saved is kept.
+        root: the root.
+        done: called at its end.
+    """
+
+    def __init__(self, policy: Policy, keep_graph: bool, root: Node, done: Callable[[], None]) -> None:
+        self._policy = policy
+        self._keep_graph = keep_graph
+        self._root = root
+        self._done = done
+        self.key: Hashable | None = None
+        self.ordered: Sequence[Node] = ()
+        self.kept: KeptOrder | None = None
+        self.pin: Pin | None = None
+        self.freed: Node | None = None
+        self.took_ns = 0
+
+    def begin(self, nodes: list[Node]) -> None:
+        """`nodes`: all of them, in the engine's own order."""
+        try:
+            if len(nodes) >= DEEP:
+                free_one_by_one(self._root, [node for node in nodes if node is not self._root])
+            self._find(nodes)
+        finally:
+            self._done()
+
+    def _find(self, nodes: list[Node]) -> None:
+        began_ns = time.perf_counter_ns()
+        self.ordered = nodes
+        with no_pins() as alone:
+            if not alone:
+                raise _NotKept
+            numbers = current_numbers(nodes)
+            self.key = seen(self._policy, self._keep_graph, nodes, numbers)
+            self.kept = kept_order(self.key, nodes)
+            if self.kept is None:
+                raise _NotKept
+            if self.kept.places is not None:
+                self.ordered = ordered = list(map(nodes.__getitem__, self.kept.places))
+                self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.kept.places)))
+                self.pin.open()
+        self.freed = _spent_or_freed(self.ordered)
+        self.took_ns = time.perf_counter_ns() - began_ns
+
+
+def _late(
+    call: BackwardCall,
+    roots: _Edges,
+    order: Callable[[Graph], Sequence[int]],
+    policy: str,
+    elapsed_ns: int,
+    note: str = "",
+) -> Run:
+    """Return the run, which reads its graph on first access, or when the loss dies if nodes would keep tensors alive
+    then: saved tensors of a retained graph, and see `outlive_backward`."""
+    tensors: list[ref[Tensor]] = []
+
+    def read() -> Graph:
+        graph = graph_of([GradientEdge(node, number) for node, number in roots])
+        losses = [each() for each in tensors]
+        if losses and isinstance(graph.nodes, LiveNodes) and None not in losses:
+            graph.nodes.watch(losses)
+        return graph
+
+    run = Run.late(read, order, policy, elapsed_ns, note)
+    forget = partial(_let_go, ref(run), roots, call.keep_graph)
+    tensors += [ref(each, forget) for each in call.outputs if isinstance(each, Tensor)]
+    if len(tensors) < len(roots):
+        tensors.clear()
+    return run
+
+
+def _let_go(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> None:
+    """Reads the run's graph, which the run then keeps without its nodes."""
+    if (found := run()) is not None and (is_retained or outlive_backward([node for node, _ in roots])):
+        _ = found.graph
+
+
+keep_compiler_out(_let_go)  # runs where the loss dies, which may be in compiled code
+
+
+def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+    """The order in which the engine runs nodes that are numbered so: of those that are ready the first. It is another
+    than theirs where the graph only looked like the one that was planned for, and its edges don't allow it."""
+    ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
+    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
+
+
+def _one_queue() -> AbstractContextManager[object]:
+    """For one total order, where tasks may be on accelerators; see `native.one_queue`."""
+    return torch.autograd.set_multithreading_enabled(False) if torch.accelerator.is_available() else nullcontext()
+
+
+def _spent_or_freed(nodes: Sequence[Node]) -> Node | None:
+    """The first of some nodes that a backward has spent or freed, where this can be told: which is to complain."""
+    return first_freed(nodes) or next(filter(is_spent, nodes[:_LOOKED_AT]), None)
+
+
+def _first_of(roots: _Edges) -> list[Node]:
+    """The first nodes in the engine's order, where all were made in one thread."""
+    heap: list[tuple[int, int, Node]] = []
+    seen: set[Node] = set()
+
+    def add(nodes: Iterator[Node | None]) -> None:
+        for node in nodes:
+            if node is not None and node not in seen:
+                seen.add(node)
+                heappush(heap, (-current_number(node), len(seen), node))
+
+    add(node for node, _ in roots)
+    found: list[Node] = []
+    while heap and len(found) < _LOOKED_AT:
+        found.append(heappop(heap)[2])
+        add(child for child, _ in found[-1].next_functions)
+    return found

@@ -1,0 +1,331 @@
+"""Going back: a backward of the direct engine takes tasks back, goes on in another way, and keeps both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...inspector.graph.graph import Task
+from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.random_states import random_states, set_random_states
+from ..execution.input_buffer import alone
+from ..execution.undo_history import Edited, History, Ran, Referenced, Waited, expect_budget
+from ..memory.task_memory import Footprints
+from .branches import Branch, Past
+from .compare_branches import BranchComparison, compare_branches
+from .direct_engine import DirectBackward
+
+
+class Rewinder:
+    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `GoesBack` says what
+    its verbs do.
+
+    A task is taken back by undoing what it did: its input buffer, the sums to which it added, the .grad of its leaf.
+    Where gradients that waited are gone, those of before are computed again, from where the history begins.
+    """
+
+    def __init__(self, backward: DirectBackward) -> None:
+        self._backward = backward
+
+    @property
+    def history(self) -> History | None:
+        past = self._backward.past
+        return None if past is None else past.history
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        past = self._backward.past
+        if past is None:
+            return ()
+        return tuple(sorted([*past.branches.kept.values(), self._now(past)], key=lambda branch: branch.number))
+
+    def keep(self, budget_bytes: int | str) -> None:
+        """From here on tasks can be taken back."""
+        backward = self._backward
+        nbytes = expect_budget(budget_bytes, "budget_bytes")
+        backward.run_apart(lambda at: f"a history takes back {at} alone")
+        if backward.past is None:
+            why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
+            if (streams := backward.runner.streams) is not None:
+                streams.give_up(
+                    gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
+                )
+            backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
+
+    def forget(self) -> None:
+        """Lets go all that is kept: from here on one can go back to here."""
+        backward = self._backward
+        if (past := backward.past) is not None:
+            backward.inside(lambda: past.forget(f"forget() was called {self._after_so_many()}"))
+
+    def back(self, count: int) -> Task | None:
+        """Takes so many tasks back."""
+        past, order = self._past(), self._backward.order
+        if count < 1:
+            raise ValueError(f"back({count}): the number of tasks to take back must be at least 1")
+        can = len(order) - past.history.reach
+        if count > can:
+            tasks = counted(can, "task") if can else "no tasks"
+            why = f": {past.begins}" if past.begins and len(order) >= count else ""
+            raise ValueError(f"back({count}): {tasks} can be taken back{why}")
+        self._rewind(len(order) - count)
+        return self._backward.current
+
+    def go_to(self, task_id: int) -> Task | None:
+        """Goes to the moment before a task, back or on."""
+        order = self._backward.order
+        if task_id in order:
+            return self.back(len(order) - order.index(task_id))
+        self._backward.run_to(task_id)
+        return self._backward.current
+
+    def go_to_branch(self, number: int) -> Task | None:
+        """Goes to the end of a branch."""
+        self._past()
+        self._follow(self._branch(number))
+        return self._backward.current
+
+    def restore(self, task_id: int | None) -> None:
+        """Puts the gradients that came to a task into its buffer again."""
+        backward, history = self._backward, self._past().history
+        about = backward.pick(None) if task_id is None else task_id
+        edits = [edit for edit in history.edits if edit.task == about]
+        if not edits or about in backward.order:
+            raise ValueError(f"the gradients of {backward.described(about)} were not edited")
+        position = len(backward.order)
+        if any(edit.position != position for edit in edits):  # an edit before tasks that have run: going back finds it
+            backward.put(about, edits[0].before)
+            return
+        history.edits = [edit for edit in history.edits if edit.task != about]
+        backward.buffers.by_task[about].put(edits[0].waited)
+        if backward.recorder is not None:
+            backward.recorder.forget_edits(about)
+
+    def compare(self, footprints: Footprints | None) -> BranchComparison:
+        """How the branches differ."""
+        self._past()
+        backward = self._backward
+        return compare_branches(
+            backward.graph,
+            backward.runner.leaves,
+            self.branches,
+            backward.needed,
+            backward.runner.keep_graph,
+            footprints,
+            backward.accumulation,
+        )
+
+    def _past(self) -> Past:
+        past = self._backward.past
+        if past is None:
+            raise RuntimeError(
+                "this session keeps no history to go back in: start it with ts.debug(loss, history=True), or call "
+                "keep_history() before what is to be taken back"
+            )
+        return past
+
+    def _after_so_many(self) -> str:
+        return f"after {counted(len(self._backward.order), 'task')}"
+
+    def _rewind(self, position: int) -> None:
+        """Takes back all tasks from this position on."""
+        past, backward = self._past(), self._backward
+        lost = self._check_way(position, past.history)
+        try:
+            past.branches.leave(lambda: self._with_trace(past))
+            self._rewind_to(position, past, lost)
+        except BaseException as error:  # an interrupt: half of it is done
+            if backward.over is None:
+                backward.over = f"{type(error).__name__} on the way back"
+            raise
+
+    def _check_way(self, position: int, history: History) -> bool:
+        """Whether gradients that waited on the way back to a position are lost, and have to be computed again.
+
+        Raises:
+            RuntimeError: something stands in the way. Nothing is undone yet.
+        """
+        if why := self._backward.runner.why_end_stays:
+            raise RuntimeError(f"the end of the backward can't be taken back: it {why}")
+        undone = history.ran[position - history.reach :]
+        for entry in undone:
+            if any(grad.is_anothers for grad in entry.grads):
+                raise RuntimeError(
+                    f"the .grad of {self._backward.described(entry.task)} was changed after its task, by another "
+                    "backward, an optimizer or your code, and going back would lose that; set it to None if it may be "
+                    "lost"
+                )
+        lost = any(not (_intact(entry.gradients) and _intact(entry.sums)) for entry in undone)
+        if lost and not all(gradients.intact for gradients in history.first_waiting.values()):
+            raise RuntimeError(
+                "what is needed to go back there can't be computed again: the gradient with which the history begins "
+                "was modified in place, by a hook or your code"
+            )
+        return lost
+
+    def _rewind_to(self, position: int, past: Past, lost: bool) -> None:
+        backward, runner = self._backward, self._backward.runner
+        packed = False
+        backward.stops.taken_back(backward.order[position:])
+        runner.undo_end()
+        callbacks = runner.callbacks_left
+        while len(backward.order) > position:
+            entry = self._take_back(past, lost)
+            backward.consumed.pop(entry.task, None)
+            packed = packed or entry.packed
+            callbacks = entry.callbacks
+            if not lost:
+                backward.buffers.take_back(entry)
+        again = past.history.ran if lost else ()
+        runner.reopen(callbacks, another=packed or any(entry.packed for entry in again))
+        while backward.terms[-1][0] > position:
+            backward.terms.pop()
+        backward.policy = backward.terms[-1][1]
+        if lost:
+            self._make_again(past.history)
+        backward.queue = backward.queue_under(backward.policy)
+        if backward.recorder is not None:
+            backward.recorder.rewind(position)
+        backward.stops.stopped = None
+
+    def _take_back(self, past: Past, lost: bool) -> Ran:
+        """Takes the last task back, but for the buffers of the next ones."""
+        backward = self._backward
+        position = len(backward.order) - 1
+        for edit in past.history.take_edits(position):
+            if not lost:
+                backward.buffers.by_task[edit.task].put(edit.waited)
+        entry = past.history.take_last()
+        task = backward.graph.tasks[entry.task]
+        backward.runner.unspend(task)
+        past.branches.take_back(position, entry, task.is_leaf)
+        for grad in reversed(entry.grads):
+            grad.put_back()
+        entry.undo_state()
+        if entry.random is not None:
+            set_random_states(entry.random)
+        del backward.order[position]
+        return entry
+
+    def _make_again(self, history: History) -> None:
+        """Computes what waits at this position from what waited where the history begins.
+
+        Tasks run again with the random numbers of the first time. Leaves are left out: their .grad has what they gave.
+        """
+        backward, runner = self._backward, self._backward.runner
+        backward.buffers.begin_again(history.first_waiting, history.first_missing)
+        ran = list(history.ran)
+        history.clear()
+        for entry in reversed(ran):
+            entry.undo_state()
+        now = random_states(backward.graph.devices)
+        callbacks = runner.callbacks_left
+        on_hook, runner.on_hook = runner.on_hook, None  # the trace has them
+        try:
+            backward.inside(lambda: self._run_again(history, ran))
+        finally:
+            if backward.over is None:
+                runner.on_hook = on_hook
+                runner.reopen(callbacks, another=False)  # they were left once
+            set_random_states(now)
+
+    def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
+        backward, runner = self._backward, self._backward.runner
+        for position, entry in enumerate(ran, history.reach):
+            self._edit_again(history.edits_at(position))
+            if entry.random is not None:
+                set_random_states(entry.random)
+            buffer = backward.buffers.by_task.pop(entry.task)
+            entry.gradients = Waited(buffer.waiting())
+            task = backward.graph.tasks[entry.task]
+            if task.is_leaf:
+                if entry.kept is not None:
+                    entry.kept.redo()
+            else:
+                before = [(kept.tensor, kept.tensor.grad) for kept in entry.grads]
+                for kept in entry.grads:
+                    kept.tensor.grad = kept.grad
+                runner.unspend(task)
+                runner.begin(entry)
+                outputs = runner.run(task, buffer.take(), hooks=True)
+                for tensor, grad in before:  # told to retain_grad: it would be added to a second time
+                    tensor.grad = grad
+                entry.edges.clear()
+                entry.counts.clear()
+                for edge in backward.graph.out_edges[entry.task]:
+                    backward.buffers.add(edge, outputs, entry)
+                runner.end(entry)
+                runner.spend(task)
+            history.end(entry)
+        self._edit_again(history.edits_at(history.reach + len(ran)))
+
+    def _edit_again(self, edits: Sequence[Edited]) -> None:
+        for edit in edits:
+            self._backward.buffers.by_task[edit.task].put(alone(edit.after))
+
+    def _now(self, past: Past) -> Branch:
+        """The branch on which the session stands, as far as it has come."""
+        backward, branches = self._backward, past.branches
+        parent, forked_at = branches.origins[branches.current]
+        return Branch(
+            branches.current,
+            parent,
+            forked_at,
+            tuple(backward.order),
+            frozenset(entry.task for entry in past.history.ran if entry.by_hand),
+            tuple(past.history.edits),
+            tuple(backward.terms),
+            None,
+            is_current=True,
+            shared=len(backward.order),
+            ahead=0 if branches.future is None else len(branches.future.order) - len(backward.order),
+        )
+
+    def _with_trace(self, past: Past) -> Branch:
+        recorder = self._backward.recorder
+        return replace(self._now(past), trace=None if recorder is None else recorder.trace())
+
+    def _branch(self, number: int) -> Branch:
+        future = self._past().branches.future
+        if future is not None and future.number == number:
+            return future
+        found = next((branch for branch in self.branches if branch.number == number), None)
+        if found is None:
+            known = ", ".join(str(branch.number) for branch in self.branches)
+            raise ValueError(f"there is no branch {number}; there is {known}")
+        return found
+
+    def _follow(self, branch: Branch) -> None:
+        """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
+        past, backward = self._past(), self._backward
+        if branch.shared < past.history.reach:
+            raise ValueError(f"{branch.name} parted before the history begins: {past.begins}")
+        if branch.shared == len(branch.order) == len(backward.order):
+            return
+        self._rewind(branch.shared)
+        first = branch.shared
+        trailing = [edit for edit in past.history.edits if edit.position == first]
+        for edit in reversed(trailing):
+            backward.buffers.by_task[edit.task].put(edit.waited)
+            past.history.edits.remove(edit)
+            if backward.recorder is not None:
+                backward.recorder.forget_edits(edit.task)
+        policies = dict(branch.terms)
+        policies.setdefault(first, next(policy for begins, policy in reversed(branch.terms) if begins <= first))
+
+        def body() -> None:
+            for position in range(first, len(branch.order) + 1):
+                if position in policies:
+                    backward.follow(policies[position])
+                for edit in branch.edits:
+                    if edit.position == position:
+                        backward.put(edit.task, edit.after)
+                if position < len(branch.order):
+                    task_id = branch.order[position]
+                    backward.execute(task_id, hooks=True, by_hand=task_id in branch.by_hand)
+
+        backward.inside(body, ends=True)
+
+
+def _intact(kept: Referenced | None) -> bool:
+    return kept is not None and kept.intact

@@ -1,0 +1,542 @@
+"""Mirroring beside what PyTorch has: checkpoints by block, selective ones, and the partitioner of torch.compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.report import ShownAsTable, row_called
+from ...inspector.text.sizes_and_counts import percent_text, size_text
+from ..api.environment import Machine, this_machine
+from ..api.make_loss import MakeLoss, own_gradients, same_random_numbers
+from ..api.restore_state import AsFound
+from ..api.time_backwards import Spread, turns
+from ..memory.function_levels import allocated_levels
+from ..recompute.apply_plan import apply_plan
+from ..recompute.budget import OVERHEAD
+from ..recompute.plan_recompute import plan_recompute
+from ..recompute.planned_recompute import PlannedRecompute
+from .order_study import usable_device
+from .ready_workload import OwnProgram, Size, Workload
+from .torch_alternatives import OwnModules, checkpointed, selective
+from .torch_alternatives import compiled as compiled_within_budget
+from .workloads import workload
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+DESK: Mapping[str, Mapping[str, int]] = {
+    "rnn": {"batch": 16, "width": 512, "steps": 50},
+    "lstm_cell": {"steps": 50, "batch": 4, "width": 32},
+    "lstm_lm": {"vocabulary": 33278, "width": 200, "steps": 35, "batch": 10},
+    "seq2seq": {"vocabulary": 8000, "width": 500, "steps": 30, "batch": 16, "layers": 2},
+    "resnet50": {"batch": 4, "pixels": 224},
+    "resnet152": {"batch": 4, "pixels": 224},
+    "gpt2": {"vocabulary": 1024, "context": 256, "width": 768, "batch": 4, "heads": 12, "layers": 4, "dropout": 10},
+    "unet": {"batch": 1, "pixels": 572, "channels": 16},
+}
+"""Sizes that two cores step in a few seconds: images as large as in training, fewer of them; GPT-2 small's blocks with
+its dropout, four of them, on shorter texts; a narrower U-Net."""
+
+STUDIED = tuple(DESK)
+
+NOTHING = "nothing"
+BLOCKS = "checkpoint per block"
+SELECTIVE = "selective checkpoint"
+COMPILED = "torch.compile, half the budget"
+WITHIN = f"ts.recompute, {percent_text(OVERHEAD)} overhead"
+BELOW = "ts.recompute, below checkpoint"
+HALF = "ts.recompute, half the peak"
+
+_BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
+_ALIKE = 0.005
+
+StudySize = Literal["small", "desk", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class StudiedWay:
+    """One way to save memory.
+
+    Attributes:
+        name: `checkpoint per block`.
+        peak_bytes: the highest level of a step, forward and backward, above that before it.
+        backward_peak_bytes: the same of the backward alone.
+        times_ns: nanoseconds of each step, forward and backward; recording and replays are in them.
+        time_ratio: over that without anything, round by round.
+        same_gradients, same_state: whether gradients, and what the forward writes (running statistics), are the same
+            bits as without.
+        plan: of the rows of `ts.recompute`.
+    """
+
+    name: str
+    peak_bytes: int
+    backward_peak_bytes: int
+    times_ns: tuple[int, ...]
+    time_ratio: Spread
+    same_gradients: bool
+    same_state: bool
+    plan: PlannedRecompute | None = None
+
+    @property
+    def elapsed_ns(self) -> float:
+        """The median of its times."""
+        return Spread.of(self.times_ns).middle
+
+    @property
+    def ratio_text(self) -> str:
+        """`1.04 × ± 3 %`: with half the width of the middle half, of several rounds."""
+        noise = f" ± {100 * self.time_ratio.half_width:.0f} %" if len(self.times_ns) > 1 else ""
+        return f"{self.time_ratio.middle:.2f} ×{noise}"
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        return None if self.plan is None else self.plan.peak_bytes
+
+    @property
+    def predicted_ratio(self) -> float | None:
+        """The time of a step over that without anything, as planned."""
+        if self.plan is None or self.plan.predicted is None:
+            return None
+        return self.plan.predicted.seconds / self.plan.predicted.plain_seconds
+
+    @property
+    def error(self) -> float | None:
+        """How far the predicted peak of the backward is off, as a share of what was measured."""
+        return None if self.predicted_bytes is None else self.predicted_bytes / self.backward_peak_bytes - 1
+
+    @property
+    def time_error(self) -> float | None:
+        """How far the predicted ratio of times is off, as a share of the one measured."""
+        return None if self.predicted_ratio is None else self.predicted_ratio / self.time_ratio.middle - 1
+
+    @property
+    def bits(self) -> str:
+        """`same bits`, or what differs."""
+        if self.same_gradients:
+            return "same bits" if self.same_state else "same gradients, other statistics"
+        return "rounded otherwise"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MirrorStudy(ShownAsTable):
+    """One model, its memory saved in every way. In a notebook the table shows itself.
+
+    Attributes:
+        workload, size, knobs, device: what was run.
+        rows: without anything first.
+        refused: by name of a way why it could not be measured.
+        machine: on which.
+    """
+
+    workload: Workload
+    size: StudySize | None
+    knobs: Mapping[str, int]
+    device: str
+    rows: tuple[StudiedWay, ...]
+    refused: Mapping[str, str]
+    machine: Machine
+
+    words = ("way", "gradients")
+    html = "mirroring as HTML"
+
+    def __getitem__(self, name: str) -> StudiedWay:
+        """A row by its name.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        return row_called(name, ((row.name, row) for row in self.rows), between="; ")
+
+    def __contains__(self, name: object) -> bool:
+        return any(row.name == name for row in self.rows)
+
+    def ratio(self, name: str) -> float:
+        """The peak over that without anything."""
+        return self[name].peak_bytes / self[NOTHING].peak_bytes
+
+    @property
+    def title(self) -> str:
+        """`resnet50: batch=4 pixels=224`."""
+        knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
+        return f"{self.workload.name}: {knobs}" if knobs else self.workload.name
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text, its headings first."""
+        rows = [
+            [
+                row.name,
+                size_text(row.peak_bytes),
+                f"{100 * (self.ratio(row.name) - 1):+.0f} %" if row.name != NOTHING else "",
+                "–" if row.error is None else f"{size_text(row.predicted_bytes or 0)} ({100 * row.error:+.2f} %)",
+                f"{row.elapsed_ns / 1e6:,.0f} ms",
+                f"{row.time_ratio.middle:.2f} ×" if row.name != NOTHING else "",
+                "–" if row.predicted_ratio is None else f"{row.predicted_ratio:.2f} ×",
+                row.bits if row.name != NOTHING or not row.same_gradients else "",
+            ]
+            for row in self.rows
+        ]
+        headings = ["way", "peak", "change", "predicted", "time", "over nothing", "predicted time", "gradients"]
+        return [headings, *rows]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the table says, in words."""
+        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused())
+
+    def _of_noise(self) -> Iterator[str]:
+        said = [
+            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
+            for row in self.rows[1:]
+            if len(row.times_ns) > 1
+        ]
+        if said:
+            yield f"A step takes, over one with nothing: {'; '.join(said)}. ± is half the width of the middle half."
+
+    def _compared(self) -> Iterator[str]:
+        if BELOW not in self or BLOCKS not in self:
+            return
+        mirrored, blocks = self[BELOW], self[BLOCKS]
+        less = 1 - mirrored.peak_bytes / blocks.peak_bytes
+        times = f"{mirrored.ratio_text} of a step, checkpoints per block {blocks.ratio_text}"
+        if abs(less) < _ALIKE:
+            yield f"Mirroring needs as much memory as checkpoints per block; it takes {times}."
+        else:
+            more = f"{percent_text(abs(less))} {'less' if less > 0 else 'more'} memory than checkpoints per block"
+            yield f"Mirroring needs {more}; it takes {times}."
+
+    def _of_plans(self) -> Iterator[str]:
+        for row in self.rows:
+            if row.plan is not None and row.plan.left_alone is not None:
+                yield f"{row.name}: {row.plan.left_alone}"
+            elif row.plan is not None and row.peak_bytes > row.backward_peak_bytes:
+                backward = size_text(row.backward_peak_bytes)
+                yield f"{row.name}: the peak is the forward's, which no plan lowers; the backward's is {backward}."
+        if not self[NOTHING].same_gradients:
+            yield "The gradients of this model are other bits in each run, with nothing done."
+
+    def _of_refused(self) -> Iterator[str]:
+        for name, why in self.refused.items():
+            yield f"{name} was left out: {why}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict per row, for `pandas.DataFrame(study.records())`."""
+        return [
+            {
+                "workload": self.workload.name,
+                "size": self.size,
+                "way": row.name,
+                "peak_bytes": row.peak_bytes,
+                "backward_peak_bytes": row.backward_peak_bytes,
+                "ratio": self.ratio(row.name),
+                "predicted_bytes": row.predicted_bytes,
+                "elapsed_ns": row.elapsed_ns,
+                "time_ratio": row.time_ratio.middle,
+                "time_ratio_low": row.time_ratio.low,
+                "time_ratio_high": row.time_ratio.high,
+                "predicted_ratio": row.predicted_ratio,
+                "same_gradients": row.same_gradients,
+                "same_state": row.same_state,
+                "times_ns": list(row.times_ns),
+            }
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.title}\n\n{ShownAsTable.__str__(self)}"
+
+    def __repr__(self) -> str:
+        return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
+
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
+        """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
+        return drawn("mirroring as a figure", self, theme)
+
+
+def mirror_study(
+    name: str | Workload,
+    *,
+    size: StudySize = "desk",
+    device: torch.device | str = "cpu",
+    repetitions: int = 5,
+    seconds: float = 5.0,
+    compiled: bool = True,
+    progress: Callable[[str], object] | None = None,
+    **knobs: int,
+) -> MirrorStudy:
+    """Steps a model without anything, under checkpoints, compiled, and mirrored: memory, time, and the same gradients.
+
+    Memory is measured once. Times are of whole steps, forward and backward, taken in turns. The second plan for
+    mirroring is asked for a peak 2 % below that of checkpoints per block, without blocks for half the peak, at the
+    lowest price.
+
+    Args:
+        name: a workload; or a function of yours, as `own_program(make_loss, name)`, whose modules are those it calls.
+        size, knobs: as in `Workload.build`; "desk" is between: what two cores step in seconds.
+        device: where the model lives.
+        repetitions: how often each step is timed.
+        seconds: how long each search for a plan may take.
+        compiled: whether torch.compile is studied, too: it takes a minute or more to compile.
+        progress: called before each run with what comes.
+
+    Returns:
+        The study. What could not be measured, such as torch.compile where there is no C++ compiler, is left out, with a
+        sentence that says why.
+
+    Raises:
+        ValueError: no such workload, size, knob or device; `repetitions` is below 1.
+    """
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+    found = workload(name) if isinstance(name, str) else name
+    used = {**_knobs(found, size), **knobs}
+    tell = progress or (lambda said: None)
+    place = usable_device(device)
+    with ExitStack() as stack:
+        sized: StudySize | None = size
+        if isinstance(found, OwnProgram):
+            found.refuse_knobs(knobs)
+            world, sized = stack.enter_context(AsFound(found.make_loss, "tapescope bench recompute")), None
+            own = OwnModules.of(world)
+            bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
+            blocks, place, called = own.blocks, own.device, own.is_one
+        else:
+            built: Size = "small" if size == "small" else "full"
+            bench = _Bench(*found.build(built, device=place, dtype=None, **used), place)
+            blocks, called = found.blocks, True
+        plans = _Plans(seconds, compiled and called)
+        ways, refused = _ways_measured(found.name, bench, blocks, plans, tell)
+        if compiled and not called:
+            refused[COMPILED] = "the forward calls several modules, of which none is the model."
+        for number, round_ in enumerate(turns(ways, repetitions)):
+            for way in round_:
+                tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
+                way.times_ns.append(bench.time(way))
+    rows = tuple(way.studied(ways[0]) for way in ways)
+    return MirrorStudy(found, sized, used, str(place), rows, refused, this_machine())
+
+
+class _Plans(NamedTuple):
+    """What is asked for: how long each search for a plan may take, and whether torch.compile is studied."""
+
+    seconds: float
+    compiled: bool
+
+
+def _ways_measured(
+    name: str, bench: _Bench, blocks: tuple[type[nn.Module], ...], plans: _Plans, tell: Callable[[str], object]
+) -> tuple[list[_Way], dict[str, str]]:
+    """The ways with their memory, that without anything first; and why others could not be measured."""
+    refused: dict[str, str] = {}
+    ways: list[_Way] = []
+
+    def measure(way: _Way) -> None:
+        tell(f"{name}: {way.name}, its memory")
+        try:
+            bench.measure(way)
+        except Exception as error:
+            if way.plan is not None or way.name == NOTHING:
+                raise
+            refused[way.name] = _first_sentence(error)
+        else:
+            ways.append(way)
+
+    measure(_Way(NOTHING, nullcontext))
+    if blocks:
+        measure(_Way(BLOCKS, partial(checkpointed, bench.model, blocks)))
+        measure(_Way(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
+    else:
+        refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
+    if plans.compiled:
+        measure(_Way(COMPILED, partial(compiled_within_budget, bench.model, torch.compile(bench.model.forward))))
+    asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
+    if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
+        asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
+    for mirrored, budget in asked:
+        tell(f"{name}: planning for {mirrored}")
+        with bench.as_before():
+            plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
+        measure(_Way(mirrored, nullcontext, plan))
+    return ways, refused
+
+
+def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = "Mirroring") -> Path:
+    """Write one page with the table and the figure of each study. It works offline.
+
+    Raises:
+        ValueError: there is no study.
+        OSError: the file can't be written.
+    """
+    if not studies:
+        raise ValueError("there is no study to save")
+    return saved_page("mirroring as a page", path, studies, title)
+
+
+class _Way:
+    """One way to save memory: what is around a step, and the plan of the mirror that its forward runs under."""
+
+    def __init__(
+        self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedRecompute | None = None
+    ) -> None:
+        self.name = name
+        self.around = around
+        self.plan = plan
+        self.peak_bytes = self.backward_peak_bytes = 0
+        self.same_gradients = self.same_state = True
+        self.times_ns: list[int] = []
+
+    def forward(self) -> AbstractContextManager[object]:
+        """What the forward runs under. A plan that leaves the model alone has nothing to do."""
+        if self.plan is None or self.plan.left_alone is not None:
+            return nullcontext()
+        return apply_plan(self.plan)
+
+    def studied(self, nothing: _Way) -> StudiedWay:
+        ratios = [mine / its for mine, its in zip(self.times_ns, nothing.times_ns, strict=True)]
+        return StudiedWay(
+            self.name,
+            self.peak_bytes,
+            self.backward_peak_bytes,
+            tuple(self.times_ns),
+            Spread.of(ratios),
+            self.same_gradients,
+            self.same_state,
+            self.plan,
+        )
+
+
+class _Bench:
+    """Runs steps of one model, each of which finds parameters, buffers, random numbers and .grad as the first did."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_loss: MakeLoss,
+        device: torch.device,
+        leaves: Sequence[Tensor] = (),
+        world: AsFound | None = None,
+    ) -> None:
+        self.model = model
+        self.make_loss = make_loss
+        self._device = device
+        self._world = world
+        self._parameters = [*model.parameters(), *leaves]
+        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        self._expected: tuple[list[Tensor | None], list[Tensor]] | None = None
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        if self._world is not None:
+            with self._world.run(self._parameters, zeroed=True):
+                yield
+            return
+        with own_gradients(self._parameters), same_random_numbers():
+            for parameter in self._parameters:
+                parameter.grad = None
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for buffer, before in self._buffers:
+                        buffer.copy_(before)
+
+    def measure(self, way: _Way) -> None:
+        """Its memory, after two steps: the first one compiles, or verifies a plan, the second one is compared."""
+        with self.as_before():
+            self._step(way)
+        with self.as_before():
+            self._step(way)
+            gradients = [parameter.grad for parameter in self._parameters]
+            state = [buffer.clone() for buffer, _ in self._buffers]
+        if self._expected is None:
+            with self.as_before():
+                self._step(way)
+                self._expected = [parameter.grad for parameter in self._parameters], [*map(_copy, self._buffers)]
+        way.same_gradients = _same(gradients, self._expected[0])
+        way.same_state = _same(state, self._expected[1])
+        del gradients, state
+        with self.as_before():
+            way.peak_bytes, way.backward_peak_bytes = self._peaks(way)
+
+    def time(self, way: _Way) -> int:
+        """Nanoseconds of a step."""
+        with self.as_before():
+            self._wait()
+            began = time.perf_counter_ns()
+            self._step(way)
+            self._wait()
+            return time.perf_counter_ns() - began
+
+    def _step(self, way: _Way, done: Callable[[], object] = lambda: None) -> None:
+        """A forward and its backward; `done` is called at the end of each."""
+        with way.around():
+            with way.forward():
+                loss = self.make_loss()
+            done()
+            loss.backward()  # type: ignore[no-untyped-call]
+            done()
+
+    def _peaks(self, way: _Way) -> tuple[int, int]:
+        """The highest levels of a step and of its backward, bytes."""
+        if self._device.type != "cuda":
+            _, levels = allocated_levels(lambda step: self._step(way, step), self._device)
+            return max(levels.forward_peak_bytes, levels.peak_bytes), levels.peak_bytes
+        before = _requested("current")
+        torch.cuda.reset_peak_memory_stats()
+        peaks: list[int] = []
+
+        def done() -> None:
+            peaks.append(_requested("peak"))
+            torch.cuda.reset_peak_memory_stats()
+
+        self._step(way, done)
+        return max(peaks) - before, peaks[1] - before
+
+    def _wait(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def _copy(buffer: tuple[Tensor, Tensor]) -> Tensor:
+    return buffer[0].clone()
+
+
+def _requested(which: Literal["current", "peak"]) -> int:
+    """Bytes that were asked of CUDA's allocator and are not yet freed: blocks may be larger."""
+    nbytes: int = torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
+    return nbytes
+
+
+def _same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+    return all(
+        one is other is None or (one is not None and other is not None and torch.equal(one, other))
+        for one, other in zip(tensors, others, strict=True)
+    )
+
+
+def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
+    if isinstance(found, OwnProgram):
+        return {}
+    if size == "desk":
+        if found.name not in DESK:
+            raise ValueError(f'workload {found.name} has no size "desk"; those which have: {", ".join(DESK)}')
+        return DESK[found.name]
+    if size not in ("small", "full"):
+        raise ValueError(f"unknown size {size!r}; known: small, desk, full")
+    return found.small if size == "small" else found.full
+
+
+def _first_sentence(error: Exception) -> str:
+    """`RuntimeError: Tensor cached during selective activation checkpoint has been mutated.`"""
+    told = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {told[0].rstrip('.')}."

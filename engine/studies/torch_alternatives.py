@@ -1,0 +1,126 @@
+"""What PyTorch offers to save memory (checkpoints, selective ones, torch.compile), around a user's model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from ...inspector.capture.build_graph import read_graph
+from ...inspector.torch_private.compiled import activation_memory_budget
+from ..api.make_loss import real_loss_of
+from ..api.restore_state import AsFound
+
+_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModules:
+    """Of one program.
+
+    Attributes:
+        model: the module that its forward calls; where it calls several, these in a list of their own.
+        is_one: whether it is one.
+        leaves: what its graph has a gradient for, beside the model's parameters.
+        device: where the loss is.
+    """
+
+    model: nn.Module
+    is_one: bool
+    leaves: tuple[Tensor, ...]
+    device: torch.device
+
+    @staticmethod
+    def of(world: AsFound) -> OwnModules:
+        """Runs forward and backward once, watched.
+
+        Raises:
+            TypeError, ValueError: the program makes no loss.
+        """
+        world.watch()
+        with world.run():
+            loss = real_loss_of(world.make_loss())
+            leaves, device = list(read_graph(loss).leaves.values()), loss.device
+            del loss
+        called = world.modules
+        within = {id(below) for each in called for below in each.modules() if below is not each}
+        outermost = [each for each in called if id(each) not in within]
+        model = outermost[0] if len(outermost) == 1 else nn.ModuleList(outermost)
+        known = {id(parameter) for parameter in model.parameters()}
+        others = tuple(leaf for leaf in leaves if id(leaf) not in known)
+        return OwnModules(model, len(outermost) == 1, others, device)
+
+    @property
+    def blocks(self) -> tuple[type[nn.Module], ...]:
+        """The classes that a user would put under torch.utils.checkpoint: modules of modules, several in one list."""
+        return tuple(dict.fromkeys(self._repeated()))
+
+    def _repeated(self) -> Iterator[type[nn.Module]]:
+        for holder in self.model.modules():
+            if isinstance(holder, _HOLDERS):
+                counts = Counter(type(each) for each in holder.children() if any(True for _ in each.children()))
+                yield from (kind for kind, count in counts.items() if count > 1 and not issubclass(kind, _HOLDERS))
+
+
+PRODUCTS = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        *("mm", "bmm", "addmm", "baddbmm", "convolution"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+)
+"""What the selective checkpoint saves: products, convolutions and attention. The rest runs again."""
+
+_COMPILED_BUDGET = 0.5
+
+
+def selective() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    first, again = create_selective_checkpoint_contexts(list(PRODUCTS))  # type: ignore[no-untyped-call]
+    return first, again
+
+
+_Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
+
+
+@contextmanager
+def checkpointed(
+    model: nn.Module, blocks: tuple[type[nn.Module], ...], contexts: _Contexts | None = None
+) -> Iterator[None]:
+    """Meanwhile each call of a block, the outermost of nested ones, is under torch.utils.checkpoint."""
+    found = list(_outermost(model, blocks))
+    how: dict[str, Any] = {"use_reentrant": False} | ({} if contexts is None else {"context_fn": contexts})
+    for block in found:
+        block.forward = partial(checkpoint, block.forward, **how)
+    try:
+        yield
+    finally:
+        for block in found:
+            del block.__dict__["forward"]
+
+
+def _outermost(model: nn.Module, blocks: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if isinstance(module, blocks):
+            yield module
+        else:
+            waiting.extend(module.children())
+
+
+@contextmanager
+def compiled(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    with activation_memory_budget(_COMPILED_BUDGET):
+        model.forward = forward
+        try:
+            yield
+        finally:
+            del model.__dict__["forward"]

@@ -1,4 +1,0 @@
-"""One task, run from Python by the rules of PyTorch's engine (engine.cpp).
-
-May import: inspector, words, queue, memory.
-"""

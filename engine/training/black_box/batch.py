@@ -1,0 +1,355 @@
+"""A batch as tensors and JSON, and which tensors a folder keeps."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from ....inspector.torch_private.tensors import computes_itself
+from ....inspector.torch_private.thread_state import unobserved
+
+_DTYPES = {
+    str(found).removeprefix("torch."): found
+    for found in vars(torch).values()
+    if isinstance(found, torch.dtype) and found.itemsize and not str(found).startswith(("torch.q", "torch.bits"))
+}
+_MOST_DIMENSIONS = 64  # torch's own limit
+_MOST = 2**53  # beyond that JSON's integers are none
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What a tensor is besides its bytes. Strides are those of a tensor without gaps, in elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+
+    @classmethod
+    def of(cls, tensor: Tensor, device: object) -> TensorFacts:
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), str(device))
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        """`float32 64×32`."""
+        return f"{name_of(self.dtype)} {'×'.join(map(str, self.shape)) or 'scalar'}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dtype": name_of(self.dtype),
+            "shape": list(self.shape),
+            "strides": list(self.strides),
+            "device": self.device,
+        }
+
+    @classmethod
+    def read(cls, told: object) -> TensorFacts:
+        """The same of JSON.
+
+        Raises:
+            ValueError: it is none, or no tensor without gaps can be so.
+        """
+        match told:
+            case {"dtype": str(dtype), "shape": list(shape), "strides": list(strides), "device": str(device)}:
+                if dtype not in _DTYPES:
+                    raise ValueError(f"{dtype!r} is no dtype of a tensor that could be there")
+                if not _are_sizes(shape) or not _are_sizes(strides) or not _is_dense(shape, strides):
+                    raise ValueError(f"a tensor of shape {shape} can't have the strides {strides}")
+                try:
+                    torch.device(device)
+                except RuntimeError:
+                    raise ValueError(f"{device!r} is no device") from None
+                return cls(_DTYPES[dtype], tuple(shape), tuple(strides), device)
+        raise ValueError("what is said of a tensor is not its dtype, shape, strides and device")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def why_not_kept(tensor: Tensor) -> str:
+    """Why a tensor can't be written as bytes, in words; "" where it can."""
+    if is_lazy(tensor):
+        return "not made yet, of a lazy module"
+    if computes_itself(tensor):
+        return f"a {type(tensor).__name__}, which has no bytes of its own"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return f"{name_of(tensor.layout)}, not dense"  # type: ignore[arg-type]
+    if tensor.device.type == "meta":
+        return "on the meta device"
+    return "" if name_of(tensor.dtype) in _DTYPES else "quantized"
+
+
+def own_copy(tensor: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """Its elements in a storage that has no others, in the same order of dimensions: of a slice the slice alone."""
+    with unobserved():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        copy = plain.clone(memory_format=torch.preserve_format)
+        if not _is_dense(copy.shape, copy.stride()):
+            copy = copy.contiguous()
+        return copy if device is None else copy.to(device)
+
+
+def _is_dense(shape: Any, strides: Any) -> bool:
+    """Whether each element of the storage is one of the tensor's, once."""
+    if len(shape) != len(strides) or len(shape) > _MOST_DIMENSIONS:
+        return False
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return expected < _MOST
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value < _MOST for value in values)
+
+
+_DEPTH = 32  # of containers in containers
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class NamedValues(dict[str, Any]):
+    """In place of a mapping or a dataclass whose class is not there: its values by name, as items and as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def to(self, *given: Any, **options: Any) -> NamedValues:
+        """The same with all tensors moved."""
+        return NamedValues(
+            {name: each.to(*given, **options) if isinstance(each, Tensor) else each for name, each in self.items()}
+        )
+
+
+def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch with their places in it, `[0]`, `['labels']`, `.x`, each once."""
+    seen: set[int] = set()
+    todo = [("", value, 0)]
+    while todo:
+        place, each, depth = todo.pop()
+        if isinstance(each, Tensor):
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield place, each
+        elif depth < _DEPTH:
+            todo += [(place + at, part, depth + 1) for at, part in reversed(_parts(each))]
+
+
+def _parts(value: object) -> list[tuple[str, object]]:
+    """What is in a container, and where."""
+    if isinstance(value, Mapping):
+        return [(f"[{name!r}]", each) for name, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{number}]", each) for number, each in enumerate(value)]
+    if _is_record(value):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in fields(value)]  # type: ignore[arg-type]
+    return []
+
+
+def _is_record(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldBatch:
+    """A batch that is told as JSON, which speaks of tensors by number.
+
+    Attributes:
+        json: it.
+        tensors: these, each once.
+        left_out: places of what is neither a tensor nor a number or text, and why it is not there.
+    """
+
+    json: dict[str, Any]
+    tensors: list[Tensor]
+    left_out: list[str]
+
+
+def tell(batch: object) -> ToldBatch:
+    """What there is in a batch. See `batch_of`, which makes it again."""
+    teller = _Teller()
+    return ToldBatch(teller.tell(batch, "", 0), teller.tensors, teller.left_out)
+
+
+class _Teller:
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.left_out: list[str] = []
+        self._numbers: dict[int, int] = {}
+
+    def tell(self, value: object, place: str, depth: int) -> dict[str, Any]:
+        if isinstance(value, Tensor):
+            return self._tensor(value, place)
+        if type(value) in _PLAIN:
+            return {"value": value}
+        if depth >= _DEPTH:
+            return self._left_out(place, f"more than {_DEPTH} containers deep")
+        parts = {at: self.tell(part, place + at, depth + 1) for at, part in _parts(value)}
+        told = list(parts.values())
+        if isinstance(value, Mapping) and all(type(name) in _PLAIN for name in value):
+            return {"dict": [[name, each] for name, each in zip(value, told, strict=True)], **_class_of(value, dict)}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return {"named": [[name, each] for name, each in zip(value._fields, told, strict=True)], **_class_of(value)}
+        if isinstance(value, tuple):
+            return {"tuple": told}
+        if isinstance(value, list):
+            return {"list": told}
+        if _is_record(value):
+            names = [field.name for field in fields(value)]  # type: ignore[arg-type]
+            return {"record": [[name, each] for name, each in zip(names, told, strict=True)], **_class_of(value)}
+        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            return self._array(value, place)
+        return self._left_out(place, f"a {type(value).__qualname__}")
+
+    def _tensor(self, tensor: Tensor, place: str) -> dict[str, Any]:
+        if why := why_not_kept(tensor):
+            return self._left_out(place, why)
+        if id(tensor) not in self._numbers:
+            self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return {"tensor": self._numbers[id(tensor)], "requires_grad": tensor.requires_grad}
+
+    def _array(self, array: Any, place: str) -> dict[str, Any]:
+        try:
+            told = self._tensor(torch.from_numpy(array.copy()), place)
+        except TypeError:
+            return self._left_out(place, f"an array of {array.dtype}")
+        return {"array": told["tensor"]}
+
+    def _left_out(self, place: str, why: str) -> dict[str, Any]:
+        said = f"{place or 'the batch'} ({why})"
+        self.left_out.append(said)
+        return {"left_out": said}
+
+
+def _class_of(value: object, plain: type | None = None) -> dict[str, str]:
+    kind = type(value)
+    return {} if kind is plain else {"class": f"{kind.__module__}:{kind.__qualname__}"}
+
+
+def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> Any:
+    """A batch, made of what `tell` told.
+
+    Classes are taken from modules that are loaded, and none of their code is run; where a class is not there, a
+    `NamedValues` stands for what it had. What was left out is None.
+
+    Args:
+        tensor: gives the tensor of a number.
+
+    Raises:
+        ValueError: nothing is told so.
+    """
+    if depth > _DEPTH + 1:
+        raise ValueError("what is said of the batch is too deep")
+
+    def made(each: object) -> Any:
+        return batch_of(each, tensor, depth + 1)
+
+    match told:
+        case {"tensor": int(number), "requires_grad": bool(wanted)}:
+            found = tensor(number)
+            floats = found.is_floating_point() or found.is_complex()
+            return found.requires_grad_() if wanted and floats else found
+        case {"array": int(number)}:
+            return tensor(number).numpy()
+        case {"value": str() | int() | float() | None as value}:
+            return value
+        case {"left_out": str()}:
+            return None
+        case {"list": list(parts)}:
+            return [made(each) for each in parts]
+        case {"tuple": list(parts)}:
+            return tuple(made(each) for each in parts)
+        case {"dict": list(pairs), **rest}:
+            return _mapping({key: made(each) for key, each in _pairs(pairs)}, rest.get("class"))
+        case {"named": list(pairs), "class": str(path)}:
+            return _named({key: made(each) for key, each in _names(pairs)}, path)
+        case {"record": list(pairs), "class": str(path)}:
+            return _record({key: made(each) for key, each in _names(pairs)}, path)
+    raise ValueError("what is said of the batch is not as it is written")
+
+
+def _pairs(pairs: Sequence[object]) -> Iterator[tuple[Any, object]]:
+    for pair in pairs:
+        match pair:
+            case [str() | int() | float() | None as key, told]:
+                yield key, told
+            case _:
+                raise ValueError("what is said of the batch is not as it is written")
+
+
+def _names(pairs: Sequence[object]) -> Iterator[tuple[str, object]]:
+    for key, told in _pairs(pairs):
+        if not isinstance(key, str) or not key.isidentifier() or keyword.iskeyword(key):
+            raise ValueError(f"{key!r} is no name of a field")
+        yield key, told
+
+
+def _mapping(values: dict[Any, Any], path: object) -> Any:
+    if path is None:
+        return values
+    kind = _loaded(path)
+    if kind is not None and issubclass(kind, dict) and _is_plain(kind) and kind.__setitem__ is dict.__setitem__:
+        made = dict.__new__(kind)
+        dict.update(made, values)
+        return made
+    return NamedValues(values)
+
+
+def _named(values: dict[str, Any], path: str) -> Any:
+    kind = _loaded(path)
+    if kind is not None and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(values):
+        return tuple.__new__(kind, values.values())
+    if any(name.startswith("_") for name in values):
+        return NamedValues(values)
+    name = path.rpartition(":")[2].rpartition(".")[2]
+    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Batch", values)(**values)
+
+
+def _record(values: dict[str, Any], path: str) -> Any:
+    kind = _loaded(path)
+    if kind is None or not is_dataclass(kind) or not _is_plain(kind) or issubclass(kind, dict):
+        return NamedValues(values)
+    if [field.name for field in fields(kind)] != list(values):
+        return NamedValues(values)
+    made = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether one can be made, and thrown away, without its code being run."""
+    return not hasattr(kind, "__del__")
+
+
+def _loaded(path: object) -> type | None:
+    """The class, if its module is loaded: none is loaded for it."""
+    module, _, name = str(path).partition(":")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = None if found is None else vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if isinstance(found, type) else None

@@ -1,0 +1,85 @@
+"""Where random numbers stand: Python's, NumPy's and torch's, of all devices; as JSON and tensors."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....inspector.torch_private.random_states import RandomStates, accelerators_awake, random_states, set_random_states
+
+_WORDS = 624  # of a Mersenne twister
+_TORCH_NBYTES = 5056  # of torch's on the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class RandomNumbers:
+    """The states of the generators that everybody shares.
+
+    Attributes:
+        python: as `random.getstate()` gives it.
+        numpy: as `numpy.random.get_state()` does; None: NumPy was not loaded.
+        torch: by device.
+    """
+
+    python: tuple[Any, ...]
+    numpy: tuple[Any, ...] | None
+    torch: RandomStates
+
+    @classmethod
+    def now(cls) -> RandomNumbers:
+        numpy = sys.modules.get("numpy")
+        state = None if numpy is None else numpy.random.get_state()
+        return cls(random.getstate(), state, random_states(accelerators_awake()))
+
+    def go_on(self) -> None:
+        """Random numbers come from here on again; those of devices that are not here are left."""
+        random.setstate(self.python)
+        if self.numpy is not None and (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.set_state(self.numpy)
+        here = {torch.device("cpu"), *accelerators_awake()}
+        set_random_states({device: state for device, state in self.torch.items() if device in here})
+
+    def as_json(self) -> dict[str, Any]:
+        """All but torch's."""
+        version, words, gauss = self.python
+        told: dict[str, Any] = {"python": [version, list(words), gauss], "numpy": None}
+        if self.numpy is not None and self.numpy[0] == "MT19937":
+            told["numpy"] = [self.numpy[0], self.numpy[1].tolist(), *map(float, self.numpy[2:])]
+        return told
+
+    @classmethod
+    def read(cls, told: object, states: dict[str, Tensor]) -> RandomNumbers:
+        """The same of JSON and of torch's states by device.
+
+        Raises:
+            ValueError: they are none.
+        """
+        match told:
+            case {"python": [int(version), list(words), float() | None as gauss], "numpy": numpy}:
+                if version != 3 or len(words) != _WORDS + 1 or not _are_words(words) or words[-1] > _WORDS:
+                    raise ValueError("what is said of Python's random numbers is no state of theirs")
+                cpu = states.get("cpu")
+                if cpu is None or cpu.dtype != torch.uint8 or cpu.shape != (_TORCH_NBYTES,):
+                    raise ValueError("torch's random numbers have no state that it could take")
+                devices = {torch.device(name): state for name, state in states.items()}
+                return cls((version, tuple(words), gauss), _numpy(numpy), devices)
+        raise ValueError("what is said of random numbers is no state of theirs")
+
+
+def _numpy(told: object) -> tuple[Any, ...] | None:
+    match told:
+        case None:
+            return None
+        case ["MT19937", list(words), float(place), float(has_gauss), float(gauss)]:
+            if len(words) == _WORDS and _are_words(words) and 0 <= place <= _WORDS and has_gauss in (0, 1):
+                return "MT19937", words, int(place), int(has_gauss), gauss
+    raise ValueError("what is said of NumPy's random numbers is no state of theirs")
+
+
+def _are_words(words: list[Any]) -> bool:
+    return all(type(word) is int and 0 <= word < 2**32 for word in words)

@@ -1,0 +1,377 @@
+"""The folder of a recorded step, and reading one without trusting it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ....inspector.graph.json_file import is_format, path_of
+from ....inspector.text.sizes_and_counts import size_text
+from ...api.environment import Autocast, read_autocast
+from .batch import TensorFacts, own_copy
+from .random_state import RandomNumbers
+
+FORMAT, VERSION = "tapescope.black_box", 1
+STATE, FACTS, README = "state.pt", "facts.json", "README.md"
+MOST_FOLDERS = 16
+"""In one black box: the first bad step tells more than those that follow it."""
+_ENTRY = 512  # bytes around each tensor in torch's file, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is to be written of a step.
+
+    Attributes:
+        tensors: by name, as they are in the loop.
+        facts: the rest, as JSON.
+        readme: says what is in it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+    readme: str
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes on the disk, without the texts."""
+        return sum(each.numel() * each.element_size() + _ENTRY for each in self.tensors.values())
+
+
+def write_step(box: Path, name: str, written: Written, limit: int) -> Path:
+    """Writes a folder beside its place, and renames it when it is whole.
+
+    Args:
+        box: where folders of steps are.
+        name: of the folder, `step_37`; `step_37_2` if that is there.
+        limit: bytes that all in the box may have together.
+
+    Raises:
+        ValueError: it does not fit into the limit, in a sentence.
+        OSError: the system does not let it be written.
+    """
+    box.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders = [each for each in box.iterdir() if each.name.startswith("step_")]
+    if len(folders) >= MOST_FOLDERS:
+        raise ValueError(
+            f"there are {len(folders)} folders in {box} already; what is not wanted any more can be deleted"
+        )
+    there = bytes_in(box)
+    if there + written.nbytes > limit:
+        held = f", and {size_text(there)} are in {box}" if there else ""
+        raise ValueError(
+            f"it has {size_text(written.nbytes)}{held}, and the limit is {size_text(limit)}: "
+            'ts.training(..., limit="8GB") would take more'
+        )
+    free = shutil.disk_usage(box).free
+    if written.nbytes > free:
+        raise ValueError(f"it has {size_text(written.nbytes)}, and {size_text(free)} are free on the disk of {box}")
+    beside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=box))  # nobody else may look into it
+    try:
+        _fill(beside, written)
+        place, number = box / name, 1
+        while place.exists() or place.is_symlink():
+            number += 1
+            place = box / f"{name}_{number}"
+        beside.rename(place)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return place
+
+
+def bytes_in(box: Path) -> int:
+    """The bytes of all files in a folder and those in it; links are not followed."""
+    found = 0
+    for folder, _, files in os.walk(box):
+        for name in files:
+            try:
+                found += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:  # somebody clears it meanwhile
+                continue
+    return found
+
+
+def _fill(folder: Path, written: Written) -> None:
+    tensors = {name: own_copy(each, "cpu") for name, each in written.tensors.items()}
+    facts = {name: TensorFacts.of(tensors[name], each.device).as_json() for name, each in written.tensors.items()}
+    with _new(folder / STATE) as file:
+        torch.save(tensors, file)
+    _check_entries(folder / STATE, tensors)
+    told = {"format": FORMAT, "version": VERSION, **written.facts, "tensors": facts}
+    for name, text in ((FACTS, json.dumps(told, indent=1)), (README, written.readme)):
+        with _new(folder / name) as file:
+            file.write(text.encode())
+
+
+def _new(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _check_entries(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """torch numbers the bytes of tensors in their order: reading relies on it, and runs no pickle."""
+    with zipfile.ZipFile(path) as archive:
+        sizes = {entry.filename.partition("/")[2]: entry.file_size for entry in archive.infolist()}
+    for number, (name, each) in enumerate(tensors.items()):
+        if sizes.get(f"data/{number}") != each.numel() * each.element_size():
+            raise ValueError(f"torch.save has put the bytes of {name} where they can't be found")
+
+
+_MOST_FACTS = 2**27  # bytes: of a large model's names some megabytes
+_MOST_MICRO_BATCHES = 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMicroBatch:
+    """One forward with its backward, as it is told; see `keeper.MicroBatch`.
+
+    Attributes:
+        origin: where the batch is from.
+        batch: what is told of it.
+        left_out: of it.
+        written: where it was written in place before it was kept.
+        autocast: of the first module's call.
+        backward: whether it had run.
+        told: the facts of which random numbers are read.
+    """
+
+    origin: str
+    batch: Any
+    left_out: tuple[str, ...]
+    written: tuple[str, ...]
+    autocast: Autocast
+    backward: bool
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step as its folder tells it.
+
+    Attributes:
+        folder: where it is.
+        step: its number.
+        kind, sentence: why it was kept.
+        error: the class of what was raised, and its message; None: nothing was.
+        traceback: of that.
+        machine, flags: on what it ran, and how.
+        training: of modules by name.
+        requires_grad: of parameters by name.
+        gradients: when those that are there were read, see `write.Reason`.
+        micro_batches: in order.
+        before: how many were before these.
+        tensors: by name what they are like.
+    """
+
+    folder: Path
+    step: int
+    kind: str
+    sentence: str
+    error: tuple[str, str] | None
+    traceback: str
+    models: tuple[str, ...]
+    machine: Mapping[str, str]
+    flags: Mapping[str, Any]
+    training: Mapping[str, bool]
+    requires_grad: Mapping[str, bool]
+    gradients: str | None
+    micro_batches: tuple[RecordedMicroBatch, ...]
+    before: int
+    tensors: Mapping[str, TensorFacts]
+
+    def named(self, prefix: str) -> dict[str, TensorFacts]:
+        """Those whose names begin so, without that."""
+        return {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
+
+    def load(self) -> dict[str, Tensor]:
+        """All tensors, on the CPU.
+
+        Raises:
+            ValueError: the file is not what was written, or there is no memory for it; in a sentence.
+        """
+        path = self.folder / STATE
+        with _opened(path) as file:
+            try:
+                return _load(file, self.tensors)
+            except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+                raise ValueError(f"{path} can't be used: {error}") from None
+
+    def random_numbers(self, number: int, tensors: Mapping[str, Tensor]) -> RandomNumbers:
+        """Of a micro-batch."""
+        prefix = f"{number}/random/"
+        states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        return RandomNumbers.read(
+            {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}, states
+        )
+
+
+def read_step(folder: object) -> RecordedStep:
+    """What a folder tells of a step. Its tensors are not loaded.
+
+    Raises:
+        TypeError: that is no path.
+        ValueError: it is no such folder, or something in it is not as it is written.
+        OSError: it can't be read.
+    """
+    place = path_of(folder, "ts.replay()")
+    if not place.is_dir():
+        raise ValueError(f"{place} is no folder; expected one that a black box has written, such as black_box/step_37")
+    if not os.path.lexists(place / FACTS):
+        steps = sorted(each.name for each in place.glob("step_*"))
+        hint = f"; it has {', '.join(steps[:5])}" if steps else ""
+        raise ValueError(f"{place} has no {FACTS}: it is no folder of one step that a black box has written{hint}")
+    path = place / FACTS
+    with _opened(path) as file:
+        text = file.read(_MOST_FACTS + 1)
+    if len(text) > _MOST_FACTS:
+        raise ValueError(f"{path} has more than {size_text(_MOST_FACTS)}, which no step needs")
+    try:
+        told = json.loads(text)
+        if not isinstance(told, dict) or not is_format(told.get("format"), FORMAT):
+            raise ValueError("it is not what a black box writes")
+        if told.get("version") != VERSION:
+            raise ValueError(f"it is of version {told.get('version')!r}, and this tapescope reads {VERSION}")
+        return _step(place, told)
+    except (ValueError, RecursionError, TypeError, KeyError, OverflowError) as error:
+        raise ValueError(f"{path} can't be used: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    return "something in it is missing or of another type" if isinstance(error, KeyError | TypeError) else str(error)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file of the folder itself: no link to another one, and nothing that waits to be read.
+
+    Raises:
+        ValueError: it is not there, or something else.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link to another file, which a black box does not write")
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is no file") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is no file")
+    return file
+
+
+def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
+    why = _a(dict, told["why"])
+    micro_batches = tuple(_micro_batch(_a(dict, each)) for each in _a(list, told["micro_batches"]))
+    if len(micro_batches) > _MOST_MICRO_BATCHES:
+        raise ValueError(f"there are {len(micro_batches):,} micro-batches")
+    gradients = told["gradients"]
+    return RecordedStep(
+        folder,
+        _a(int, told["step"]),
+        _a(str, why["kind"]),
+        _a(str, why["sentence"]),
+        (_a(str, why["error"]), _a(str, why["message"])) if "error" in why else None,
+        _a(str, why.get("traceback", "")),
+        tuple(_a(str, each) for each in _a(list, told["models"])),
+        _of(str, told["machine"]),
+        {_a(str, name): _flag(value) for name, value in _a(dict, told["flags"]).items()},
+        _of(bool, told["training"]),
+        _of(bool, told["requires_grad"]),
+        None if gradients is None else _a(str, gradients),
+        micro_batches,
+        _a(int, told["micro_batches_before"]),
+        {_a(str, name): TensorFacts.read(each) for name, each in _a(dict, told["tensors"]).items()},
+    )
+
+
+def _micro_batch(told: dict[str, Any]) -> RecordedMicroBatch:
+    return RecordedMicroBatch(
+        _a(str, told["from"]),
+        _a(dict, told["batch"]),
+        tuple(_a(str, each) for each in _a(list, told["left_out"])),
+        tuple(_a(str, each) for each in _a(list, told["written_in_place"])),
+        read_autocast(told["autocast"]),
+        _a(bool, told["backward"]),
+        told,
+    )
+
+
+def _a(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return shown(value) if isinstance(value, str) else value
+
+
+def shown(text: str) -> str:
+    """The same without characters by which a terminal would be told to do something."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _flag(value: Any) -> Any:
+    return _a(str, value) if isinstance(value, str) else value
+
+
+def _of(kind: type, told: Any) -> dict[str, Any]:
+    return {_a(str, name): _a(kind, value) for name, value in _a(dict, told).items()}
+
+
+def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor]:
+    nbytes = os.fstat(file.fileno()).st_size
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+        if "byteorder" in entries and _word(archive, entries["byteorder"]) != sys.byteorder:
+            raise ValueError("its numbers have their bytes in the other order")
+        told = 0
+        for number, (name, each) in enumerate(facts.items()):
+            entry = entries.get(f"data/{number}")
+            if entry is None:
+                raise ValueError(f"the bytes of {name} are missing")
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != each.nbytes:
+                raise ValueError(f"{name} should be {each}, {size_text(each.nbytes)}, and has {entry.file_size:,} B")
+            told += each.nbytes
+        if told > nbytes:
+            raise ValueError(f"its tensors would have {size_text(told)}, and it has {size_text(nbytes)}")
+        if told > (free := _free_memory()):
+            raise ValueError(f"its tensors have {size_text(told)}, and {size_text(free)} of memory are free")
+        found = {}
+        for number, (name, each) in enumerate(facts.items()):
+            with archive.open(entries[f"data/{number}"]) as content:
+                found[name] = _tensor(content, each)
+        return found
+
+
+def _word(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
+    """What a small entry says; of one that unpacks to more the beginning."""
+    with archive.open(entry) as content:
+        return content.read(16).decode("ascii", "replace")
+
+
+def _tensor(content: IO[bytes], facts: TensorFacts) -> Tensor:
+    if not facts.nbytes:
+        return torch.empty(facts.shape, dtype=facts.dtype, device="cpu")
+    read = bytearray(content.read(facts.nbytes))
+    if len(read) != facts.nbytes:
+        raise ValueError("it is cut off")
+    values = torch.frombuffer(read, dtype=torch.uint8).view(facts.dtype)
+    return values.as_strided(facts.shape, facts.strides).clone()  # in memory that is aligned as torch's is
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**63

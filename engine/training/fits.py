@@ -1,0 +1,521 @@
+"""`ts.fits`: whether a training step fits into memory, and what would take less."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from ...inspector.text.progress import Tell, telling
+from ...inspector.text.report import ShownAsTable
+from ...inspector.text.sizes_and_counts import (
+    SIZES,
+    both_units,
+    bytes_of,
+    percent_text,
+    refuse_bare_size,
+    share_text,
+    size_text,
+)
+from ...inspector.torch_private.compiled import keep_compiler_out
+from ...inspector.torch_private.optimizer_steps import is_fused
+from ...inspector.validation import expect, expect_number
+from ..execution.unsupported import refuse_transforms
+from ..memory.estimates import Estimate, bounded_size, estimate_sentence
+from ..recompute.plan_recompute import plan_recompute
+from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
+from .step_timeline import OPTIMIZER, PhasePeak, cells_of
+from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way to need less memory.
+
+    Attributes:
+        name: "fused", "mirror", "accumulation" or "checkpoints".
+        how: the code to write.
+        peak_bytes: of a steady step with it; of a mirror plan, which is made for this peak, the most.
+        saved_bytes: the bytes that it saves.
+        fits: whether the step fits into the memory with it, its preparation included.
+        price: what it costs, in words.
+    """
+
+    name: str
+    how: str
+    peak_bytes: int
+    saved_bytes: int
+    fits: bool
+    price: str
+
+    def __str__(self) -> str:
+        verdict = "would fit" if self.fits else "not enough alone"
+        saved = share_text(self.saved_bytes, self.peak_bytes + self.saved_bytes)
+        peak = f"{'at most ' if self.name == 'mirror' else ''}{size_text(self.peak_bytes)}"
+        return f"{self.how}: {peak}, {saved} less, {verdict}. Price: {self.price}."
+
+
+def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces], memory: int) -> tuple[Remedy, ...]:
+    """All that take less than the step as it is; those that would fit first, of these the cheapest.
+
+    Args:
+        recipe: what to train with.
+        plain: the step as it is.
+        learned: see `FakeTraining`.
+        memory: the bytes that there are.
+    """
+    flops = fake_step(recipe, count=True).flops
+    found = [
+        Remedy(name, how, peak, plain.peak_bytes - peak, max(peak, first) <= memory, price)
+        for name, how, peak, price, first in (
+            *_fused(recipe, learned),
+            *_mirrored(recipe, plain, flops),
+            *_accumulated(recipe, learned, memory),
+            *_checkpointed(recipe, learned, flops),
+        )
+        if peak < plain.peak_bytes
+    ]
+    return tuple(sorted(found, key=lambda each: not each.fits))
+
+
+Found = tuple[str, str, int, str, int]
+"""Name, how, the peak of a steady step, price, and the least that the first steps need."""
+
+
+def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
+    """The optimizer's fused kernel, which makes no copies of what it reads."""
+    kinds: list[type[Optimizer]] = []
+
+    def fuse(model: nn.Module, optimizer: Optimizer) -> None:
+        if "fused" in optimizer.defaults and not is_fused(optimizer):
+            kinds.append(type(optimizer))
+        for group in optimizer.param_groups:
+            group.update(foreach=False, fused=True)
+
+    try:
+        step = fake_step(recipe, learned=learned, change=fuse)
+    except (RuntimeError, TypeError):  # an optimizer without one
+        return
+    if kinds:
+        yield (
+            "fused",
+            f"torch.optim.{kinds[0].__name__}(..., fused=True)",
+            step.peak_bytes,
+            "none, it is faster mostly",
+            0,
+        )
+
+
+def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
+    """The batch in parts, whose gradients are added up: the fewest parts that fit, else the most."""
+    size = recipe.size
+    if size is None or size < 2:
+        return
+    parts = 2
+    while parts <= size:
+        try:
+            peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
+        except Exception:  # e.g. a state of one batch size, sparse gradients that meet: no smaller parts
+            return
+        if peak <= memory or 2 * parts > size:
+            yield (
+                "accumulation",
+                f"{parts} batches of {-(-size // parts)} before each optimizer.step()",
+                peak,
+                f"{parts} times as many kernels, each on a part; batch norm sees the parts",
+                0,
+            )
+            return
+        parts *= 2
+
+
+def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: int) -> Iterator[Found]:
+    """Checkpoints around the layers of which there are most."""
+    kinds: list[str] = []
+
+    def wrap(model: nn.Module, optimizer: Optimizer) -> None:
+        for each in repeated_layers(model):
+            kinds.append(type(each).__name__)
+            each.forward = partial(checkpoint, each.forward, use_reentrant=False)
+
+    try:
+        peak = fake_step(recipe, learned=learned, change=wrap).peak_bytes
+    except Exception:  # layers that can't run in a checkpoint
+        return
+    count = len(kinds)
+    if count:
+        more_flops = fake_step(recipe, change=wrap, count=True).flops
+        how = f"torch.utils.checkpoint.checkpoint(..., use_reentrant=False) around each of {count} {kinds[0]}"
+        more = f", {percent_text(more_flops / plain_flops - 1)} more arithmetic" if plain_flops else ""
+        yield "checkpoints", how, peak, f"the forward of these runs twice{more}", 0
+
+
+def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
+    """A plan for mirroring, made on fakes of the CPU: each operation is run alone on real tensors, to be timed."""
+    if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
+        return
+    fakes = FakeTraining()
+    with as_found(recipe):
+        with fakes:
+            model, batch = model_on_fakes(recipe, fakes), recipe.batch()
+        try:
+            with fakes.mode:
+                plan = plan_recompute(
+                    lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model
+                )
+        except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
+            return
+    saved = plan.plain_peak_bytes - plan.peak_bytes
+    peak = max(each.nbytes - (0 if each.phase == OPTIMIZER else saved) for each in plain.phases)
+    predicted = plan.predicted
+    if plan.dropped and predicted is not None:
+        extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
+        yield (
+            "mirror",
+            f"with ts.recompute(ts.plan_recompute(make_loss, {plan.peak_bytes})) around the forward",
+            peak,
+            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
+            "plan, take more than without",
+            plain.peak_bytes,
+        )
+
+
+_OVERHEAD = 0.1
+_SECONDS = 1.0
+_MOST_FLOPS = 2 * 10**11
+"""Of two steps: more would take minutes to be timed, operation by operation."""
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model is mostly made of: of those of one class that stand side by side the ones with the most
+    parameters, two at least, and none of them within another."""
+    best: list[nn.Module] = []
+    most = 0
+    for module in model.modules():
+        children = [each for each in module.children() if any(True for _ in each.children())]
+        for kind, count in Counter(map(type, children)).items():
+            layers = [each for each in children if type(each) is kind]
+            weight = sum(parameter.numel() for each in layers for parameter in each.parameters())
+            if count > 1 and weight > most:
+                best, most = layers, weight
+    return best
+
+
+_LARGEST_TRIED = 2**20
+
+
+@dataclass(frozen=True, repr=False)
+class Fit(ShownAsTable):
+    """Whether a training step fits, and into what: what `ts.fits` gives. In a notebook, and printed, it is a table.
+
+    Attributes:
+        memory: the bytes that there are.
+        device: whose memory that is.
+        reserve: of these the bytes that are to stay free.
+        batch_size: of the batch that was asked for, or the default of `make_batch`; None: it takes no size.
+        phases: the peaks of forward, backward and optimizer in a steady step, each with its categories in bytes.
+        estimates: why the figures are estimates, each an `Estimate` with its direction; empty if nothing is known to be
+            missing.
+    """
+
+    memory: int
+    device: torch.device
+    reserve: int
+    batch_size: int | None
+    phases: tuple[PhasePeak, ...]
+    estimates: tuple[str, ...]
+    _recipe: Recipe = field(repr=False)
+    _tried: _Tried = field(repr=False)
+
+    @property
+    def highest(self) -> PhasePeak:
+        """The phase with the highest peak."""
+        return max(self.phases, key=lambda each: each.nbytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once in a steady step: parameters, buffers, optimizer state, gradients, the batch,
+        and what forward, backward and optimizer make."""
+        return self.highest.nbytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the memory less the reserve."""
+        return self.peak_bytes <= self.usable_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory without the reserve."""
+        return self.memory - self.reserve
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, int]]:
+        """By phase the bytes of each category at its peak."""
+        return {each.phase: each.parts for each in self.phases}
+
+    @cached_property
+    def largest_batch(self) -> int | None:
+        """The largest batch that fits, tried, with the next one, which does not; 0: not even one of a single element.
+
+        None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
+
+        Raises:
+            ValueError: `make_batch` does not follow the size that it is given, such as `data[:size]` beyond the data.
+            Exception: what the program raises with a batch of another size than was asked for; a note names the size.
+        """
+        return self._tried.largest(self.usable_bytes) if self._recipe.takes_size else None
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What would take less, each tried on fakes, lowest price first: a fused optimizer, a mirror plan (where
+        operations are small enough to be timed here), accumulation, checkpoints.
+
+        They are looked for once, when they are asked for.
+        """
+        step = self._tried.step(self.batch_size)
+        return remedies_for(self._recipe, step, self._tried.known, self.usable_bytes)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        return cells_of(self.phases)
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        return (
+            f"<Fit: {size_text(self.peak_bytes)} in the {self.highest.phase}, of {both_units(self.memory)}: {verdict}>"
+        )
+
+    words = ("",)
+    html = "phases as HTML"
+
+    @property
+    def sentences(self) -> list[str]:
+        return [each for each in (self._verdict(), self._batches(), *map(str, self._said_remedies())) if each]
+
+    def _verdict(self) -> str:
+        largest = max(self.highest.parts.items(), key=lambda part: part[1])
+        of = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
+        peak, there = bounded_size(self.peak_bytes, self.estimates), both_units(self.memory)
+        kept = f" less {size_text(self.reserve)} in reserve" if self.reserve else ""
+        on = "" if self.device.type == "meta" else f" of {self.device.type.upper()} memory"
+        verdict = (
+            f"It fits{of}: {peak} of {there}{on}{kept}"
+            if self.fits
+            else (f"It does not fit{of}: {peak}, and there are {there}{on}{kept}")
+        )
+        share = share_text(largest[1], self.peak_bytes)
+        where = f"at its highest in the {self.highest.phase}, where {share} is {largest[0]}"
+        elsewhere = "" if self.device.type not in ("cpu", "meta") else ' For the memory of a GPU give device="cuda".'
+        return f"{verdict}, {where}. {estimate_sentence(self.estimates)}".rstrip() + elsewhere
+
+    def _batches(self) -> str:
+        if not self._recipe.takes_size:
+            return ""
+        try:
+            largest = self.largest_batch
+        except Exception as error:  # the program may run with its own size alone: the answer for that one stands
+            said = str(error).partition("\n")[0].rstrip(".")
+            return f"The largest batch that fits is not known; another size raised {type(error).__name__}: {said}."
+        if largest is None:
+            return f"A batch of {_LARGEST_TRIED:,} fits, too."
+        return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
+
+    def _said_remedies(self) -> tuple[Remedy, ...]:
+        return () if self.fits else self.remedies
+
+
+class _Tried:
+    """Steps on fakes with batches of several sizes, each run once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._steps: dict[int | None, FakeStep] = {}
+        self._learned: tuple[Workspaces, ...] | None = None
+
+    def step(self, size: int | None) -> FakeStep:
+        """A step with a batch of this size. What kernels too large to run alone take is told by smaller batches."""
+        if size not in self._steps:
+            with telling(None, "fitting") as tell:
+                tell("two steps on fake tensors" + ("" if size is None else f", with a batch of {size:,}"))
+                found = fake_step(self._recipe.sized(size), learned=self._learned or ())
+                if found.too_large and self._learned is None and size is not None and size > 2:
+                    found = fake_step(self._recipe.sized(size), learned=self.learned())
+            self._steps[size] = found
+        return self._steps[size]
+
+    @property
+    def known(self) -> tuple[Workspaces, ...]:
+        """What smaller batches told, as far as they were run."""
+        return self._learned or ()
+
+    def learned(self) -> tuple[Workspaces, ...]:
+        """What kernels take with the two smallest batches that work."""
+        if self._learned is None:
+            self._learned = ()
+            for small in (1, 2):
+                try:
+                    self._learned = tuple(self._workspaces(size) for size in (small, small + 1))
+                except NotImplementedError:
+                    raise
+                except Exception:  # a batch norm takes no batch of one, for example
+                    continue
+                break
+        return self._learned
+
+    def _workspaces(self, size: int) -> Workspaces:
+        return Workspaces(size, self.step(size).workspaces)
+
+    def largest(self, memory: int) -> int | None:
+        """The largest size that fits; 0 if none does, None if all that are tried do."""
+        with telling(None, "looking for the largest batch") as tell:
+            return self._largest(memory, tell)
+
+    def _largest(self, memory: int, tell: Tell) -> int | None:
+        tell("the smallest ones")
+        small, *_ = [each.size for each in self.learned()] or [1]
+        known: dict[int, int] = {}
+        for size in (small, small + 1):
+            known[size] = self._peak(size)
+        while True:
+            fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
+            not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
+            if fitting >= _LARGEST_TRIED:
+                return None
+            if not_fitting is not None and not_fitting <= max(fitting + 1, small):
+                return fitting
+            size = _guess(known, memory, fitting, not_fitting)
+            tell(f"{size:,} (try {len(known) - 1})")
+            known[size] = self._peak(size)
+
+    def _peak(self, size: int) -> int:
+        try:
+            return self.step(size).peak_bytes
+        except Exception as error:
+            error.add_note(f"tapescope: with a batch of {size:,}, tried by ts.fits to find the largest one that fits")
+            raise
+
+
+def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:
+    """A size above the largest that is known to fit, and below the smallest that does not.
+
+    It is where a line meets the memory, through these two, or through the two largest while all fit. A peak is the
+    highest of several lines, which the one through two points may miss by far: every third guess is the middle.
+    """
+    if not_fitting is not None and len(known) % 3 == 1:
+        return (fitting + not_fitting) // 2
+    first, second = sorted(known)[-2:] if not_fitting is None else (fitting or min(known), not_fitting)
+    slope = (known[second] - known[first]) / (second - first) if second > first else 0
+    guess = _LARGEST_TRIED if slope <= 0 else int(first + (memory - known[first]) / slope)
+    highest = _LARGEST_TRIED if not_fitting is None else not_fitting - 1
+    return min(max(guess, fitting + 1), highest)
+
+
+def fits(
+    make_model: MakeModel,
+    make_batch: MakeBatch,
+    make_optimizer: MakeOptimizer,
+    memory: int | str,
+    loss_of: LossOf | None = None,
+    *,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    reserve: int | str | None = None,
+) -> Fit:
+    """Says whether a training step fits into so much memory: forward, backward and optimizer are run on fake tensors.
+
+    Nothing of the model is allocated, and none of its numbers computed. Two steps are run, as an optimizer makes its
+    state in the first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is
+    found by running each distinct one once, alone, on real tensors of its shapes on the CPU, of up to 1 GiB (64 MiB for
+    products, convolutions and attention): that much real memory, and the time of these kernels, it does take. Those
+    that are too large are told from two smaller batches. Afterwards all is as it was: generators of random numbers, and
+    what the functions lead to (see `AsFound`).
+
+    Args:
+        make_model: makes the model, or is one, or returns one that is there: that is copied onto fakes and left alone.
+        make_batch: `make_batch(size)`, or `make_batch()`; where the size has a default, that is the size asked for.
+        make_optimizer: makes the optimizer of a list of parameters, `lambda p: torch.optim.Adam(p, 1e-3)`.
+        memory: the bytes that there are, as a number or as "24GB" (10⁹) or "24GiB" (2³⁰).
+        loss_of: the loss of model and batch. None: the model's output, or its `.loss`; a batch that is a dict is given
+            as `model(**batch)`, a tuple as `model(*batch)`.
+        batch_size: of the batch that is asked for. None: the default of `make_batch`, else 1.
+        device: whose memory is meant: "cuda" for a GPU's, also where model and batch are made on the CPU. Each block is
+            then rounded up to 512 bytes, as CUDA's allocator does. None: that of the device of the parameters; of those
+            on the meta device no device's, so that nothing is rounded or reserved.
+        reserve: the bytes of `memory` to keep free, as `memory`, for what is not predicted: of a GPU its context (some
+            0.5 GiB), what cuBLAS and cuDNN take, and memory that is free in pieces too small to use. None: 1 GiB of
+            a GPU's memory, but no more than half of it, and 0 of other memory.
+
+    Returns:
+        What is said of it: `fits`, `peak_bytes`, `parts`, `largest_batch`, `remedies`.
+
+    Raises:
+        TypeError, ValueError: an argument is none, or a function gives something else than it should.
+        NotImplementedError: the program asks for a number of a tensor (`.item()`) or for as many elements as numbers
+            say (boolean masks); it runs what torch can't run on fake tensors (most operations on sparse and nested
+            tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
+        Exception: what the program raises.
+
+    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, and 16
+    for a complex one.
+    """
+    wanted = "a number of bytes above 0"
+    if isinstance(memory, str):
+        limit = bytes_of(memory, "memory", wanted)
+    else:
+        expect_number(memory, int, "memory", f"{wanted}, or a size {SIZES}")
+        refuse_bare_size(memory, "memory")
+        limit = int(memory)
+    if limit <= 0:
+        raise ValueError(f"memory is {memory!r}; expected {wanted}, or a size {SIZES}")
+    kept = None if reserve is None else _reserve(reserve, limit)
+    refuse_transforms("ts.fits")
+    recipe = replace(
+        Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
+        device=None if device is None else _device(device),
+    )
+    tried = _Tried(recipe)
+    step = tried.step(recipe.size)
+    gpu = step.device.type not in ("cpu", "meta")  # a model on the meta device tells nothing of where it will run
+    if kept is None:
+        kept = min(RESERVE_BYTES, limit // 2) if gpu else 0
+    estimates = (*step.estimates, *((Estimate(_OF_A_GPU, "unknown"),) if gpu else ()))
+    return Fit(limit, step.device, kept, recipe.size, step.phases, estimates, recipe, tried)
+
+
+RESERVE_BYTES = 2**30
+"""The default reserve of a GPU's memory: PyTorch's context takes some 0.5 GiB, cuBLAS up to 32 MiB; the rest is for
+cuDNN and fragmentation. An assumption, not measured on the GPU in question."""
+
+_OF_A_GPU = (
+    "what a GPU's kernels take for themselves is taken for what the CPU's do; its context and fragmentation are not "
+    "predicted, and have the reserve"
+)
+
+
+def _reserve(reserve: int | str, memory: int) -> int:
+    wanted = "a number of bytes from 0 on, less than memory"
+    if isinstance(reserve, str):
+        found = bytes_of(reserve, "reserve", wanted)
+    else:
+        expect_number(reserve, int, "reserve", f"{wanted}, or a size {SIZES}")
+        found = int(reserve)
+    if not 0 <= found < memory:
+        raise ValueError(f"reserve is {reserve!r}; expected {wanted}, or a size {SIZES}")
+    return found
+
+
+def _device(device: torch.device | str) -> torch.device:
+    expect(device, torch.device | str, "device", 'a device or its name, such as "cuda"')
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'device is {device!r}; expected a device or its name, such as "cuda"') from error
+
+
+keep_compiler_out(fits)

@@ -1,0 +1,162 @@
+"""Backwards through a freed or modified graph, found before PyTorch raises."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from torch import nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+from ...inspector.capture.build_graph import read_graph
+from ...inspector.capture.inplace_writes import WritesSeen, watching_unnoticed_writes
+from ...inspector.graph.freed_nodes import is_over
+from ...inspector.graph.source_lines import users_place
+from ...inspector.torch_private.compiled import watching_functions
+from ...inspector.torch_private.saved_variables import FREED, MODIFIED
+from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
+from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
+from .findings import Finding
+from .loop_observers import LoopPart
+from .pending_graphs import Forwards, at, roots_of
+from .step_boundaries import BackwardGiven
+from .training_result import Training
+from .unversioned_writes import SilentWrites
+
+_FREED = FREED.partition(" (")[0]
+_MOST_STEPS = 10_000
+
+
+class SecondBackward:
+    """Looks at a backward's graph as far as it is younger than the backward before; only where a graph that has run is
+    alive, and so may be tied to this one."""
+
+    def __init__(self, training: Training, forwards: Forwards) -> None:
+        self._training = training
+        self._forwards = forwards
+        self._began = sequence_nr()  # the backward before this one: what the next node was to be numbered
+        self._before = self._began
+        self._first = 0  # the step of the first number
+        self._starts: list[int] = []  # the numbers with which steps began
+        self._told: list[str] = []  # of the backward that is under way
+
+    def step_begins(self, number: int) -> None:
+        if not self._starts:
+            self._first = number
+        self._starts.append(sequence_nr())
+        if len(self._starts) > _MOST_STEPS:
+            del self._starts[0]
+            self._first += 1
+
+    def backward_begins(self, given: BackwardGiven, step: int) -> None:
+        self._told = []
+        self._before, self._began = self._began, sequence_nr()
+        if len(given) > 4 and given[4]:  # inputs: not all of it runs
+            return
+        if not self._forwards.unseen and not any(each.has_run for each in self._forwards.alive()):
+            return
+        freed = self._first_freed(roots_of(given[0]))
+        if freed is None:
+            return
+        self._told = crossings_told(read_graph(given[0]), self._before)
+        if not self._told:
+            return
+        place = at(users_place())
+        made = max(bisect_right(self._starts, freed) - 1, 0) + self._first
+        which = "an earlier graph" if made == step else f"the graph of step {made}"
+        self._training.add(
+            Finding(
+                "second backward",
+                step,
+                f"the backward{place} goes back into {which}, which an earlier backward has freed: "
+                + "; ".join(self._told)
+                + ".",
+                at=place.removeprefix(" at ") or None,
+            )
+        )
+
+    def _first_freed(self, roots: Sequence[Node]) -> int | None:
+        """The number of the youngest node through which an earlier backward has run."""
+        for number, node in youngest_first(roots):
+            if number < self._before and is_over(node):
+                return number
+        return None
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        """PyTorch's error gets what led to it as notes, where nobody has noted it yet."""
+        told, self._told = self._told, []
+        if not isinstance(error, RuntimeError) or _is_explained(error):
+            return
+        if str(error).startswith(_FREED) and told:
+            for each in told:
+                error.add_note(f"tapescope: {each}")
+        elif str(error).startswith(_FREED) or MODIFIED in str(error):
+            names = dict(self._training.watched.parameters())
+            explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
+
+
+def _is_explained(error: BaseException) -> bool:
+    notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
+    return any(" saved " in each or " takes " in each for each in notes)
+
+
+class SpoiledBackwards(LoopPart):
+    """Knows which graphs of the loop wait for their backward, by a mark at the results of its outermost modules."""
+
+    def __init__(self) -> None:
+        self._forwards = Forwards()
+        self._step = 0
+        self._silent: SilentWrites | None = None
+        self._second: SecondBackward | None = None
+        self._writes = ExitStack()
+
+    def begins(self, training: Training) -> None:
+        self._silent = SilentWrites(training, self._forwards)
+        self._second = SecondBackward(training, self._forwards)
+        self._writes.enter_context(watching_unnoticed_writes(self._silent.by_others))
+        if training.writes:
+            self._writes.enter_context(watching_functions(WritesSeen()))
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+        if self._silent is not None:
+            self._silent.by_others.step = number
+        if self._second is not None:
+            self._second.step_begins(number)
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        self._forwards.begins()
+
+    def forward_ends(self, module: nn.Module, result: object) -> None:
+        self._forwards.ends(module, result, self._step)
+        if self._silent is not None:
+            self._silent.by_others.forward_ends()
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if self._silent is not None:
+            self._silent.backward_begins(given, self._step)
+        if self._second is not None:
+            self._second.backward_begins(given, self._step)
+        if not given[2]:  # retain_graph
+            self._forwards.runs(roots_of(given[0]))
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        if self._silent is not None:
+            self._silent.backward_ends()
+        if self._second is not None:
+            self._second.backward_ends(given, error)
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._silent is not None:
+            self._silent.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._silent is not None:
+            self._silent.optimizer_ends(optimizer, self._step)
+
+    def ends(self) -> None:
+        self._writes.close()
+        self._silent = self._second = None
+        self._forwards = Forwards()

@@ -1,0 +1,461 @@
+"""Graphs and tensors of earlier steps that are alive, and what holds them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
+
+from ...inspector.garbage_collector import all_objects
+from ...inspector.graph.node_metadata import nodes_of
+from ...inspector.references.find_referrers import Holder, who_holds
+from ...inspector.torch_private.nodes import notes_on
+from ...inspector.torch_private.saved_variables import has_edges, saved_slots
+from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
+from ...inspector.torch_private.tensors import StorageBytes, is_fake, storage_of
+from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
+
+_numbers = itertools.count()
+
+
+class _Token:
+    __slots__ = ("__weakref__", "step")
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+
+class StepTokens:
+    """Marks what a loop makes by the step in which it is made; no node lives longer for it.
+
+    A node is of the step in which its sequence number was given, by the thread that made this. Other threads have
+    numbers of their own, so whether it is of this loop a token tells, on it or on another node of its graph.
+    """
+
+    def __init__(self) -> None:
+        self._key = f"tapescope step {next(_numbers)}"
+        self._token = _Token(None)
+        self._alive: dict[int, ref[_Token]] = {}
+        self._starts: list[int] = []
+
+    def begin(self) -> None:
+        """What is marked from here on is of another step; they are counted from 0."""
+        step = len(self._starts)
+        self._token = _Token(step)
+        self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
+        self._starts.append(sequence_nr())
+
+    def end(self) -> None:
+        """What is marked from here on is of no step."""
+        self._token = _Token(None)
+
+    def alive(self) -> list[int]:
+        """The steps of which a graph is alive, earliest first. The one under way is among them."""
+        return list(self._alive)
+
+    def mark(self, result: object) -> None:
+        """Marks the nodes that made these tensors."""
+        if type(result) is Tensor and not function_mode_is_on():
+            node = result.grad_fn
+            if node is not None:
+                notes_on(node).setdefault(self._key, self._token)
+        elif result is not None:
+            with unobserved():
+                for node in nodes_of(result):
+                    notes_on(node).setdefault(self._key, self._token)
+
+    def step_of(self, node: Node) -> int | None:
+        """In which step the node was made; None: before the first one, or it is a leaf's."""
+        number = number_of(node)
+        step = -1 if number == UNNUMBERED else bisect_right(self._starts, number) - 1
+        return None if step < 0 else step
+
+    def marked_in(self, node: Node) -> int | None:
+        """The step whose token hangs on it."""
+        token: _Token | None = notes_on(node).get(self._key)
+        return None if token is None else token.step
+
+
+def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:
+    alive.pop(step, None)
+
+
+_MOST_TARGETS = 128  # of which holders are looked for at once
+_MOST_NODES = 50_000  # that are looked at for their bytes
+
+GRAD_OF = "the .grad of "
+"""Prefix of a holder's text that is a parameter's gradient."""
+
+IsOld = Callable[[int], bool]
+"""Whether a step is one whose graphs nobody needs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGraphs:
+    """What one holder keeps of earlier steps.
+
+    Attributes:
+        holder: who holds it; where there are several alike, the first.
+        alike: how many holders there are that differ from it by an index at most.
+        steps: the earlier steps of which it keeps nodes, in order.
+        nodes: how many of these.
+        nbytes: what these have saved, and the tensors held; a storage counts once, parameters don't.
+        is_bounded: whether there was more than was looked at.
+        crosses: whether one graph goes from a step to another.
+        addresses: of the storages.
+    """
+
+    holder: Holder
+    alike: int
+    steps: tuple[int, ...]
+    nodes: int
+    nbytes: int
+    is_bounded: bool
+    crosses: bool
+    addresses: frozenset[int]
+
+
+def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[HeldGraphs]:
+    """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked.
+
+    Args:
+        tokens: the marks of steps.
+        is_old: see `IsOld`.
+        parameters: with their names; their `.grad`s are held by C++, where no search for holders comes.
+    """
+    targets, is_all = _targets(tokens, is_old)
+    found = sorted(_by_holder(targets, tokens, is_old, parameters), key=lambda held: (-held.nbytes, -held.nodes))
+    return found if is_all else [replace(held, is_bounded=True) for held in found]
+
+
+def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
+    """The tensors and nodes of Python's that lead to an old step's node; of very many the first and the last, and nodes
+    only where there is room beside the tensors, which explain them. Says whether all tensors are among them."""
+    kinds: dict[type, type | None] = {}
+    found: list[tuple[int, Any]] = []
+    leads = _Leads(tokens, is_old)
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in kinds:
+                kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
+            if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
+                continue
+            node = _maker(each) if kinds[kind] is Tensor else _with_edges(each)
+            if node is not None and leads.to_an_old(node):
+                found.append((tokens.step_of(node) or 0, each))
+    found.sort(key=lambda pair: pair[0])
+    tensors = [each for _, each in found if issubclass(type(each), Tensor)]
+    nodes = [each for _, each in found if not issubclass(type(each), Tensor)]
+    is_all = len(tensors) <= _MOST_TARGETS
+    return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, max(0, _MOST_TARGETS - len(tensors)))], is_all
+
+
+def _maker(tensor: Tensor) -> Node | None:
+    """Its node. A view that came with others (of chunk, split, unbind) and whose base was written since has none: torch
+    raises where it is asked for."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def _with_edges(node: Node) -> Node | None:
+    return None if isinstance(node, BackwardCFunction) and not has_edges(node) else node
+
+
+def _ends(found: list[Any], most: int) -> list[Any]:
+    """The first and the last ones, so many together."""
+    if len(found) <= most:
+        return found
+    first = most // 2
+    return [*found[:first], *found[len(found) - most + first :]]
+
+
+class _Leads:
+    """Which nodes lead to one of an old step; each is looked at once, and none behind an old one."""
+
+    def __init__(self, tokens: StepTokens, is_old: IsOld) -> None:
+        self._tokens = tokens
+        self._is_old = is_old
+        self._known: dict[Node, bool] = {}
+
+    def to_an_old(self, root: Node) -> bool:
+        waiting: list[tuple[Node, Iterator[Node]]] = []
+        self._enter(root, waiting)
+        while waiting:
+            node, children = waiting[-1]
+            child = None if self._known[node] else next(children, None)
+            if child is not None:
+                self._enter(child, waiting)
+                self._known[node] = self._known[child]
+            else:
+                waiting.pop()
+                if waiting:
+                    self._known[waiting[-1][0]] |= self._known[node]
+        return self._known[root]
+
+    def _enter(self, node: Node, waiting: list[tuple[Node, Iterator[Node]]]) -> None:
+        """A node that is new: it is old itself, or those behind it are still to be looked at."""
+        if node not in self._known:
+            self._known[node] = _is_marked_old(node, self._tokens, self._is_old)
+            if not self._known[node]:
+                waiting.append((node, (each for each, _ in node.next_functions if each is not None)))
+
+
+def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
+    """Its number alone says nothing: that of a node of another thread may be one of an old step's here."""
+    made = tokens.step_of(node)
+    if made is None or not is_old(made):
+        return False
+    marked = tokens.marked_in(node)
+    return marked is not None and is_old(marked)
+
+
+def _by_holder(
+    targets: list[Any], tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]]
+) -> Iterator[HeldGraphs]:
+    """A name explains what is below it: a tensor before its node, and both before what has no name."""
+    gradients = {id(each.grad): name for name, each in parameters if each.grad is not None}
+    holders = [
+        Holder(f"{GRAD_OF}{gradients[id(target)]}", "named") if id(target) in gradients else holder
+        for target, holder in zip(targets, who_holds(targets), strict=True)
+    ]
+    groups: dict[tuple[bool, bool, str], list[int]] = {}
+    for place, holder in enumerate(holders):
+        is_tensor = issubclass(type(targets[place]), Tensor)
+        groups.setdefault((holder.kind != "named", not is_tensor, alike(holder.text)), []).append(place)
+    explained: set[Node] = set()
+    for group in sorted(groups, key=lambda each: each[:2]):
+        places = groups[group]
+        part = [targets[place] for place in places]
+        if not explained.issuperset(map(_node_of, part)):
+            size = _Size(part, tokens, is_old)
+            explained |= size.nodes
+            if size.is_marked:
+                steps = tuple(sorted(size.steps))
+                holder = holders[places[0]]
+                yield HeldGraphs(
+                    holder,
+                    len(places),
+                    steps,
+                    size.old_nodes,
+                    size.nbytes,
+                    size.is_bounded,
+                    size.crosses,
+                    size.addresses,
+                )
+
+
+def alike(text: str) -> str:
+    """Return a holder's text without the parts in which like ones differ: an index, a function's line, the parameter of
+    a .grad."""
+    if text.startswith(GRAD_OF):
+        return GRAD_OF
+    return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))
+
+
+def _node_of(target: Any) -> Node:
+    node: Node = target.grad_fn if issubclass(type(target), Tensor) else target
+    return node
+
+
+class _Size:
+    """How much of earlier steps these tensors and nodes keep."""
+
+    def __init__(self, roots: Iterable[Any], tokens: StepTokens, is_old: IsOld) -> None:
+        self.nodes: set[Node] = set()
+        self.steps: set[int] = set()
+        self.old_nodes = 0
+        self.is_bounded = False
+        self.is_marked = False
+        self.crosses = False
+        self._storages: dict[int, int] = {}
+        for root in roots:
+            if issubclass(type(root), Tensor):
+                self._add(root)
+            self._walk(_node_of(root), tokens, is_old)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._storages.values())
+
+    @property
+    def addresses(self) -> frozenset[int]:
+        return frozenset(self._storages)
+
+    def _walk(self, root: Node, tokens: StepTokens, is_old: IsOld) -> None:
+        waiting = [] if root in self.nodes else [root]
+        self.nodes.update(waiting)
+        steps = set()
+        while waiting:
+            node = waiting.pop()
+            step = tokens.step_of(node)
+            if step is not None:  # else another thread may have made it, and nodes of the loop be below
+                steps.add(step)
+                if is_old(step):
+                    self._count(node, tokens)
+            for child, _ in node.next_functions:
+                if child is not None and child not in self.nodes:
+                    self.nodes.add(child)
+                    waiting.append(child)
+        self.steps.update(step for step in steps if is_old(step))
+        self.crosses |= len(steps) > 1
+
+    def _count(self, node: Node, tokens: StepTokens) -> None:
+        self.old_nodes += 1
+        if self.old_nodes > _MOST_NODES:
+            self.is_bounded = True
+            return
+        self.is_marked = self.is_marked or tokens.marked_in(node) is not None
+        for slot in saved_slots(node):
+            self._add(slot.tensor)
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = None if is_lazy(tensor) or isinstance(tensor, nn.Parameter) else storage_of(tensor)
+        if storage is not None:
+            self._storages[storage.address] = storage.nbytes
+
+
+_LOOKS = 3  # that a growth takes
+_FIRST_SURE = 8  # the number of a step: what a loop makes at its start is there by then
+_STEADY = 0.75  # of what a steady growth adds, at least: a buffer that fills up adds less and less
+_LEAST_BYTES = 2**16
+_LEAST_SHARE = 0.01  # of all that the loop holds
+_OURS = f"{__name__.partition('.')[0]}."
+_CONTAINERS = (dict, list, tuple, set, deque)
+_MOST_TENSORS_SEARCHED = 64  # whose holders are looked for at once
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensors:
+    """Tensors of earlier steps.
+
+    Attributes:
+        holder: the first of those that hold most of them.
+        alike: how many holders there are that differ from it by an index at most.
+        nbytes: of all storages.
+        share: the part of its storage that the first tensor needs; less than 1 for a view of a larger tensor.
+    """
+
+    holder: Holder
+    alike: int
+    nbytes: int
+    share: float
+
+
+class OldTensors:
+    """Tensors that Python knows and that have no graph: which of them are older than a step, but not than the loop.
+
+    Known limitations: a storage that only C++ holds is not seen, unless a node saves it (see `old_graphs`).
+    """
+
+    def __init__(self) -> None:
+        with unobserved():
+            self._before_loop = dict(_tensors_alive())
+        self._before_step: list[ref[Tensor]] = []
+        self._looks: list[tuple[int, int]] = []
+
+    def step_begins(self, watching: object) -> None:
+        """Note the tensors that exist, without those of the observers."""
+        with unobserved():
+            own = set(map(id, _tensors_below(watching)))
+            self._before_step = [each for number, each in _tensors_alive() if number not in own]
+
+    def storages(self, known: Container[int]) -> dict[int, tuple[int, ref[Tensor]]]:
+        """Return, by address, the size and a tensor of each storage left by earlier steps, without the known ones."""
+        before = {found.address for each in self._before_loop.values() if (found := _storage(each)) is not None}
+        storages = {}
+        for each in self._before_step:
+            found = _storage(each)
+            if found is not None and found.address not in before and found.address not in known:
+                storages[found.address] = found.nbytes, each
+        return storages
+
+    def growth(self, number: int, nbytes: int, held: float) -> int | None:
+        """Bytes that a step adds, if that is steady since three looks; `held`: all that the loop holds."""
+        self._looks = [*self._looks, (number, nbytes)][-_LOOKS:]
+        if len(self._looks) < _LOOKS or number < _FIRST_SURE:
+            return None
+        (start, first), (middle, second), (end, third) = self._looks
+        before, now = (second - first) / (middle - start), (third - second) / (end - middle)
+        grows = third - first >= max(_LEAST_BYTES, _LEAST_SHARE * held)
+        return int(now) if grows and 0 < _STEADY * before <= now else None
+
+    def end(self) -> None:
+        self._before_loop.clear()
+        self._before_step.clear()
+
+
+def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | None:
+    """Return the tensors and their main holder; None if none is alive any more."""
+    found = sorted(storages, key=lambda pair: -pair[0])
+    with unobserved():
+        targets = [each() for _, each in found[:_MOST_TENSORS_SEARCHED]]
+        sizes = [0 if each is None else each.nbytes for each in targets]
+        holders = who_holds(targets)
+        targets.clear()
+    groups: dict[str, list[int]] = {}
+    for place, holder in enumerate(holders):
+        if sizes[place]:
+            groups.setdefault(alike(holder.text), []).append(place)
+    if not groups:
+        return None
+    places = max(groups.values(), key=lambda group: sum(found[place][0] for place in group))
+    first = min(places, key=lambda place: (len(holders[place].text), holders[place].text))
+    more = len(found) - len(holders) if len(groups) == 1 else 0
+    return HeldTensors(
+        holders[first], len(places) + more, sum(each for each, _ in found), sizes[first] / found[first][0]
+    )
+
+
+def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
+    """Yield the id and a weak reference of each tensor without a graph."""
+    kinds: dict[type, bool] = {}
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, Tensor)
+            if kinds[kind] and not is_lazy(each) and not is_fake(each) and not _has_graph(each):
+                yield id(each), ref(each)
+
+
+def _has_graph(tensor: Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view that came with others and whose base was written since
+        return True
+
+
+def _tensors_below(owner: object) -> list[Tensor]:
+    """The tensors that an object of tapescope's holds, itself or in other objects of tapescope's and containers."""
+    found: list[Tensor] = []
+    seen = {id(owner): owner}
+    waiting = [owner]
+    while waiting:
+        for each in gc.get_referents(waiting.pop()):
+            kind = type(each)
+            if issubclass(kind, Tensor):
+                found.append(each)
+            elif id(each) not in seen and (kind in _CONTAINERS or str(kind.__module__).startswith(_OURS)):
+                seen[id(each)] = each
+                waiting.append(each)
+    return found
+
+
+def _storage(tensor: ref[Tensor]) -> StorageBytes | None:
+    found = tensor()
+    return None if found is None else storage_of(found)

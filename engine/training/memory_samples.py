@@ -1,0 +1,163 @@
+"""How many bytes a loop holds, by what they are for: looked at in few steps, as it takes a walk through the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.references.find_referrers import Holder
+from ...inspector.text.sizes_and_counts import percent_text, size_text
+from ...inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
+from ...inspector.torch_private.reference_counts import kept_by_others
+from ...inspector.torch_private.saved_variables import saved_slots
+from ...inspector.torch_private.sequence_numbers import youngest_first
+from ...inspector.torch_private.tensors import storage_of
+from .findings import Finding
+from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
+from .loop_observers import LoopPart
+from .pending_graphs import roots_of
+from .step_boundaries import BackwardGiven
+
+if TYPE_CHECKING:
+    from .training_result import Training
+
+HELD = ("parameters", "optimizer", "gradients", "batch", "activations", "earlier")
+"""The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients as a backward of the step
+ends, what its largest graph has saved as its backward begins (the batch, and what the forward computed), and what
+earlier steps have left: graphs, and tensors without one."""
+
+_PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
+_SELDOM = 10  # of the steps in which weights are looked at
+
+
+class HeldMemory(LoopPart):
+    """Sums storages, each once. Looked at are the steps 1, 2, 4, 8, ... and every hundredth (`every=10`); graphs of
+    earlier steps wherever leaks were looked for, and tensors of earlier steps in the steps 1, 2, 4, 8, ..., since that
+    takes a look at all objects of the process. What operators need for themselves while they run is not in it.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._is_looking = False
+        self._row = [0.0] * len(HELD)
+        self._given: set[int] = set()  # the addresses of tensors that forwards of this step were given
+        self._states: dict[int, int] = {}  # bytes by the optimizer's id, of those that step in this step
+        self._is_power = False
+        self._old_bytes = 0  # of tensors of earlier steps, when they were looked at last
+        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        self._old = OldTensors()
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+        self._is_power = number > 0 and number & (number - 1) == 0
+        self._is_looking = self._is_power or (number > 0 and number % (_SELDOM * self._training.every) == 0)
+        if self._is_power:
+            self._old.step_begins(self._training)
+        if self._is_looking:
+            self._row[_BATCH] = self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
+            self._states.clear()
+            self._given.clear()
+
+    def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
+        if self._is_looking:
+            self._given.update(_storages(each for each in tensors_of(given) if each.grad_fn is None))
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if not self._is_looking:
+            return
+        watched = self._training.watched
+        parameters = _storages(each for _, module in watched.modules() for each in _own_of(module))
+        slots = [slot for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node)]
+        saved, computed = [slot.tensor for slot in slots], [slot.maker is not None or slot.modified for slot in slots]
+        slots.clear()
+        held = kept_by_others(saved)
+        found = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
+        batch = self._given | _storages(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
+        batch -= _storages(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
+        activations = sum(nbytes for address, nbytes in found.items() if address not in batch)
+        self._row[_PARAMETERS] = float(sum(parameters.values()))
+        if sum(found.values()) > self._row[_BATCH] + self._row[_ACTIVATIONS]:
+            self._row[_BATCH], self._row[_ACTIVATIONS] = float(sum(found.values()) - activations), float(activations)
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        if self._is_looking:
+            found = _storages(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
+            self._row[_GRADIENTS] = max(self._row[_GRADIENTS], float(sum(found.values())))
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._is_looking:
+            self._states[id(optimizer)] = sum(_storages(tensors_of(list(optimizer.state.values()))).values())
+            self._row[_OPTIMIZER] = float(sum(self._states.values()))
+
+    def step_ends(self, number: int) -> None:
+        growth = self._look_at_tensors(number) if self._is_power else None
+        earlier = float(self._training.earlier_bytes + self._old_bytes)
+        if self._is_looking or earlier != self._row[_EARLIER]:
+            self._row[_EARLIER] = earlier
+            self._training.memory.add([number], torch.tensor([self._row], dtype=torch.float32, device="cpu"))
+        self._is_looking = self._is_power = False
+        if growth is not None:
+            self._training.update(growth)
+
+    def _look_at_tensors(self, number: int) -> Finding | None:
+        """Sums the tensors of earlier steps; a finding if they become more and more."""
+        known = set(self._training.earlier_addresses)
+        for tensors in self._own_tensors():
+            known.update(_storages(tensors))
+        left = self._old.storages(known)
+        self._old_bytes = sum(nbytes for nbytes, _ in left.values())
+        held = sum(self._row[:_EARLIER]) + self._training.earlier_bytes + self._old_bytes
+        growth = self._old.growth(number, self._old_bytes, held)
+        found = None if growth is None else held_tensors(left.values())
+        if growth is None or found is None:
+            return None
+        first = self._known.setdefault(alike(found.holder.text), found.holder)
+        said = growth_sentence(replace(found, holder=first), growth, number)
+        return Finding("leak", number, said, None, first.text, found.nbytes, first.at, certain=False, alike=found.alike)
+
+    def _own_tensors(self) -> Iterator[Iterable[Tensor]]:
+        """Yield the tensors that the models and the optimizers hold."""
+        for _, module in self._training.watched.modules():
+            yield _own_of(module)
+        parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]
+        for optimizer in optimizers_alive():
+            yield tensors_of(list(getattr(optimizer, "state", {}).values()))
+            parameters += parameters_of(optimizer)
+        yield parameters
+        yield (each.grad for each in parameters if each.grad is not None)
+
+    def ends(self) -> None:
+        self._old.end()
+
+
+def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
+    """The size of what earlier steps have left, the holder, and what to do."""
+    more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
+    by = "as" if held.holder.kind == "named" else "by"
+    advice = "Drop references that are no longer needed; a buffer with a limit stops growing by itself."
+    if held.share < 1:
+        advice = f"It is a view, and keeps the whole storage for {percent_text(held.share)} of it: keep a .clone()."
+    return (
+        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step; after step {number:,} they are "
+        f"{size_text(held.nbytes)}: held {by} {held.holder}{more}. {advice}"
+    )
+
+
+def _own_of(module: torch.nn.Module) -> Iterable[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by address, without what has none of its own."""
+    found = (storage_of(each) for each in tensors)
+    return {each.address: each.nbytes for each in found if each is not None}

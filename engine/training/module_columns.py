@@ -1,0 +1,181 @@
+"""The names of a loop's modules, and the columns that their parameters fill."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from weakref import ReferenceType, ref
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+from ...inspector.torch_private.optimizer_steps import parameters_of
+from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of
+
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
+
+class _Kept:
+    """A module that is referred to weakly. A container may be written in the very call, and die with it: then another
+    one with the same parts, those that are alive, stands for it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = ref(module)
+        children = module.named_children() if isinstance(module, _CONTAINERS) else ()
+        self._parts = [(name, _Kept(child)) for name, child in children]
+
+    def __call__(self) -> nn.Module | None:
+        module = self._module()
+        parts = (
+            [] if module is not None else [(name, part) for name, each in self._parts if (part := each()) is not None]
+        )
+        if not parts:
+            return module
+        module = nn.Module()
+        for name, part in parts:
+            module.add_module(name, part)
+        return module
+
+
+class WatchedModels:
+    """The models of a loop, those given or those seen; they live no longer for being known here.
+
+    Names are those of the model. Where there are several: `Generator.net.0`, and `Generator_2` for a second of a class.
+    """
+
+    def __init__(self) -> None:
+        self._models: list[tuple[str, _Kept]] = []
+
+    def add(self, module: nn.Module) -> None:
+        """One more, unless it is a part of one that is there. Those that are parts of it stand there no more."""
+        known = [each for _, each in self]
+        if any(module is each for model in known for each in model.modules()):
+            return
+        inside = {id(each) for each in module.modules()}
+        self._models = [(name, kept) for name, kept in self._models if id(kept()) not in inside]
+        title = type(module).__name__
+        taken = {name for name, _ in self._models}
+        number = next(i for i in range(1, len(taken) + 2) if _numbered(title, i) not in taken)
+        self._models.append((_numbered(title, number), _Kept(module)))
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
+        """The models that are alive, with what each is called among several."""
+        return ((name, model) for name, kept in self._models if (model := kept()) is not None)
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules by their paths; of a single model its own is empty."""
+        found = list(self)
+        for name, model in found:
+            for path, module in model.named_modules():
+                yield _path(name, path, len(found)), module
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by their names, shared ones once."""
+        found = list(self)
+        for name, model in found:
+            for path, parameter in model.named_parameters():
+                yield _path(name, path, len(found)), parameter
+
+    def name_of(self, sought: nn.Module | Tensor) -> str | None:
+        """The path of a module, or the name of a parameter or buffer."""
+        found = list(self)
+        for name, model in found:
+            parts = model.named_modules() if isinstance(sought, nn.Module) else _tensors_of(model)
+            for path, each in parts:
+                if each is sought:
+                    return _path(name, path, len(found))
+        return None
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _numbered(title: str, number: int) -> str:
+    return title if number == 1 else f"{title}_{number}"
+
+
+def _path(name: str, path: str, models: int) -> str:
+    return path if models == 1 else f"{name}.{path}" if path else name
+
+
+class ModuleColumns:
+    """A column for each module that has parameters of its own, and one for what each optimizer holds besides.
+
+    Attributes:
+        names: of the columns: the module's path; of a parameter of the outermost module its name.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._columns: dict[int, tuple[ReferenceType[Tensor], int]] = {}  # by the parameter's id
+        self._order: dict[int, int] = {}  # by column
+        self._sorted: list[int] = []
+
+    def meet(self, models: WatchedModels, optimizers: Iterable[Optimizer]) -> None:
+        """Learns of parameters that were not there before; forgets those that are there no more."""
+        self._columns = {key: known for key, known in self._columns.items() if known[0]() is not None}
+        for name, parameter in models.parameters():
+            if id(parameter) not in self._columns:
+                self._add(name.rpartition(".")[0] or name, parameter)
+        for optimizer in optimizers:
+            for each in parameters_of(optimizer):
+                if id(each) not in self._columns:
+                    self._add(f"others of {type(optimizer).__name__}", each)
+
+    def _add(self, name: str, parameter: Tensor) -> None:
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        self._columns[id(parameter)] = ref(parameter), self._numbers[name]
+
+    def of(self, parameters: Sequence[Tensor]) -> list[int]:
+        """The column of each; all have been met."""
+        return [self._columns[id(each)][1] for each in parameters]
+
+    def knows(self, parameters: Iterable[Tensor]) -> bool:
+        return all(id(each) in self._columns for each in parameters)
+
+    @property
+    def known(self) -> Collection[tuple[ReferenceType[Tensor], int]]:
+        """All parameters that were met, with their columns."""
+        return self._columns.values()
+
+    def learn_order(self, roots: Iterable[Tensor]) -> None:
+        """Sees from a graph when in its backward each column's gradient is complete: where its last user runs."""
+        for column, number in _last_users(roots, {key: column for key, (_, column) in self._columns.items()}).items():
+            self._order.setdefault(column, number)
+        self._sorted = []
+
+    @property
+    def in_backward_order(self) -> list[int]:
+        """The columns as the backward completes them, first ones first; those it was not seen for as the forward has
+        them, from its end."""
+        if len(self._sorted) < len(self.names):
+            known = sorted(self._order, key=lambda column: (-self._order[column], -column))
+            self._sorted = known + [each for each in reversed(range(len(self.names))) if each not in self._order]
+        return self._sorted
+
+
+def _last_users(roots: Iterable[Tensor], columns: dict[int, int]) -> dict[int, int]:
+    """By column the least sequence number of a node that hands a gradient to a parameter of it."""
+    found: dict[int, int] = {}
+    stack: list[Node] = [each.grad_fn for each in roots if each.grad_fn is not None]
+    seen: set[Node] = set(stack)
+    while stack:
+        node = stack.pop()
+        number = number_of(node)
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            variable = getattr(following, "variable", None)
+            if variable is not None and number_of(following) == UNNUMBERED:
+                column = columns.get(id(variable))
+                if column is not None:
+                    found[column] = min(number, found.get(column, number))
+            elif following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return found

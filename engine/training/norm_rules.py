@@ -1,0 +1,251 @@
+"""What norms, losses and learning rates say of a loop: where NaN begins, what explodes or vanishes, a rate that jumps.
+
+A step is held against what was usual before it. Healthy loops have outliers, warm up, begin a schedule anew and settle;
+so what is told has to be far beyond that, to last, and, of a learning rate, to have done harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.graph import module_name
+from ...inspector.text.sizes_and_counts import counted
+from .findings import Finding
+from .module_columns import ModuleColumns
+from .norms import ABSENT, NO_SCALAR, Norms
+from .training_result import Training
+
+_USUAL = 50  # steps that make what is usual
+_FEWEST = 20  # without that many nothing is usual
+_EVERY = 10  # steps after which norms are held against their usual
+_EXPLODES = 100.0  # times the usual norm, in two steps in a row
+_ABOVE_ALL = (
+    10.0  # times the largest norm of all steps before: a loop that has settled falls back to no more than these
+)
+_LASTS = 20  # steps for which a module has to be without its usual share
+_VANISHES = 1e-4  # of its usual share of the whole norm
+_JUMPS = 3.0  # times the largest rate of all steps before
+_AFTER = 5  # steps in which a jump does its harm
+
+
+class OptimizerScalars(NamedTuple):
+    """Of an optimizer's step its place among the loop's, the loss and the largest learning rate (`NO_SCALAR` where
+    there is none), and whether a gradient scaler left it out."""
+
+    place: int
+    loss: float
+    rate: float
+    skipped: float
+
+
+@dataclass(slots=True)
+class _Jump:
+    """A learning rate that has gone up, and what was before."""
+
+    place: int
+    step: int
+    before: float
+    rate: float
+    losses: list[float]
+    usual_norm: float
+    after: int = 0
+
+
+class NormJudge:
+    """Looks at each step as its numbers come."""
+
+    def __init__(self, norms: Norms, columns: ModuleColumns, training: Training) -> None:
+        self._norms = norms
+        self._columns = columns
+        self._add = training.add
+        self._advice = "" if training.black_box else "; ts.training(black_box=...) keeps such a step"
+        self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
+        self._largest = 0.0  # of the totals that have left it, and all before the last `_EVERY`
+        self._losses: dict[int, deque[float]] = {}
+        self._rates: dict[int, tuple[float, int]] = {}  # the largest one, and how many steps
+        self._jumps: list[_Jump] = []
+        self._vanished: set[int] = set()
+        self._seen = 0
+        self._bad: Finding | None = None
+
+    def look(self, steps: Sequence[int], rows: Tensor, scalars: Sequence[Sequence[OptimizerScalars]]) -> None:
+        """More steps: their numbers, of each column the norm, and what is known of each optimizer."""
+        finite = rows.isfinite().all(1).tolist()
+        totals = rows.clamp(min=0).double().square().sum(1).sqrt().tolist()
+        for place, step in enumerate(steps):
+            self._look_at(step, rows[place], scalars[place], totals[place] if finite[place] else None)
+        self._seen += len(steps)
+        if self._seen >= _EVERY:
+            self._seen = 0
+            self._look_for_explosion()
+            self._look_for_vanishing(steps[-1])
+
+    def _look_at(self, step: int, row: Tensor, scalars: Sequence[OptimizerScalars], total: float | None) -> None:
+        skipped = any(each.skipped for each in scalars)
+        # A scaled loss may be infinite where the loss is not: NaN it is only if the loss is.
+        lost = any(math.isnan(each.loss) or (math.isinf(each.loss) and not skipped) for each in scalars)
+        if total is not None:
+            self._bad = None
+            self._totals.append((step, total))
+        elif lost or not skipped:  # else it is the scaler's own affair
+            self._say_non_finite(step, row, lost)
+        for jump in tuple(self._jumps):
+            self._follow(jump, scalars)
+        for place, loss, rate, _ in scalars:
+            self._look_for_jump(step, place, rate)
+            if loss != NO_SCALAR:
+                self._losses.setdefault(place, deque(maxlen=2 * _AFTER)).append(loss)
+
+    def _say_non_finite(self, step: int, row: Tensor, lost: bool) -> None:
+        if self._bad is not None:
+            self._add(Finding("non-finite", step, self._bad.sentence, module=self._bad.module, last_step=step))
+            return
+        order = [each for each in self._columns.in_backward_order if each < row.numel()]
+        bad = [each for each in order if not math.isfinite(float(row[each]))]
+        first = self._columns.names[bad[0]]
+        kind = "NaN" if any(math.isnan(float(row[each])) for each in bad) else "infinite"
+        there = [each for each in order if float(row[each]) != ABSENT]
+        if len(bad) == len(there):
+            spread = f"and so is that of all {counted(len(there), 'module')}" if len(bad) > 1 else "the only one"
+            begins = "the loss is not finite, either: it begins in the forward" if lost else "the loss was finite"
+        else:
+            more = len(bad) - 1
+            spread = "no other module's is" if not more else f"that of {counted(more, 'module')} after it is, too"
+            begins = f"those of {counted(len(there) - len(bad), 'module')} are finite"
+        self._bad = Finding(
+            "non-finite",
+            step,
+            f"The gradient of {module_name(first)} is {kind}, the first in the backward; {spread}, and {begins}. "
+            f"ts.find_nan(make_loss) names the operation{self._advice}.",
+            module=first,
+        )
+        self._add(self._bad)
+
+    def _look_for_explosion(self) -> None:
+        before = [total for _, total in list(self._totals)[:-_EVERY]]
+        recent = list(self._totals)[-_EVERY:]
+        self._largest = max([self._largest, *before])
+        if len(before) < _FEWEST:
+            return
+        usual = median(before)
+        limit = max(_EXPLODES * usual, _ABOVE_ALL * self._largest)
+        for (step, total), (_, following) in pairwise(recent):
+            if usual > 0 and total > limit and following > limit:
+                module, times = self._grown_most(step)
+                sentence = (
+                    f"The norm of all gradients exploded: {_number(total)}, {_times(total / usual)} its usual "
+                    f"{_number(usual)}, and it stayed there in the next step; most of all in {module}, "
+                    f"{_times(times)} its usual. Clip it (torch.nn.utils.clip_grad_norm_), or look at the rate "
+                    "and the batches just before."
+                )
+                self._add(Finding("norm", step, sentence, module=module))
+                return
+
+    def _grown_most(self, step: int) -> tuple[str, float]:
+        values, firsts = self._norms.by_column, self._norms.steps[:, 0]
+        place = int((firsts == step).nonzero()[0])
+        usual = values[max(0, place - _USUAL) : place].median(0).values
+        quotient = torch.where((usual > 0) & (values[place] > 0), values[place] / usual, 0.0)
+        column = int(quotient.argmax())
+        return self._columns.names[column], float(quotient[column])
+
+    def _look_for_vanishing(self, step: int) -> None:
+        values = self._norms.by_column[-(_USUAL + _LASTS) :]
+        if values.shape[0] < _FEWEST + _LASTS:
+            return
+        whole = values.clamp(min=0).square().sum(1, keepdim=True).sqrt()
+        share = torch.where((values >= 0) & (whole > 0), values / whole, torch.nan)
+        usual = share[:-_LASTS].nanmedian(0).values
+        known = (~share[:-_LASTS].isnan()).sum(0) >= _FEWEST
+        gone = known & (usual > 0) & (share[-_LASTS:] < _VANISHES * usual).all(0)
+        new = [int(each) for each in gone.nonzero().flatten() if int(each) not in self._vanished]
+        self._vanished = {int(each) for each in gone.nonzero().flatten()}
+        if not new:
+            return
+        order = self._columns.in_backward_order
+        first = min(new, key=order.index)
+        name = self._columns.names[first]
+        last = float(values[-1, first])
+        more = f", and so did {counted(len(new) - 1, 'module')} more" if len(new) > 1 else ""
+        sentence = (
+            f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
+            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
+            f"before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
+            "which task."
+        )
+        self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))
+
+    def _look_for_jump(self, step: int, place: int, rate: float) -> None:
+        if rate == NO_SCALAR:
+            return
+        largest, steps = self._rates.get(place, (0.0, 0))
+        if steps >= 2 * _AFTER and largest > 0 and rate >= _JUMPS * largest:
+            usual = median([total for _, total in self._totals][:-1] or [0.0])
+            before = [*self._losses.get(place, ())]
+            self._jumps.append(_Jump(place, step, largest, rate, before, usual))
+        self._rates[place] = max(largest, rate), steps + 1
+
+    def _follow(self, jump: _Jump, scalars: Sequence[OptimizerScalars]) -> None:
+        """Whether a jump has done harm shows some steps later."""
+        if not any(each.place == jump.place for each in scalars):
+            return
+        jump.after += 1
+        if jump.after < _AFTER:
+            return
+        self._jumps.remove(jump)
+        after = [*self._losses.get(jump.place, ())][-_AFTER:]
+        if not after or not jump.losses or not _has_risen(jump.losses, after):
+            return
+        worst = max(after) if all(map(math.isfinite, after)) else math.nan
+        sentence = (
+            f"The learning rate went up {_times(jump.rate / jump.before)}, from {_number(jump.before)} to "
+            f"{_number(jump.rate)}, and the loss rose from {_number(median(jump.losses))} to {_number(worst)}"
+            f"{self._updates_after(jump)}. If a schedule did that, let it warm up; else see what set it there."
+        )
+        of = f"{self._norms.optimizers[jump.place]}.param_groups[0]['lr']"
+        self._add(Finding("learning rate", jump.step, sentence, tensor=of))
+
+    def _updates_after(self, jump: _Jump) -> str:
+        """What the jump did to updates, where they were looked at before and in it."""
+        found = self._norms.ratios_by_column
+        firsts = self._norms.sampled_steps[:, 0]
+        at = (firsts == jump.step).nonzero().flatten()
+        if not at.numel() or int(at[0]) == 0:
+            return ""
+        place = int(at[0])
+        earlier = found[max(0, place - _EVERY) : place]  # of a large model a row has some of the modules
+        now, before = found[place], torch.where(earlier > 0, earlier, math.nan).nanmedian(0).values
+        there = (now > 0) & (before > 0)
+        if not bool(there.any()):
+            return ""
+        times = now[there] / before[there]
+        many = int((times >= 2).sum())
+        modules = counted(many, "module") if many < times.numel() else f"all {counted(many, 'module')}"
+        return f"; updates were {_times(float(times.median()))} their usual in {modules}" if many else ""
+
+
+def _has_risen(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether losses have left what they were, beyond their own unrest."""
+    if not all(math.isfinite(each) for each in before):
+        return False
+    if not all(math.isfinite(each) for each in after):
+        return True
+    spread = max(before) - min(before)
+    return median(after) > max(median(before) + 0.3 * abs(median(before)), max(before) + spread)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f} times" if value >= 9.5 else f"{value:.1f} times"

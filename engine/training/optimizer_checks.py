@@ -1,0 +1,261 @@
+"""Checks of optimizers: parameters that none holds, skipped steps, stale autocast copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...inspector.graph.phrases import joined
+from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.nodes import leaf_if_any
+from ...inspector.torch_private.optimizer_steps import is_fused, optimizers_alive, parameters_of
+from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
+from ...inspector.torch_private.tensors import local_of
+from .findings import Finding
+from .loop_observers import LoopPart
+from .pending_graphs import roots_of
+from .step_boundaries import BackwardGiven
+from .training_result import Training
+
+_ELEMENTS = 2**16  # of a parameter that are compared; at least one row
+_FIRST, _SURE = 1, 2  # the steps at which parameters are suspected, and at which it is said
+
+
+def _first_of(parameter: Tensor) -> Tensor:
+    """Its first elements: they tell whether it was updated, and take next to nothing to be kept."""
+    values = local_of(parameter.detach())
+    return values if values.dim() == 0 else values[: max(1, _ELEMENTS * len(values) // max(values.numel(), 1))]
+
+
+class HeldParameters(LoopPart):
+    """Compares what has gradients with what the optimizers hold, in the first three steps; later nothing is done.
+
+    A parameter that somebody else updates is none: its values are compared between two steps. Where no optimizer holds
+    any parameter of the models (it updates copies of them) nothing is said.
+    """
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+        self._step = 0
+        self._got: set[int] = set()  # a gradient, by id
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._suspects: list[tuple[str, Tensor]] = []  # names and values
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._step > _SURE or self._training is None:
+            return
+        self._optimizers.add(optimizer)
+        self._got.update(id(each) for each in parameters_of(optimizer) if each.grad is not None)
+        if self._step == _FIRST:
+            self._suspects = [(name, _first_of(each).clone()) for name, each in self._unheld(self._optimizers)]
+        elif self._step == _SURE:
+            self._tell_of_idle(optimizer)
+            if self._suspects:
+                self._tell_of_unheld()
+
+    def _unheld(self, optimizers: Iterable[Optimizer]) -> list[tuple[str, Tensor]]:
+        assert self._training is not None
+        held = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
+        named = list(self._training.watched.parameters())
+        if held.isdisjoint(id(each) for _, each in named):
+            return []
+        return [(name, each) for name, each in named if each.grad is not None and id(each) not in held]
+
+    def _tell_of_unheld(self) -> None:
+        before, self._suspects = dict(self._suspects), []
+        found = [
+            name
+            for name, each in self._unheld(optimizers_alive())
+            if name in before and torch.equal(before[name], _first_of(each))
+        ]
+        if found and self._training is not None:
+            plural = len(found) > 1
+            self._training.add(
+                Finding(
+                    "never stepped",
+                    self._step,
+                    f"{joined(found)} {'get gradients' if plural else 'gets gradients'}, and no optimizer holds "
+                    f"{'them' if plural else 'it'}: {'they stay' if plural else 'it stays'} as made, and an "
+                    "optimizer's zero_grad() does not clear what adds up there. What to do: hand over all of the "
+                    "model's parameters once the model is whole (a part that was replaced afterwards is new), or "
+                    "freeze with requires_grad_(False).",
+                    tensor=found[0],
+                )
+            )
+
+    def _tell_of_idle(self, optimizer: Optimizer) -> None:
+        assert self._training is not None
+        held = parameters_of(optimizer)
+        idle = [each for each in held if each.requires_grad and id(each) not in self._got]
+        if not idle:
+            return
+        if len(idle) == len(held):
+            self._tell_of_steps_without_gradients(optimizer)
+            return
+        names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
+        nameless = len(idle) - len(names)
+        more = [f"{counted(nameless, 'parameter')} of no module that was called"] if nameless else []
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
+                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
+                "ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                tensor=names[0] if names else None,
+                certain=False,
+            )
+        )
+
+    def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:
+        assert self._training is not None
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
+                f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
+                "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
+                "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
+                certain=False,
+            )
+        )
+
+    def ends(self) -> None:
+        self._suspects.clear()
+        self._training = None
+
+
+_LOOKS = 3  # backwards after a step that are looked at
+_CAST = "ToCopyBackward0"
+
+
+class SkippedSteps(LoopPart):
+    """Counts the steps that a gradient scaler leaves out."""
+
+    def __init__(self) -> None:
+        self._skipped: Counter[str] = Counter()
+        self._number = 0
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        self._skipped[name] += 1
+        sentence = (
+            f"{counted(self._skipped[name], 'step')} of {name} left out by the gradient scaler, as gradients were not "
+            "finite: that is how it finds its scale as it begins; where it goes on, ts.find_nan says where they begin."
+        )
+        self._training.update(Finding("skipped", self._number, sentence, tensor=name))
+
+
+class StaleCasts(LoopPart):
+    """Looks, in the first backwards after a step, for a cast that is older than the step and that a newer node reads.
+
+    Autocast casts a parameter once, and lets go of the cast where its outermost block is left.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._stepped: tuple[str, int, set[int]] | None = None  # who, what the next node was to be numbered, parameters
+        self._looks = _LOOKS
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._looks and self._training.autocast:
+            self._stepped = type(optimizer).__name__, sequence_nr(), set(map(id, parameters_of(optimizer)))
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if not self._looks or self._stepped is None or not self._training.autocast:
+            return
+        self._looks -= 1
+        who, since, held = self._stepped
+        found: set[int] = set()
+        for number, node in youngest_first(roots_of(given[0])):
+            if number < since:
+                break
+            for cast, _ in node.next_functions:
+                if cast is not None and number_of(cast) < since and cast.name() == _CAST:
+                    below = cast.next_functions[0][0]
+                    leaf = None if below is None else leaf_if_any(below)
+                    found |= {id(leaf)} & held
+        if found:
+            self._looks = 0
+            self._tell(who, [name for name, each in self._training.watched.parameters() if id(each) in found])
+
+    def _tell(self, who: str, names: list[str]) -> None:
+        which = joined(names) if names else "parameters"
+        self._training.add(
+            Finding(
+                "stale cast",
+                self._number,
+                f"The forward uses casts of {which} that autocast made before {who} stepped, so the updates do not "
+                "reach the loss: one torch.autocast block is open around several steps, and keeps its cache of cast "
+                "weights until it ends. What to do: open torch.autocast inside the loop, anew in each step, around the "
+                "forward and the loss; or pass cache_enabled=False.",
+                tensor=names[0] if names else None,
+            )
+        )
+
+
+class LeftOutUpdates:
+    """Gives fused optimizers the flag `found_inf`, which their kernels read: parameters and state stay as they were
+    where it is set, and nobody waits. It is taken back after the step, or before the next one if that step raised. One
+    that a gradient scaler has set stays.
+    """
+
+    def __init__(self) -> None:
+        self._flagged: Optimizer | None = None  # the one that has ours
+
+    def begins(self, optimizer: Optimizer, others: Iterable[Tensor]) -> bool | None:
+        """Whether this step's update is left out if an element of its gradients or of these others is not finite.
+
+        Returns:
+            False where a gradient scaler goes by the optimizer's own gradients alone; None where it is not fused.
+        """
+        self.ends()
+        if getattr(optimizer, "found_inf", None) is not None:
+            return False
+        if not is_fused(optimizer) or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return None
+        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        flag = _flag_of({id(each): each for each in (*gradients, *others)}.values())
+        if flag is not None:
+            self._flagged = optimizer
+            optimizer.found_inf = flag  # type: ignore[attr-defined]
+        return True
+
+    def ends(self) -> None:
+        optimizer, self._flagged = self._flagged, None
+        if optimizer is not None and hasattr(optimizer, "found_inf"):
+            del optimizer.found_inf
+
+
+def _flag_of(tensors: Iterable[Tensor]) -> Tensor | None:
+    """1 where an element is not finite, else 0; on the device of the first."""
+    plain = [each.detach() for each in tensors if each.layout is torch.strided and each.numel()]
+    if not plain:
+        return None
+    home = plain[0].device
+    bad = [each.isfinite().all().logical_not_().to(home, torch.float32, non_blocking=True) for each in plain]
+    return torch.stack(bad).amax()

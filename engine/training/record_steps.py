@@ -1,0 +1,415 @@
+"""`ts.record_steps` and `ts.profile_step`: the memory of whole training steps, in a loop that stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+import torch
+from torch import Tensor, nn
+
+from ...inspector.capture.capture import capture
+from ...inspector.capture.interrupt_safe_stack import Opened
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.capture_records import CallRecord, Operation
+from ...inspector.renderers import drawn, saved
+from ...inspector.text.progress import Tell, telling
+from ...inspector.text.report import ShownAsTable
+from ...inspector.text.sizes_and_counts import nth, size_text
+from ...inspector.torch_private.allocators import begin_recording, leaving_out
+from ...inspector.torch_private.compiled import keep_compiler_out
+from ...inspector.torch_private.nodes import ready_for_new_nodes
+from ...inspector.validation import expect_callable, expect_model, expect_number
+from ..execution.unsupported import refuse_transforms
+from ..memory.allocator_events import CPU, AllocatorRecording
+from ..memory.allocator_recording import RecordedAllocators
+from ..memory.excluded_memory import OLDER_THAN_RECORDING
+from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
+from .memory_census import Holders, Walked
+from .step import TrainingStep
+from .step_backward import BackwardFollower, StepBackwards
+from .step_boundaries import BackwardGiven, LoopWatch, RunBackward, with_forwards
+from .step_timeline import BETWEEN, FORWARD
+from .step_windows import Window
+
+_FEWEST, _MOST = 2, 10
+_MOST_CALLS = 9
+_IN_A_ROW = 3
+_NOT_FOLLOWED = "of the steps in a row that are recorded the {} is followed task by task"
+
+
+class LoopRecording:
+    """Records the allocators over a loop, with the loop's phases marked, and follows one of its steps task by task.
+
+    Of what the engine's own threads do, one for each accelerator, the profiler tells no addresses: meanwhile one queue
+    in the thread that calls a backward has the tasks of all devices.
+
+    Args:
+        wanted: how many steps; None: as many as are told of.
+        followed: the number of the step that is followed, the first is 0.
+        model: what its modules are named after, see `ts.capture`.
+    """
+
+    def __init__(self, wanted: int | None, followed: int, model: nn.Module | None = None) -> None:
+        self._recorder = RecordedAllocators.of_all()
+        self._marks = 0
+        self._holders = Holders()
+        self._follower = BackwardFollower(self.mark)
+        self._capture = capture(model, self._observe)
+        self._followed = followed
+        self.watch = LoopWatch(self._holders, self, wanted)
+        self._open: ExitStack | None = None
+        self._following: ExitStack | None = None
+        self._recorded: dict[torch.device, AllocatorRecording] = {}
+        self._parameters: Walked = {}
+
+    def start(self, stack: ExitStack) -> None:
+        """Begins to record; what is put in place is taken away by the stack."""
+        caller = begin_recording(
+            "a recording of steps (ts.record_steps, ts.profile_step)",
+            ", so whole steps can't be recorded inside of another measurement",
+        )
+        self._open = ExitStack()
+        stack.callback(self.complete)
+        self._open.callback(setattr, caller, "ended", True)
+        self._open.callback(self._recorder.close)  # an interrupt may come as soon as it has begun
+        self._recorder.start()
+        self._open.callback(self._stop_recorder)
+        self._open.enter_context(ready_for_new_nodes())  # an optimizer may step, and so delimit steps, in a backward
+        self._open.enter_context(leaving_out(self._apart))
+        self._open.enter_context(self.watch.watching())
+        self._open.callback(self._follow_no_more)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        first = self.mark()
+        try:
+            yield
+        finally:
+            self._follower.apart.append((first, self.mark()))
+
+    def _stop_recorder(self) -> None:
+        with ExitStack() as each:
+            each.callback(self._recorder.close)
+            self._parameters = self._holders.parameters()
+            devices = {CPU, *self._holders.devices}
+            self._recorder.keep(devices)
+            with collector_paused():
+                self._recorded = self._recorder.stop(devices)
+
+    def complete(self) -> None:
+        """Remove the hooks and release the model, which the steps must not keep alive."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None  # Ctrl-C before this leaves the rest to the next call
+            self._capture = capture(every_call=True)
+
+    def mark(self) -> int:
+        self._recorder.mark()
+        self._marks += 1
+        return self._marks - 1
+
+    def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        several = torch.accelerator.current_accelerator(check_available=True) is not None
+        with torch.autograd.set_multithreading_enabled(False) if several else nullcontext():
+            return run() if self._following is None else self._follower.backward(run, given)
+
+    def forward_begins(self) -> None:
+        if self._following is not None:
+            self._capture.renew()
+
+    def stepped(self) -> None:
+        """Prepare for the next step: one that its optimizer delimits is seen only when it is over.
+
+        The capture forgets the modules here, so that a model which was made in the step is freed with it.
+        """
+        if self._following is not None:
+            self._capture.renew()
+        if self.watch.wanted is not None and len(self.watch.steps) <= self._followed:
+            self._follow()
+
+    def step_begins(self, number: int) -> None:
+        if number == self._followed:
+            self._follow()
+        elif number > self._followed:
+            self._follow_no_more()
+
+    def _follow(self) -> None:
+        if self._following is None:
+            self._following = ExitStack()
+            self._following.enter_context(self._capture)
+
+    def _follow_no_more(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.close()
+
+    def _observe(self, made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
+        if self.watch.phase in (FORWARD, BETWEEN):  # not what optimizers do
+            self._follower.observe(made, result, arguments)
+
+    def steps(self) -> list[TrainingStep]:
+        """The steps that are whole."""
+        if not self._recorded:
+            return []
+        with collector_paused():
+            return list(self._read())
+
+    def _read(self) -> Iterator[TrainingStep]:
+        watch = self.watch
+        ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
+        spans = list(zip(watch.steps, ends, strict=True))[: watch.wanted]
+        windows = self._windows([(seen.first, end) for seen, end in spans])
+        before: TrainingStep | None = None
+        for number, (seen, end) in enumerate(spans):
+            if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
+                continue  # what came after the last step
+            timelines = {device: window.timeline(seen.first, end) for device, window in windows.items()}
+            why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
+            backwards = StepBackwards(windows, timelines, seen.first, end, self._follower, why)
+            step = TrainingStep(number, timelines, tuple(seen.optimizers), tuple(seen.skipped), _backwards=backwards)
+            if before is not None:
+                step = replace(step, like_before=are_alike(before, step))
+            yield step
+            before = step
+
+    def _windows(self, spans: Sequence[tuple[int, int]]) -> dict[str, Window]:
+        """By device what was seen of it, accelerators first, of several the one that is highest in any of the steps."""
+        moments = with_forwards(self.watch.moments, [each.first for each in self.watch.steps])
+        windows = [
+            Window(recorded, moments, self._holders.nbytes, self._parameters, device, self._follower.apart)
+            for device, recorded in self._recorded.items()
+        ]
+
+        def place(window: Window) -> tuple[bool, int]:
+            return window.device == CPU, -max((window.timeline(*span).peak_bytes for span in spans), default=0)
+
+        ordered = windows if len(windows) == 1 else sorted(windows, key=place)
+        return {str(each.device): each for each in ordered}
+
+
+def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
+    """Whether two steps have the same phases, as high as each other, and neither was left out."""
+    first, second = (
+        [(device, each.phase, each.nbytes) for device, timeline in step.timelines.items() for each in timeline.peaks]
+        for step in (one, other)
+    )
+    return first == second and not one.skipped and not other.skipped and not other.state_made
+
+
+class record_steps(ShownAsTable, Sequence[TrainingStep]):
+    """Records the first steps of a training loop that stays as it is: `with ts.record_steps(steps=3) as steps:`.
+
+    A step is forward, backward, clipping, `optimizer.step` and what comes until the next forward; with several
+    optimizers it goes on until one of them is to step again. It is told by torch's own hooks of modules, backwards and
+    optimizers. When so many steps are there nothing is left in place, and the loop goes on by itself. Afterwards
+    `steps[1]` is the second one; a first one makes the optimizers' state, and later ones differ from it.
+
+    Args:
+        steps: how many, from 2 to 10. Each event of the allocator takes about 1.9 kB until it is read, and a step has a
+            few thousand of them.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
+
+    Raises:
+        TypeError, ValueError: that is no such number.
+        RuntimeError: memory is being measured already, or a torch profiler is at work.
+
+    The memory of the CPU is recorded, and of each accelerator on which the loop has parameters, gradients or state:
+    `steps[1].timelines`. Meanwhile backwards on accelerators run in the thread that calls them.
+
+    Known limitations: of the thread that opened it alone, and of the backwards that it starts. What was there before
+    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted, as each step says.
+    When memory that is older than the recording is freed is noticed as the next phase begins. Of accelerators it is
+    blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
+    """
+
+    def __init__(self, steps: int = 3, *, model: nn.Module | None = None) -> None:
+        expect_model(model)
+        expect_number(steps, int, "steps", f"how many steps to record, {_FEWEST} to {_MOST}")
+        if steps < _FEWEST:
+            raise ValueError(
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: the first step makes the optimizer's state, so that "
+                "a single one is not like those that follow"
+            )
+        if steps > _MOST:
+            raise ValueError(
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: each event of the allocator takes about 1.9 kB "
+                f"until it is read, and more steps than {_MOST} would weigh on what is measured"
+            )
+        self._wanted, self._model = steps, model
+        self._opened: Opened | None = None
+        self._recording: LoopRecording | None = None
+        self._steps: list[TrainingStep] = []
+
+    def __enter__(self) -> Self:
+        if self._opened is not None:
+            raise RuntimeError("these steps are being recorded already; make another ts.record_steps()")
+        self._steps = []
+        self._recording = LoopRecording(self._wanted, 1, self._model)
+        self._opened = Opened(self, self._recording.start)
+        self._recording.watch.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened, self._opened = self._opened, None
+        recording, self._recording = self._recording, None
+        if opened is None or recording is None:
+            return
+        if error is not None:
+            explain_out_of_memory(error)
+        try:
+            recording.watch.end()
+        finally:
+            opened.close(kind, error, traceback)
+        with telling(None, "reading what was recorded") as tell:
+            tell("which step took what")
+            self._steps = recording.steps()
+
+    def to_pandas(self) -> Any:
+        """All steps as one pandas.DataFrame: a row for each phase, as `TrainingStep.to_pandas` has them.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return drawn("steps as a table", self._steps)
+
+    def save_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Writes all steps, one after the other, as `TrainingStep.save_perfetto` writes one.
+
+        Raises:
+            TypeError: path is no path.
+            ValueError: none has been recorded.
+            OSError: it can't be written.
+        """
+        return saved("steps for Perfetto", self._steps, path)
+
+    def __len__(self) -> int:
+        """How many steps there are: none until the block ends."""
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        """Whether there are steps, or the block that records them is open: a variable of it is not None then."""
+        return self._opened is not None or bool(self._steps)
+
+    @overload
+    def __getitem__(self, number: int) -> TrainingStep: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[TrainingStep]: ...
+
+    def __getitem__(self, number: int | slice) -> TrainingStep | list[TrainingStep]:
+        if self._opened is not None:
+            raise RuntimeError("the steps can be looked at when the `with` block of ts.record_steps() has ended")
+        if isinstance(number, int) and not -len(self) <= number < len(self):
+            seen = f"{len(self)} were recorded" if len(self) else "none was recorded: no optimizer has stepped"
+            raise IndexError(f"there is no step {number}; {seen}")
+        return self._steps[number]
+
+    def __repr__(self) -> str:
+        if self._opened is not None:
+            return f"<record_steps: up to {self._wanted} steps are being recorded>"
+        if not self._steps:
+            return "<record_steps: no step was recorded>"
+        highest = max(self._steps, key=lambda step: step.peak_bytes)
+        return (
+            f"<record_steps: {len(self)} steps, the highest peak {size_text(highest.peak_bytes)}, "
+            f"in the {nth(highest.number + 1)}>"
+        )
+
+    def __str__(self) -> str:
+        return super().__str__() if self._steps else "\n".join(self.sentences)  # no headings above nothing
+
+    words = ("step", "at its highest in", "optimizers")
+    html = "phases as HTML"
+
+    @property
+    def cells(self) -> list[list[str]]:
+        rows = [["step", "peak", "at its highest in", "state", "events", "optimizers"]]
+        for step in self._steps:
+            stepped = ", ".join([*step.optimizers, *(f"{each} (left out)" for each in step.skipped)])
+            state = size_text(step.timeline.parts_at(len(step.timeline.events)).get("optimizer state", 0))
+            peak = step.timeline.peak_phase.name
+            rows.append(
+                [
+                    nth(step.number + 1),
+                    size_text(step.peak_bytes),
+                    peak,
+                    state,
+                    f"{len(step.timeline.events):,}",
+                    stepped,
+                ]
+            )
+        return rows
+
+    @property
+    def sentences(self) -> list[str]:
+        if not self._steps and self._opened is None:
+            return ["Nothing was recorded: no optimizer.step() was seen."]
+        found = [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
+        return [*found, OLDER_THAN_RECORDING] if self._steps else found
+
+
+def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None) -> TrainingStep:
+    """Runs one whole training step as often as needed until one is like the one before, and gives that.
+
+    A first step makes the optimizers' state, so two in a row have to be alike, phase by phase: three are run mostly, up
+    to nine. They are real steps: the model is trained by them.
+
+    Args:
+        function: runs one step: forward, backward, clipping, optimizer.step and zero_grad, in any order.
+        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
+            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
+            called.
+
+    Returns:
+        The steady step; `like_before` is False where no two in a row were alike, and it is the last one then.
+
+    Raises:
+        TypeError: function can't be called.
+        ValueError: no optimizer stepped in it.
+        RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
+        NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
+    """
+    refuse_transforms("ts.profile_step")
+    expect_callable(function, 0, "function", "a function that runs one whole training step")
+    expect_model(model)
+    with telling(None, "profiling a step") as tell:
+        return _profiled(function, model, tell)
+
+
+def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) -> TrainingStep:
+    ran, step = 0, None
+    while ran < _MOST_CALLS:
+        recording = LoopRecording(None, _IN_A_ROW - 1, model)
+        with out_of_memory_explained(), ExitStack() as stack:
+            recording.start(stack)
+            for number in range(_IN_A_ROW):
+                tell(f"the {nth(ran + number + 1)} of {_MOST_CALLS} at most")
+                recording.watch.begin_step()
+                function()
+            recording.watch.end()
+        tell("what they took")
+        steps = [replace(each, number=ran + each.number) for each in recording.steps()]
+        if not any(each.optimizers or each.skipped for each in steps):
+            raise ValueError(
+                "no optimizer stepped in the function: it is to run one whole step, with optimizer.step() in it; "
+                "ts.profile(make_loss) measures a forward and its backward"
+            )
+        step = steps[-1]
+        if step.like_before:
+            return step
+        ran += _IN_A_ROW
+    assert step is not None
+    return step
+
+
+keep_compiler_out(profile_step)

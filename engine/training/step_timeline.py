@@ -1,0 +1,229 @@
+"""Memory over one training step, and the peak of each of its phases."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from ...inspector.text.sizes_and_counts import size_text
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+PHASES = FORWARD, BACKWARD, OPTIMIZER
+
+AFTER_BACKWARD, BETWEEN = "after backward", "between"
+"""What else there is of a step that is recorded: from the end of a backward to what follows, clipping for example; and
+what comes before the first forward and after the optimizer, where gradients are set to zero and data is loaded."""
+
+PARAMETERS, BUFFERS, BATCH = "parameters", "buffers", "batch"
+GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES = "gradients", "optimizer state", "activations", "temporaries"
+CATEGORIES = PARAMETERS, BUFFERS, BATCH, STATE, GRADIENTS, ACTIVATIONS, TEMPORARIES
+"""What bytes are: activations are there when the backward starts, and not before the forward; of a step that is
+recorded, the batch is what is made between forwards and there as one starts; temporaries are what is none of the
+others, what kernels take for themselves among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """What a phase of a step has at its highest.
+
+    Attributes:
+        phase: its name, "forward", "backward" or "optimizer"; of a step that is recorded also another, see `PHASES`.
+        nbytes: all that is alive then.
+        parts: of these bytes those of each category, see `CATEGORIES`.
+    """
+
+    phase: str
+    nbytes: int
+    parts: Mapping[str, int]
+
+
+def phase_peaks(
+    events: Sequence[int], nbytes: Sequence[int], starts: Sequence[tuple[str, int]], kinds: Mapping[int, str]
+) -> tuple[PhasePeak, ...]:
+    """The peak of each phase.
+
+    Args:
+        events: births and deaths of blocks in order, `n` and `~n`.
+        nbytes: the size of each block.
+        starts: the phases in order, each with the event that is its first; one may come several times. What comes
+            before them is of none.
+        kinds: by block its category; "temporaries" where none is said.
+    """
+    level: Counter[str] = Counter()
+    whole = 0
+    found: dict[str, PhasePeak] = {}
+    phases = iter([*starts, ("", len(events))])
+    phase, (following, start) = "", next(phases)
+
+    def note() -> None:
+        if phase and (phase not in found or whole > found[phase].nbytes):
+            found[phase] = PhasePeak(phase, whole, {each: level[each] for each in CATEGORIES if level[each]})
+
+    for place, event in enumerate([*events, None]):
+        while place == start and following:
+            phase, (following, start) = following, next(phases)
+            note()
+        if event is None:
+            break
+        block = event if event >= 0 else ~event
+        size = nbytes[block] if event >= 0 else -nbytes[block]
+        level[kinds.get(block, TEMPORARIES)] += size
+        whole += size
+        note()
+    return tuple(found.values())
+
+
+def cells_of(phases: Sequence[PhasePeak]) -> list[list[str]]:
+    """A table of them: a column for each phase, a row for each category that one of them has, and what it is in all."""
+    used = [each for each in CATEGORIES if any(each in phase.parts for phase in phases)]
+    rows = [["", *(phase.phase for phase in phases)]]
+    rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in phases)] for each in used]
+    return [*rows, ["in all", *(size_text(phase.nbytes) for phase in phases)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a step.
+
+    Attributes:
+        name: "forward", "backward", "after backward", "optimizer" or "between".
+        event: the index of the first event in it.
+        start_ns: when it began, nanoseconds since the step did.
+        optimizer: the class of the optimizer whose step it is, or which has stepped before it.
+    """
+
+    name: str
+    event: int
+    start_ns: int
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StepTimeline:
+    """The memory of one device over one training step, measured.
+
+    A level is the sum of the bytes of all blocks that were born since the recording began and are alive, and of the
+    parameters, buffers, gradients and states of optimizers that were there before. Blocks are numbered; those that are
+    there as the step begins come first.
+
+    Attributes:
+        device: whose memory it is, "cpu" or "cuda:0".
+        before: how many blocks are there as the step begins.
+        nbytes: by block.
+        kinds: by block what it is, see `CATEGORIES`: one category for its whole life.
+        events: `n` for the birth of block n, `~n` for its death.
+        event_ns: when each event happened, nanoseconds since the step began.
+        phases: in order; one may come several times.
+        elapsed_ns: how long the step took.
+    """
+
+    device: str
+    before: int
+    nbytes: array[int]
+    kinds: Sequence[str]
+    events: array[int]
+    event_ns: array[int]
+    phases: tuple[Phase, ...]
+    elapsed_ns: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<StepTimeline of {self.device}, measured: peak {self.peak_bytes:,} bytes, in the {self.peak_phase.name}>"
+        )
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self.nbytes)
+
+    @cached_property
+    def levels(self) -> array[int]:
+        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
+        nbytes = self.nbytes
+        deltas = (nbytes[each] if each >= 0 else -nbytes[~each] for each in self.events)
+        return array("q", accumulate(deltas, initial=sum(nbytes[: self.before])))
+
+    @cached_property
+    def peak_event(self) -> int:
+        """The first index in `levels` at which the step is at its highest."""
+        return self.levels.index(max(self.levels))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest level of the step."""
+        return self.levels[self.peak_event]
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase of the event with which the peak was reached."""
+        return self.phase_at(self.peak_event - 1)
+
+    def phase_at(self, event: int) -> Phase:
+        """The phase in which an event happened; the first one where it is -1."""
+        starts = [phase.event for phase in self.phases]
+        return self.phases[max(bisect_right(starts, max(event, 0)) - 1, 0)]
+
+    def parts_at(self, event: int) -> dict[str, int]:
+        """The bytes of each category before the event of this index; `len(events)`: as the step ends."""
+        found: Counter[str] = Counter()
+        for number in range(self.before):
+            found[self.kinds[number]] += self.nbytes[number]
+        for each in self.events[:event]:
+            number = each if each >= 0 else ~each
+            found[self.kinds[number]] += self.nbytes[number] if each >= 0 else -self.nbytes[number]
+        return {each: found[each] for each in CATEGORIES if found[each]}
+
+    def alive_at(self, event: int) -> list[int]:
+        """The blocks that are alive before the event of this index."""
+        alive = dict.fromkeys(range(self.before))
+        for each in self.events[:event]:
+            if each >= 0:
+                alive[each] = None
+            else:
+                del alive[~each]
+        return list(alive)
+
+    @cached_property
+    def peaks(self) -> tuple[PhasePeak, ...]:
+        """What each phase has at its highest; one that comes several times, the highest of them."""
+        return phase_peaks(
+            [*range(self.before), *self.events],
+            self.nbytes,
+            [(phase.name, self.before + phase.event) for phase in self.phases],
+            dict(enumerate(self.kinds)),
+        )
+
+    @cached_property
+    def category_levels(self) -> Mapping[str, array[int]]:
+        """By category its bytes after each event, first of all before any: they add up to `levels`."""
+        used = [each for each in CATEGORIES if each in self.kinds]
+        now = dict.fromkeys(used, 0)
+        columns = {each: array("q") for each in used}
+        for number in range(self.before):
+            now[self.kinds[number]] += self.nbytes[number]
+        for event in (None, *self.events):
+            if event is not None:
+                number = event if event >= 0 else ~event
+                now[self.kinds[number]] += self.nbytes[number] if event >= 0 else -self.nbytes[number]
+            for each, column in columns.items():
+                column.append(now[each])
+        return columns
+
+    def temporaries_of(self, name: str) -> int:
+        """The most that temporaries come to in a phase: what a fused optimizer would not take, for example."""
+        ends = [(phase.event, following.event) for phase, following in pairwise((*self.phases, self._end))]
+        column = self.category_levels.get(TEMPORARIES, array("q"))
+        found = [
+            max(column[first : last + 1])
+            for (first, last), phase in zip(ends, self.phases, strict=True)
+            if phase.name == name and column
+        ]
+        return max(found, default=0)
+
+    @property
+    def _end(self) -> Phase:
+        return Phase("", len(self.events), self.elapsed_ns)

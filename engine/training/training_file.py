@@ -1,0 +1,307 @@
+"""A training loop as a document: what its page shows, and what a program reads of it."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from ...inspector.graph.json_file import is_format
+from ...inspector.text.sizes_and_counts import size_text
+from .findings import Finding, FindingKind, numbered
+from .memory_samples import HELD
+from .training_result import Training
+
+FORMAT = "tapescope.training"
+VERSION = 2
+"""Version 1 had the batch among the activations."""
+
+PAGE_BEGINS, DATA_BEGINS = '<div class="ts-loop"', '<script type="application/json">'
+"""In HTML what a loop begins with, and its document in it."""
+_PAGE_BEGAN = '<div class="th-loop"'  # in pages of before the name tapescope
+
+_MOST_MODULES = 100_000
+_MOST_BYTES = 2**27  # of a page: its numbers, two million at most of a kind, take some tens of megabytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingDocument:
+    """What is known of a training loop, in arrays.
+
+    Attributes:
+        steps: how many there were. They are counted from 0.
+        every: how often weights and updates were looked at, in steps.
+        sentences: how many steps there were, what could not be watched.
+        findings: as in `Training`.
+        modules: their paths, in the order in which the backward completes their gradients.
+        classes: by path the class of those, and of modules around them, that are called by a number alone.
+        optimizers: what they are called.
+        rows: int64 of (rows, 2): the first and the last step of each row.
+        gradients: float32 of (rows, modules): gradient norms; -1 where there was none.
+        samples: int64 of (samples, 2): the same of the rows of weights and updates.
+        weights, updates: float32 of (samples, modules): their norms; -1 where there was none.
+        losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
+        looks: int64 of (looks, 2): the same of the rows of memory.
+        memory: float32 of (looks, 6): bytes held, see `held_memory.HELD`.
+        skipped: bool of (rows,): whether a gradient scaler left a step out.
+        kept: by step the folder of the black box that keeps it.
+        black_box: whether there was one.
+    """
+
+    steps: int
+    every: int
+    sentences: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    modules: tuple[str, ...]
+    classes: dict[str, str]
+    optimizers: tuple[str, ...]
+    rows: Tensor
+    gradients: Tensor
+    samples: Tensor
+    weights: Tensor
+    updates: Tensor
+    losses: Tensor
+    learning_rates: Tensor
+    looks: Tensor
+    memory: Tensor
+    skipped: Tensor
+    kept: tuple[tuple[int, str], ...]
+    black_box: bool
+
+    def to_json(self) -> str:
+        """One line of JSON. Arrays of numbers are base64 of float32, little-endian, row by row."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "steps": self.steps,
+                "every": self.every,
+                "sentences": self.sentences,
+                "findings": [asdict(each) for each in self.findings],
+                "modules": self.modules,
+                "classes": self.classes,
+                "optimizers": self.optimizers,
+                "rows": self.rows.flatten().tolist(),
+                "samples": self.samples.flatten().tolist(),
+                "looks": self.looks.flatten().tolist(),
+                **{name: _packed(getattr(self, name)) for name in _ARRAYS},
+                "skipped": self.skipped.nonzero().flatten().tolist(),
+                "kept": self.kept,
+                "black_box": self.black_box,
+            },
+            separators=(",", ":"),
+        )
+
+
+_ARRAYS = {
+    "gradients": ("rows", "modules"),
+    "weights": ("samples", "modules"),
+    "updates": ("samples", "modules"),
+    "losses": ("rows", "optimizers"),
+    "learning_rates": ("rows", "optimizers"),
+    "memory": ("looks", "held"),
+}
+"""By name how many rows and how many columns they have."""
+
+
+def document_of(training: Training, most: int | None = None) -> TrainingDocument:
+    """What is known of the loop. While it runs the last steps are not in it yet.
+
+    Args:
+        most: how many gradient norms it may have; where there are more, equally many rows are pooled into one, which
+            holds the largest of each number, or NaN.
+    """
+    norms = training.norms
+    rows, gradients, losses, rates = norms.steps, norms.gradients, norms.scalar(0), norms.scalar(1)
+    skipped, samples, weights, updates = norms.skipped, norms.sampled_steps, norms.weights, norms.updates
+    modules = len(norms.modules)
+    if not rows.shape[0]:
+        losses = rates = torch.empty(0, len(norms.optimizers), dtype=torch.float32, device="cpu")
+        skipped = torch.empty(0, dtype=torch.bool, device="cpu")
+    size = 1 if most is None else _pool_size(rows.shape[0], modules, most)
+    of_samples = 1 if most is None else _pool_size(samples.shape[0], modules, most)
+    return TrainingDocument(
+        training.steps,
+        training.every,
+        tuple(training.sentences),
+        tuple(training.findings),
+        tuple(norms.modules),
+        _numbered_classes(norms.modules, training.module_classes),
+        tuple(numbered(norms.optimizers)),
+        _pooled_steps(rows, size),
+        _pooled(gradients, size),
+        _pooled_steps(samples, of_samples),
+        _pooled(weights, of_samples),
+        _pooled(updates, of_samples),
+        _pooled(losses, size),
+        _pooled(rates, size),
+        torch.stack((training.memory.firsts, training.memory.lasts), 1),
+        training.memory.values
+        if training.memory.count
+        else torch.empty(0, len(HELD), dtype=torch.float32, device="cpu"),
+        _pooled(skipped[:, None].float(), size)[:, 0] > 0,
+        tuple(kept_steps(training).items()),
+        training.black_box is not None,
+    )
+
+
+def _numbered_classes(modules: Sequence[str], classes: Mapping[str, str]) -> dict[str, str]:
+    """By path the class of modules whose name is a number: `layers.3` says less than `layers.3 Linear`."""
+    around = {path[:end] for path in modules for end, sign in enumerate(f"{path}.") if sign == "."}
+    return {path: classes[path] for path in around if path.rpartition(".")[2].isdecimal() and path in classes}
+
+
+def kept_steps(training: Training) -> dict[int, str]:
+    """By step the folder of the black box that keeps it."""
+    return {each.step: each.at for each in training.findings if each.kind == "black box" and each.at is not None}
+
+
+def _pool_size(rows: int, columns: int, most: int) -> int:
+    room = max(1, most // max(1, columns))
+    return max(1, -(-rows // room))
+
+
+def _pooled_steps(steps: Tensor, size: int) -> Tensor:
+    if size == 1 or not steps.shape[0]:
+        return steps
+    ends = [min(start + size, steps.shape[0]) - 1 for start in range(0, steps.shape[0], size)]
+    return torch.stack((steps[::size, 0], steps[ends, 1]), 1)
+
+
+def _pooled(values: Tensor, size: int) -> Tensor:
+    if size == 1 or not values.numel():
+        return values
+    return torch.stack([part.amax(0) for part in torch.split(values, size)])
+
+
+def read_document(text: str) -> TrainingDocument:
+    """What `to_json` wrote.
+
+    Raises:
+        ValueError: it is no such document, of a later version, or its parts do not fit together.
+    """
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"this is no document of a training: {error}") from None
+    if not isinstance(found, dict) or not is_format(found.get("format"), FORMAT):
+        raise ValueError(f'this is no document of a training: its "format" is not "{FORMAT}"')
+    if found.get("version") not in (1, VERSION):
+        raise ValueError(
+            f"this training is written in version {found.get('version')}, and this tapescope reads {VERSION}: update it"
+        )
+    try:
+        return _read(found)
+    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"this document of a training is damaged: {type(error).__name__}: {error}") from None
+
+
+def read_page(path: Path) -> TrainingDocument:
+    """What stands in a page that `Training.save_html` wrote. Nothing of the page is run.
+
+    Raises:
+        ValueError: it is no such page.
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"{path.name} has more than {size_text(_MOST_BYTES)}, which no page of a loop needs")
+    text = content.decode("utf-8", "replace")
+    begins = max(map(text.find, (PAGE_BEGINS, _PAGE_BEGAN)))
+    start = text.find(DATA_BEGINS, begins)
+    end = text.find("</script>", start)
+    if min(begins, start, end) < 0:
+        raise ValueError(f"{path.name} is no page of a training loop, as training.save_html() writes one")
+    return read_document(text[start + len(DATA_BEGINS) : end])
+
+
+def _read(found: dict[str, Any]) -> TrainingDocument:
+    modules, optimizers = _texts(found["modules"]), _texts(found["optimizers"])
+    if len(modules) > _MOST_MODULES:
+        raise ValueError(f"this training has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
+    rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
+    counts = {
+        "rows": rows.shape[0],
+        "samples": samples.shape[0],
+        "looks": looks.shape[0],
+        "held": len(HELD),
+        "modules": len(modules),
+        "optimizers": len(optimizers),
+    }
+    if found["version"] == 1:
+        counts["held"] -= 1
+    arrays = {name: _unpacked(name, found[name], counts[high], counts[wide]) for name, (high, wide) in _ARRAYS.items()}
+    if found["version"] == 1:
+        at = HELD.index("batch")
+        memory = arrays["memory"]
+        arrays["memory"] = torch.cat((memory[:, :at], torch.zeros_like(memory[:, :1]), memory[:, at:]), 1)
+    skipped = torch.zeros(rows.shape[0], dtype=torch.bool, device="cpu")
+    for each in found["skipped"]:
+        if type(each) is not int or not 0 <= each < rows.shape[0]:
+            raise ValueError(f"this document of a training is damaged: {each} is no row")
+        skipped[each] = True
+    return TrainingDocument(
+        int(found["steps"]),
+        int(found["every"]),
+        _texts(found["sentences"]),
+        tuple(map(_finding, found["findings"])),
+        modules,
+        {str(path): str(name) for path, name in dict(found.get("classes", {})).items()},  # none in older pages
+        optimizers,
+        rows,
+        samples=samples,
+        looks=looks,
+        skipped=skipped,
+        kept=tuple((int(step), str(folder)) for step, folder in found["kept"]),
+        black_box=bool(found["black_box"]),
+        **arrays,
+    )
+
+
+def _finding(given: dict[str, Any]) -> Finding:
+    known = {"alike": None, **given}  # pages of before it was written
+    finding = Finding(**{each.name: known[each.name] for each in fields(Finding)})
+    if finding.kind not in get_args(FindingKind) or not isinstance(finding.sentence, str):
+        raise ValueError(f"this document of a training is damaged: {finding.kind!r} is no kind of finding")
+    return finding
+
+
+def _texts(given: Sequence[object]) -> tuple[str, ...]:
+    if not all(isinstance(each, str) for each in given):
+        raise TypeError("a name is no text")
+    return tuple(map(str, given))
+
+
+def _spans(given: list[int]) -> Tensor:
+    """int64 of (rows, 2)."""
+    if len(given) % 2 or not all(type(each) is int for each in given):
+        raise TypeError("rows of steps are pairs of numbers")
+    return torch.tensor(given, dtype=torch.int64, device="cpu").reshape(-1, 2)
+
+
+def _packed(values: Tensor) -> str:
+    if not values.numel():
+        return ""
+    content = bytearray(4 * values.numel())
+    torch.frombuffer(content, dtype=torch.float32).copy_(values.detach().float().flatten())
+    return b64encode(content).decode()
+
+
+def _unpacked(name: str, text: str, rows: int, columns: int) -> Tensor:
+    expected = 4 * rows * columns
+    if len(text) != -(-expected // 3) * 4:
+        raise ValueError(f"this document of a training is damaged: {name} are not {rows:,} rows of {columns:,} numbers")
+    if not expected:
+        return torch.empty(rows, columns, dtype=torch.float32, device="cpu")
+    try:
+        content = bytearray(b64decode(text, validate=True))
+    except ValueError as error:
+        raise ValueError(f"this document of a training is damaged: {name}: {error}") from None
+    return torch.frombuffer(content, dtype=torch.float32).reshape(rows, columns)

@@ -1,0 +1,492 @@
+"""Writes that no version counter shows, such as through `.data`, to tensors that a graph has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.optim import Optimizer
+
+from ...inspector.capture.inplace_writes import note_write
+from ...inspector.graph.node_metadata import operation_of
+from ...inspector.graph.source_lines import Place, users_place
+from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.optimizer_steps import is_fused, parameters_of
+from ...inspector.torch_private.saved_variables import SavedSlot, saved_slots
+from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
+from ...inspector.torch_private.tensors import (
+    FollowedStorage,
+    StorageBytes,
+    View,
+    computes_itself,
+    equal_elements,
+    local_of,
+    on_storage,
+    storage_of,
+    version_of,
+)
+from ...inspector.torch_private.thread_state import unobserved
+from .findings import Finding
+from .pending_graphs import Forwards, at, roots_of
+from .step_boundaries import BackwardGiven
+from .training_result import Training
+
+
+@dataclass(slots=True)
+class WrittenBytes:
+    """Bytes that were written.
+
+    Attributes:
+        copy: what was there before: of the parameter, or of all its storage; None: nobody kept it.
+        parameter: whose copy that is; None: all the bytes of its storage were copied, in their order.
+        is_other: whether that parameter was given these bytes in place of its own, and nothing was written into them.
+    """
+
+    copy: Tensor | None
+    parameter: ref[Tensor] | None = None
+    is_other: bool = False
+
+    def is_of(self, saved: Tensor) -> bool:
+        """Whether what a graph has saved on these bytes is among what was written."""
+        return not self.is_other or (self.parameter is not None and self.parameter() is saved)
+
+    def is_as_before(self, saved: Tensor) -> bool:
+        """Whether what a graph has saved of it has the values that it had."""
+        if self.parameter is not None:
+            parameter = self.parameter()
+            return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
+        saved = local_of(saved)
+        before = self._before(saved)
+        return before is None or bool(equal_elements(before, saved).all())
+
+    def off(self, saved: Tensor) -> float | None:
+        """By how much it differs at most; None: nobody knows, or truth values do."""
+        now: Tensor | None = local_of(saved) if self.parameter is None else self.parameter()
+        before = self._before(local_of(saved)) if self.parameter is None else self.copy
+        if now is None or before is None or now.dtype is torch.bool:
+            return None
+        return float((now.detach() - before).abs().max())
+
+    def _before(self, saved: Tensor) -> Tensor | None:
+        return None if self.copy is None else on_storage(self.copy.untyped_storage(), View.of(saved))
+
+
+@dataclass(slots=True, kw_only=True)
+class SilentWords:
+    """What is said of such a write.
+
+    Attributes:
+        noun: what it is.
+        why: PyTorch does not notice it.
+        instead: how it would.
+        unnamed: what it wrote, if that is no parameter.
+    """
+
+    noun: str
+    why: str
+    instead: str
+    unnamed: str = "a parameter"
+
+
+@dataclass(slots=True)
+class SilentStep:
+    """One such write, or several by one line.
+
+    Attributes:
+        who: the optimizer's step, or the function.
+        step: of the loop.
+        number: what the next node was to be numbered.
+        written: by the address of its bytes.
+    """
+
+    who: str
+    place: Place | None
+    step: int
+    number: int
+    written: dict[int, WrittenBytes]
+    words: SilentWords
+
+
+_MOST_ARRAYS = 32  # each is copied at each forward: a loop may keep all that it has ever plotted
+_MOST_COPIES = 2  # of the same bytes: of a loop whose graphs never run
+
+_OF_DATA = SilentWords(
+    noun="write",
+    why="a write through .data counts no version",
+    instead="under torch.no_grad(), without .data, PyTorch raises an error instead",
+    unnamed="a tensor",
+)
+_OF_NUMPY = SilentWords(
+    noun="write",
+    why="NumPy's writes count no version",
+    instead="or let NumPy have a copy, .numpy().copy()",
+    unnamed="a tensor",
+)
+
+
+class DataWrites:
+    """Keeps of each such write what was there before, while a graph waits for its backward.
+
+    Of an array no call tells when it is written. What a module's forward has left of its bytes is copied as the forward
+    ends, while the array lives: what differs in its backward was written since.
+
+    Attributes:
+        told: writes through `.data`, in their order.
+        shared: bytes that somebody could write since, in their order.
+
+    Known limitations. `torch.from_numpy` is seen by no mode, so a tensor that was made of an array is none of these.
+    Of more than 32 arrays that live those made last are looked at.
+    """
+
+    def __init__(self, forwards: Forwards) -> None:
+        self.told: list[SilentStep] = []
+        self.shared: list[SilentStep] = []
+        self.step = 0
+        self._forwards = forwards
+        self._thread = get_ident()
+        self._is_paused = False
+        self._followed: dict[int, FollowedStorage] = {}  # so that no others get the address of those that were written
+        self._begun: dict[int, _Begun] = {}  # by the tensor's id, until the call is over
+        self._arrays: list[ref[Any]] = []
+
+    @property
+    def writes(self) -> list[SilentStep]:
+        return [*self.told, *self.shared]
+
+    def pause(self) -> None:
+        """An optimizer steps, whose writes are looked at as a whole."""
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        self._is_paused = False
+
+    @property
+    def _looks_away(self) -> bool:
+        return self._is_paused or get_ident() != self._thread or not self._is_anything_waiting
+
+    @property
+    def _is_anything_waiting(self) -> bool:
+        return self._forwards.unseen or bool(self._forwards.waiting())
+
+    def begins(self, tensor: Tensor) -> None:
+        if not self._looks_away and (copy := _bytes_of(tensor)) is not None:
+            self._begun[id(tensor)] = _Begun(copy, View.of(tensor), storage_of(tensor))
+
+    def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
+        begun = self._begun.pop(id(tensor), None)
+        if begun is None or self._looks_away:
+            return
+        made = SilentStep(what, place, self.step, sequence_nr(), {}, _OF_DATA)
+        if (begun.view, begun.storage) == (View.of(tensor), storage_of(tensor)):
+            self._add(self.told, made, tensor, WrittenBytes(begun.copy))
+        elif not computes_itself(tensor) and (begun.view.shape, begun.view.dtype) == (tensor.shape, tensor.dtype):
+            before = on_storage(begun.copy.untyped_storage(), begun.view)
+            self._add(self.told, made, tensor, WrittenBytes(before, ref(tensor), is_other=True))
+
+    def is_shared(self, array: Any) -> None:
+        if get_ident() == self._thread and isinstance(array.base, Tensor):
+            self._arrays.append(ref(array))
+            if len(self._arrays) > _MOST_ARRAYS:
+                self._arrays = [each for each in self._arrays if each() is not None][-_MOST_ARRAYS:]
+
+    def forward_ends(self) -> None:
+        """What arrays share with tensors is as the forward found it."""
+        arrays = [each for kept in self._arrays if (each := kept()) is not None]
+        self._arrays = [ref(each) for each in arrays]
+        for each in arrays:
+            copy = _bytes_of(each.base)
+            if copy is not None:
+                made = SilentStep("An array of NumPy's", None, self.step, sequence_nr(), {}, _OF_NUMPY)
+                self._add(self.shared, made, each.base, WrittenBytes(copy))
+
+    def _add(self, steps: list[SilentStep], made: SilentStep, tensor: Tensor, written: WrittenBytes) -> None:
+        """Several writes by one line are one; of those that no graph was made between the first tells."""
+        followed = FollowedStorage(local_of(tensor))
+        address = followed.address
+        if address in self._followed and not self._followed[address].alive:
+            self._forget(address)
+        same = [each for each in steps if address in each.written]
+        if same and same[-1].number == made.number and not same[-1].written[address].is_other:
+            return
+        if len(same) >= _MOST_COPIES:
+            del same[0].written[address]
+        into = next((each for each in steps if _is_by_the_same(each, made)), made)
+        into.written[address] = written
+        self._followed[address] = followed
+        if into is made:
+            steps.append(made)
+        steps[:] = [each for each in steps if each.written]
+
+    def _forget(self, address: int) -> None:
+        for steps in (self.told, self.shared):
+            for each in steps:
+                each.written.pop(address, None)
+
+    def forget_old(self) -> None:
+        """Lets go of what no graph waits behind, and of what is no more."""
+        self._begun.clear()  # of calls that raised, or that only read
+        self._arrays = [each for each in self._arrays if each() is not None]
+        if not self.told and not self.shared:
+            return
+        for address in [each for each, followed in self._followed.items() if not followed.alive]:
+            del self._followed[address]
+            self._forget(address)
+        oldest = None if self._forwards.unseen else min((each.start for each in self._forwards.waiting()), default=None)
+        for steps in (self.told, self.shared):
+            if not self._forwards.unseen:
+                steps[:] = [each for each in steps if oldest is not None and each.number > oldest]
+            steps[:] = [each for each in steps if each.written]
+        if not self.told and not self.shared:
+            self._followed.clear()
+
+
+class _Begun(NamedTuple):
+    """What a call may write, before it: a copy of all the bytes below, and where the tensor was on them."""
+
+    copy: Tensor
+    view: View
+    storage: StorageBytes | None
+
+
+def _is_by_the_same(one: SilentStep, other: SilentStep) -> bool:
+    return (one.who, one.place, one.number) == (other.who, other.place, other.number)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor | None:
+    """A copy of all its storage; None where it has none of its own."""
+    with unobserved():
+        try:
+            storage = local_of(tensor).untyped_storage()
+        except (NotImplementedError, RuntimeError, ValueError):
+            return None
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).clone()
+
+
+_MOST_STEPS = 16
+_MOST_COPIED = 2  # steps of which copies are kept: of a loop whose graphs never run
+
+
+@dataclass(slots=True)
+class _Spoiled:
+    """A saved tensor that was written since."""
+
+    node: Node
+    number: int
+    slot: SavedSlot
+    by: SilentStep
+    written: WrittenBytes
+
+
+class SilentWrites:
+    """Follows the optimizers' steps.
+
+    Only where a graph waits for its backward as an optimizer steps is more done than to look at which graphs wait; and
+    parameters are copied only if that optimizer's steps count no versions. A backward is walked through only if a graph
+    from before such a step is alive.
+
+    Known limitations. What other calls write through `.data`, or somebody through NumPy, is seen where a function mode
+    is open (`data_writes`). A graph that was made in another thread is not compared with steps of this one. Checkpoints
+    and `save_on_cpu` save copies, or nothing.
+    """
+
+    def __init__(self, training: Training, forwards: Forwards) -> None:
+        self._training = training
+        self._forwards = forwards
+        self._loud: WeakSet[Optimizer] = WeakSet()  # whose steps count versions
+        self._steps: list[SilentStep] = []
+        self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # of the step that is under way
+        self.by_others = DataWrites(forwards)
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._before = None
+        self.by_others.pause()
+        waiting, unseen = self._forwards.waiting(), self._forwards.unseen
+        if not waiting and not unseen:
+            return
+        given = [each for each in parameters_of(optimizer) if each.grad is not None]
+        newest = max((each.number for each in self._steps), default=0)
+        copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
+        copies = [each.detach().clone() if copied else None for each in given]
+        self._before = [(each, version_of(each), copy) for each, copy in zip(given, copies, strict=True)]
+
+    def optimizer_ends(self, optimizer: Optimizer, step: int) -> None:
+        before, self._before = self._before, None
+        self.by_others.go_on()
+        if before is None:
+            return
+        title, place = step_title(optimizer), users_place()
+        written: dict[int, WrittenBytes] = {}
+        for parameter, version, copy in before:
+            now = version_of(parameter)
+            if now > version:
+                note_write(title, place, parameter, version, now)
+            elif (storage := storage_of(parameter)) is not None:
+                written[storage.address] = WrittenBytes(copy, ref(parameter))
+        if len(written) < len(before):
+            self._loud.add(optimizer)
+        if written:
+            self._steps.append(SilentStep(title, place, step, sequence_nr(), written, _OF_A_STEP))
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Lets go of steps that no graph waits behind."""
+        oldest = min((each.start for each in self._forwards.waiting()), default=None)
+        if not self._forwards.unseen:
+            self._steps = [each for each in self._steps if oldest is not None and each.number > oldest]
+        del self._steps[:-_MOST_STEPS]
+        for each in self._steps[:-_MOST_COPIED]:
+            for written in each.written.values():
+                written.copy = None
+
+    def backward_begins(self, given: BackwardGiven, step: int) -> None:
+        self._forget_old()
+        self.by_others.forget_old()
+        if not self._steps and not self.by_others.writes:
+            return
+        found = self._spoiled(roots_of(given[0]), given)
+        by_step: dict[int, list[_Spoiled]] = {}
+        for each in found:
+            by_step.setdefault(id(each.by), []).append(each)
+        for spoiled in by_step.values():
+            self._training.add(self._finding(spoiled, step))
+
+    def backward_ends(self) -> None:
+        self._forget_old()
+        self.by_others.forget_old()
+
+    def _spoiled(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Spoiled]:
+        """What this backward takes from saved tensors that are no more what they were; the youngest first."""
+        steps = [*sorted([*self._steps, *self.by_others.told], key=lambda each: each.number), *self.by_others.shared]
+        newest = max(each.number for each in steps)
+        runs = needed_edges(roots, given[4] if len(given) > 4 else None)
+        found: list[_Spoiled] = []
+        for number, node in youngest_first(roots):
+            if number >= newest or not runs(node):
+                continue
+            for slot in saved_slots(node):
+                if slot.modified or not runs(node, _read_for(node, slot)):
+                    continue
+                storage = storage_of(slot.tensor)
+                if storage is None:
+                    continue
+                since = ((by, by.written.get(storage.address)) for by in steps if by.number > number)
+                for by, written in since:
+                    if written is not None and written.is_of(slot.tensor) and not written.is_as_before(slot.tensor):
+                        found.append(_Spoiled(node, number, slot, by, written))
+                        break
+        return found
+
+    def _finding(self, spoiled: Sequence[_Spoiled], step: int) -> Finding:
+        first = spoiled[0]
+        by = first.by
+        name = self._name_of(first)
+        others = len({id(each.written) for each in spoiled}) - 1
+        more = f" and {counted(others, 'other parameter')}" if others else ""
+        when = "" if by.step == step else f" in step {by.step}"
+        forward = self._forwards.forward_of(first.number)
+        operation = operation_of(first.node)
+        source = None if operation is None else operation.source
+        line = f" ({source.short})" if source is not None else ""
+        of = f" of {forward}" if forward is not None else ""
+        earlier = "" if forward is None or forward.step == step else f" in step {forward.step}"
+        return Finding(
+            "silent write",
+            step,
+            f"{by.who}{at(by.place)} wrote {name or by.words.unnamed}{more}{when} after {first.node.name()}{line}{of}"
+            f"{earlier} had saved it as {first.slot.name}; the backward{at(users_place())} takes the new values"
+            f"{_how_far(spoiled)}, so its gradients are not those of the forward, and PyTorch doesn't notice: "
+            f"{by.words.why}. What to do: run this backward before that {by.words.noun}, or compute its loss again "
+            f"after it; {by.words.instead}.",
+            module=None if name is None else name.rpartition(".")[0],
+            tensor=name,
+            at=at(by.place).removeprefix(" at ") or None,
+            certain=all(each.written.copy is not None for each in spoiled),
+        )
+
+    def _name_of(self, spoiled: _Spoiled) -> str | None:
+        """Of the parameter on the bytes that were written."""
+        watched = self._training.watched
+        if spoiled.written.parameter is not None:
+            parameter = spoiled.written.parameter()
+            return None if parameter is None else watched.name_of(parameter)
+        here = storage_of(spoiled.slot.tensor)
+        return next((name for name, each in watched.parameters() if storage_of(each) == here), None)
+
+
+_OF_A_STEP = SilentWords(
+    noun="step",
+    why="that step counts no versions",
+    instead="with foreach=True PyTorch raises an error instead",
+)
+
+_READ_FOR = {
+    ("AddmmBackward0", "mat1"): 2,
+    ("AddmmBackward0", "mat2"): 1,
+    **{(f"{kind}Backward0", slot): edge for kind in ("Mm", "Bmm") for slot, edge in (("self", 1), ("mat2", 0))},
+    ("MulBackward0", "self"): 1,
+    ("MulBackward0", "other"): 0,
+}
+
+
+def _read_for(node: Node, slot: SavedSlot) -> int | None:
+    """The edge for whose gradient alone the node reads this; None: for any. A convolution saves its weight, which the
+    gradient of its input takes, also where its input is data."""
+    return _READ_FOR.get((node.name(), slot.name), 0 if slot.name == "weight" else None)
+
+
+def step_title(optimizer: Optimizer) -> str:
+    """`Adam.step() (fused)`."""
+    return f"{type(optimizer).__name__}.step(){' (fused)' if is_fused(optimizer) else ''}"
+
+
+def _how_far(spoiled: Sequence[_Spoiled]) -> str:
+    """By how much what is read has changed, where what was there before is known."""
+    found = [each.written.off(each.slot.tensor) for each in spoiled]
+    known = [each for each in found if each is not None]
+    return f" (up to {max(known):.2g} off)" if len(known) == len(found) else ""
+
+
+class NeededEdges(Protocol):
+    def __call__(self, node: Node, edge: int | None = None) -> bool:
+        """Whether the backward runs this node; with `edge`, whether its gradient for that one is needed."""
+
+
+def needed_edges(roots: Sequence[Node], inputs: Sequence[Tensor | GradientEdge] | None) -> NeededEdges:
+    """Return what tells whether a backward from `roots` runs a node; without inputs it runs all of them."""
+    if not inputs:
+        return _has_edge
+    wanted = {(each if isinstance(each, GradientEdge) else get_gradient_edge(each)).node for each in inputs}
+    above: dict[Node, list[Node]] = {}
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        node = waiting.pop()
+        for child, _ in node.next_functions:
+            if child is not None:
+                above.setdefault(child, []).append(node)
+                if child not in seen:
+                    seen.add(child)
+                    waiting.append(child)
+    leading = set(wanted)  # to an input
+    waiting = list(wanted)
+    while waiting:
+        for node in above.get(waiting.pop(), ()):
+            if node not in leading:
+                leading.add(node)
+                waiting.append(node)
+
+    def runs(node: Node, edge: int | None = None) -> bool:
+        if edge is None:
+            return any(child in leading for child, _ in node.next_functions)
+        return _has_edge(node, edge) and node.next_functions[edge][0] in leading
+
+    return runs
+
+
+def _has_edge(node: Node, edge: int | None = None) -> bool:
+    return edge is None or (edge < len(node.next_functions) and node.next_functions[edge][0] is not None)

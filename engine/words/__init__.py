@@ -1,4 +1,0 @@
-"""How numbers, lists and findings are worded.
-
-May import: inspector.
-"""

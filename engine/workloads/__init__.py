@@ -1,4 +1,0 @@
-"""Ready models and programs.
-
-May import: inspector, hips.
-"""

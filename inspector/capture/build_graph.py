@@ -1,0 +1,358 @@
+"""`ts.graph`: builds a `Graph` from the nodes below a loss. Nothing is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ..garbage_collector import collector_paused
+from ..graph.capture_records import CallRecord, Facts, Operation
+from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, TensorMeta
+from ..graph.kinds import Kind, kind_of
+from ..graph.live_nodes import LiveNodes
+from ..graph.node_metadata import operations_of
+from ..hips.tape import HipsTape, refuse_parts
+from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
+from ..torch_private.nodes import InputMetadata, input_metadata_of_each, leaf_of, notes_on
+from ..torch_private.sequence_numbers import number_of, numbers_of
+from ..torch_private.thread_state import functorch_is_active, without_torch_function
+from ..validation import a_kind, expect, expect_model, expect_outputs
+from .graph_cache import EdgeDraft, Found, TaskDraft, as_edges, as_tasks, sight_of
+
+_WRAPPED = "_fsdp_wrapped_module"  # what FullyShardedDataParallel puts into the paths of what it wraps
+_FLAT = "_flat_param"
+
+Namer = Callable[[Tensor], str | None]
+
+
+def through_sharding(named: Namer) -> Namer:
+    """The same namer, which knows these leaves, too.
+
+    A gathered parameter has the name of its shard, which is in the model; where that is not known, the one below the
+    outermost module under `fully_shard`. A flat parameter is called by the first of those that it holds.
+    """
+    sharded = {id(each.gathered): each for each in sharded_parameters() if each.gathered is not None}
+    if not sharded and not has_flat_parameters():
+        return named
+
+    def found(leaf: Tensor) -> str | None:
+        name = named(leaf)
+        if names := flat_names(leaf):
+            return _flat_name(name or "", names)
+        if name is None and (parameter := sharded.get(id(leaf))) is not None:
+            return named(parameter.shard) or parameter.name
+        return name
+
+    return found
+
+
+def _flat_name(path: str, names: tuple[str, ...]) -> str:
+    """`blocks.0.weight and 3 more`."""
+    around = [part for part in path.split(".") if part and part not in (_WRAPPED, _FLAT)]
+    first = ".".join([*around, *(part for part in names[0].split(".") if part != _WRAPPED)])
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
+
+
+def why_no_graph(tensor: Tensor) -> str:
+    """The reason, to stand behind a colon, without a full stop."""
+    if tensor.is_inference():
+        return "it was computed under torch.inference_mode(), which records nothing"
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return (
+            f"it holds {str(tensor.dtype).removeprefix('torch.')}, and whole numbers and truth values have no gradient "
+            "(argmax, round to an integer type, a comparison)"
+        )
+    if functorch_is_active():
+        return (
+            "it was computed inside a transform of torch.func (vmap, grad, ...), which records no graph there, or none "
+            "of this tensor; ask outside of the transform"
+        )
+    if not torch.is_grad_enabled():
+        return "gradients are switched off here, by torch.no_grad() or torch.set_grad_enabled(False)"
+    return (
+        "it was computed under torch.no_grad(), or cut off by .detach(), .data or .item(), or nothing that went into "
+        "it requires grad, as where all parameters are frozen"
+    )
+
+
+DEEP = 10_000
+"""From so many nodes on they are freed one by one, see `free_one_by_one`."""
+_KEPT = "tapescope: nodes below"  # a key in a root's metadata
+
+
+def graph(outputs: Outputs | HipsTape, model: ParameterNames | None = None) -> Graph:
+    """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
+
+    Args:
+        outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`ts.hips.tape`).
+        model: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
+            (`ts.capture`) supplies names without it, and module paths, source lines and operations. A module also
+            names those that the forward called by themselves, where they are parts of it and have parameters.
+
+    Raises:
+        RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
+        TypeError: an output is no tensor.
+
+    The graph does not keep the loss alive: when the loss no longer exists, the graph keeps its tasks and edges, but has
+    no nodes and saved tensors. One read from a temporary, as in `ts.graph(make_loss())`, or from a `GradientEdge` does
+    keep its nodes, and so their saved tensors, until a backward frees them.
+    """
+    found = read_graph(outputs, model)
+    if isinstance(found.nodes, LiveNodes):
+        found.nodes.hold_for_temporaries()
+    return found
+
+
+def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None) -> Graph:
+    """`graph` for callers that hold the outputs themselves."""
+    if names is not None:
+        expect(names, torch.nn.Module | Mapping, "model", "a module, or a mapping of names to tensors")
+        if isinstance(names, Mapping):
+            for name, tensor in names.items():
+                expect(tensor, Tensor, f"model[{name!r}]", "a tensor")
+    if isinstance(outputs, HipsTape):
+        return outputs.graph
+    given = _as_list(outputs)
+    roots = root_edges(given)
+    with collector_paused():
+        found = _walk([node for node, _ in roots])
+        sight = sight_of(found, roots) if names is None else None
+        graph = None if sight is None else sight.known()
+        if graph is None:
+            graph = _build(found, roots, names, None if sight is None else sight.metas)
+            if sight is not None:
+                sight.keep(graph)
+        if len(graph) >= DEEP:
+            for root in dict.fromkeys(node for node, _ in roots):
+                below = [node for node in _walk([root]) if node is not root]
+                free_one_by_one(root, sorted(below, key=number_of, reverse=True))
+        if isinstance(graph.nodes, LiveNodes):
+            graph.nodes.watch(given)
+        return graph
+
+
+def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -> Graph:
+    """A graph itself, or that of a loss, with a model's names.
+
+    Raises:
+        TypeError, RuntimeError: as `graph`; or the model is none.
+        ValueError: it is a graph already, whose names are its own.
+    """
+    expect_model(model)
+    if not isinstance(of, Graph):
+        return read_graph(of, model)
+    if model is not None:
+        raise ValueError("model= is for a loss, and this is a graph, which has its names: ts.graph(loss, model=model)")
+    return of
+
+
+def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
+    """The graph below nodes at hand, from those which no other leads to."""
+    found = _walk(nodes)
+    reached = {child for nexts in found.values() for child, _ in nexts}
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None)
+
+
+def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
+    """The (node, input number) pairs at which a backward from `outputs` starts."""
+    roots = []
+    given = _as_list(outputs)
+    with without_torch_function():
+        for position, output in enumerate(given):
+            if isinstance(output, Tensor):
+                if not output.requires_grad:
+                    raise RuntimeError(
+                        f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
+                        f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: {why_no_graph(output)}"
+                    )
+                output = get_gradient_edge(output)
+            elif not isinstance(output, GradientEdge):
+                raise TypeError(
+                    f"element {position} of tensors is {a_kind(output)}; expected a torch.Tensor or a GradientEdge"
+                )
+            roots.append((output.node, output.output_nr))
+    if not roots:
+        raise ValueError("there is no tensor to start from: the sequence is empty")
+    return roots
+
+
+def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
+    refuse_parts(outputs)
+    if isinstance(outputs, Tensor | GradientEdge):
+        return [outputs]
+    expect_outputs(outputs)
+    return list(outputs)
+
+
+def outlive_backward(starts: Sequence[Node]) -> bool:
+    """Whether a node below `starts` keeps attributes on a custom Function's `ctx`, which no backward frees."""
+    with collector_paused():
+        return any(isinstance(node, BackwardCFunction) and vars(node) for node in _walk(starts))
+
+
+def _walk(starts: Iterable[Node]) -> Found:
+    """All nodes below `starts` with their next functions, in an order of discovery that depends on the graph alone."""
+    found: Found = {}
+    stack = list(reversed(list(starts)))
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        nexts = found[node] = node.next_functions
+        for child, _ in reversed(nexts):
+            if child is not None and child not in found:
+                stack.append(child)
+    return found
+
+
+def _kinds(names: Mapping[Node, str]) -> dict[Node, Kind]:
+    by_name: dict[tuple[type, str], Kind] = {}
+    kinds = {}
+    for node, name in names.items():
+        key = type(node), name
+        kind = by_name.get(key)
+        if kind is None:
+            kind = by_name[key] = kind_of(node)
+        kinds[node] = kind
+    return kinds
+
+
+def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int]) -> dict[Node, int]:
+    """Gives each node its task id, ascending in the returned dict."""
+    created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
+    created.sort(key=numbers.__getitem__)
+    ids = {node: task_id for task_id, node in enumerate(created)}
+    for node in created:
+        for child, _ in found[node]:
+            if child is not None and child not in ids:
+                ids[child] = len(ids)
+    for node in found:  # a root which is itself a leaf has no user
+        ids.setdefault(node, len(ids))
+    return ids
+
+
+def _nameless(leaf: Tensor) -> None:
+    """Of a leaf whose name nobody knows."""
+
+
+def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
+    """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
+    if names is not None:
+        pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
+        given = {id(tensor): name for name, tensor in pairs}
+        return lambda leaf: given.get(id(leaf))
+    if not operations:
+        return _nameless
+    seen = list(dict.fromkeys(operation.facts for operation in operations.values()))
+    return lambda leaf: next((name for facts in seen if (name := facts.leaf_name(leaf))), None)
+
+
+def _metas(node: Node, takes: Iterable[InputMetadata], known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
+    """What the node takes; equal ones are one object, since a large graph has few different ones."""
+    found = []
+    for facts in takes:
+        try:
+            meta = known.get(facts)
+        except TypeError:  # torch.SymInt has no hash
+            raise NotImplementedError(
+                f"{node.name()} takes a gradient of {facts[0]}, a shape with symbols, and a graph has numbers for "
+                "sizes. Take a FakeTensorMode without a ShapeEnv, or from_tensor(..., static_shapes=True)"
+            ) from None
+        if meta is None:
+            meta = known[facts] = TensorMeta(*facts)
+        found.append(meta)
+    return tuple(found)
+
+
+def _build(
+    found: Found,
+    roots: list[tuple[Node, int]],
+    names: ParameterNames | None,
+    takes: Sequence[tuple[InputMetadata, ...]] | None = None,
+) -> Graph:
+    """`takes`: by node in `found` its input metadata, where it has been read."""
+    names_of = {node: node.name() for node in found}
+    kinds, numbers = _kinds(names_of), numbers_of(found)
+    ids = _number(found, kinds, numbers)
+    operations = operations_of(found, ids) if Facts.alive() else {}
+    calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
+    leaf_name = through_sharding(_leaf_namer(names, operations))
+    named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
+    metas: dict[object, TensorMeta] = {}
+    taken = dict(zip(found, input_metadata_of_each(found) if takes is None else takes, strict=True))
+    tasks = []
+    edges = []
+    for node, task_id in ids.items():
+        kind, operation = kinds[node], operations.get(node)
+        parameter = leaf_name(leaf_of(node)) if kind is named else None
+        call = None if operation is None else calls.id_of(operation.call)
+        inputs = _metas(node, taken[node], metas)
+        tasks.append(TaskDraft(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation))
+        for output, (child, number) in enumerate(found[node]):
+            if child is not None:
+                edges.append(EdgeDraft(task_id, output, ids[child], number))
+    return Graph(
+        tasks=as_tasks(tasks),
+        edges=as_edges(edges),
+        roots=tuple(Root(ids[node], number) for node, number in roots),
+        calls=tuple(calls.found),
+        nodes=LiveNodes(ids),
+    )
+
+
+def free_one_by_one(root: Node, below: Sequence[Node]) -> None:
+    """Lets a root hold these nodes below it, which then die one by one, the first first, when it does.
+
+    torch frees nodes that Python has seen by recursion (THPCppFunction_dealloc), and overflows the stack at some 50,000
+    in a row. A node lets go of its edges before its metadata, and a tuple frees its items from the last to the first.
+
+    Args:
+        root: the root.
+        below: each before those that it leads to.
+    """
+    notes_on(root)[_KEPT] = tuple(reversed(below))
+
+
+class _Calls:
+    """Numbers the module calls which a graph's tasks need, parents first.
+
+    Args:
+        model: the outermost modules that were called are named after it.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self._names: dict[int, list[str]] = {}
+        self._classes: dict[str, str] = {}
+        if model is not None:
+            for name, parameter in model.named_parameters(remove_duplicate=False):
+                self._names.setdefault(id(parameter), []).append(name)
+            modules = model.named_modules(remove_duplicate=False)
+            self._classes = {path: type(module).__name__ for path, module in modules}
+        self._places: dict[tuple[Facts, int], str | None] = {}
+        self.found: list[ModuleCall] = []
+        self._ids: dict[CallRecord, int] = {}
+
+    def id_of(self, record: CallRecord | None) -> int | None:
+        if record is None:
+            return None
+        known = self._ids.get(record)
+        if known is not None:
+            return known
+        parent = self.id_of(record.parent)  # as deep as modules are nested
+        call = ModuleCall(len(self.found), self._path_of(record), record.module_class.__name__, parent, record.index)
+        self.found.append(call)
+        self._ids[record] = call.id
+        return call.id
+
+    def _path_of(self, record: CallRecord) -> str:
+        if not self._names:
+            return record.full_path
+        key = record.facts, record.root
+        if key not in self._places:
+            self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
+        place = self._places[key]
+        return record.full_path if place is None else ".".join(filter(None, (place, record.path)))

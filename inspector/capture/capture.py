@@ -1,0 +1,180 @@
+"""`ts.capture`: records the modules, source lines and saved tensors of a forward."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.autograd.graph import Node
+
+from ..graph.capture_records import Facts, Operation
+from ..graph.node_metadata import made_during, nodes_of
+from ..graph.source_lines import innermost_user_line, users_place
+from ..torch_private.nodes import TELLS_OF_NEW_NODES
+from ..torch_private.sequence_numbers import sequence_nr
+from ..validation import a_kind, expect_callable, expect_truth
+from .capture_record import CaptureRecord, Observer
+from .interrupt_safe_stack import Opened
+from .watch_calls import watch_calls
+from .watch_nodes import watch_nodes
+
+if TYPE_CHECKING:
+    from ..graph.graph import Graph
+
+
+class Tape:
+    """One captured forward. `ts.graph(loss)` finds what was seen through the nodes; the tape need not be kept.
+
+    Attributes:
+        started_ns: `time.perf_counter_ns()` when the capture began.
+        error: the exception that ended it, if one did. Then `graph()` gives the graph up to it.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.started_ns = time.perf_counter_ns()
+        self.error: BaseException | None = None
+        self._facts = facts
+        self._frontier: tuple[Node, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Tape, ended by {type(self.error).__name__}>" if self.error else "<Tape>"
+
+    def restart(self, facts: Facts) -> None:
+        """The capture has begun a new record."""
+        self.started_ns = time.perf_counter_ns()
+        self._facts = facts
+
+    def graph(self) -> Graph:
+        """The graph which a forward that raised had built when it raised.
+
+        Raises:
+            ValueError: the forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
+        """
+        from .build_graph import graph_of_nodes
+
+        if self.error is None:
+            raise ValueError("the captured forward did not raise: pass its result to ts.graph(loss)")
+        if not self._frontier:
+            raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
+        where = innermost_user_line(traceback.extract_tb(self.error.__traceback__))
+        message = str(self.error).partition("\n")[0]
+        raised = f"{type(self.error).__name__}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
+        return replace(graph_of_nodes(self._frontier), raised=raised)
+
+    def note_error(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Keeps what an exception's frames still hold of the graph, so that it can be drawn. An exit callback."""
+        self.error = error
+        nodes: dict[Node, None] = {}
+        while frames is not None:
+            for value in list(frames.tb_frame.f_locals.values()):
+                with suppress(Exception):  # a user's container may do anything when it is read
+                    nodes.update(dict.fromkeys(nodes_of(value)))
+            frames = frames.tb_next
+        self._frontier = tuple(node for node in nodes if made_during(self._facts, node))
+
+
+class capture:
+    """Records, while it is open, what the forward does in this thread.
+
+    `ts.graph(loss)` then knows for each task its module path, source line, forward operation and time of creation.
+    Works for shared modules, several calls of one module, code outside modules, custom Functions, and with other
+    captures inside or around. On leaving, also by an exception, it takes all its hooks away.
+
+    Args:
+        model: names the parameters and modules after this module; without it, after each outermost module that is
+            called. Give it where the forward calls parts of a model and never the model itself.
+        observer: called after each operation that gave a tensor or None, and after each module call that gave something
+            else than its last operation did: with it, its result and its arguments.
+        keep_inputs: keeps what each operation was called with, so that `session.check(task)` can replay it. That costs
+            memory: all those tensors live as long as the graph does, also those that no backward needs and those which
+            a checkpoint would have let go, and what is written in place is copied before. The graph goes when the loss
+            does, not when a backward has run. Other objects than tensors, numbers and texts are not kept alive.
+        every_call: also sees the calls of torch that make no node: which tensors they allocate (masks, noise, leaves),
+            which ones they modify in place, and where hooks of tensors are registered. Memory predictions and the notes
+            on a backward's errors use that. It costs as much again as a tiny operation. `observer` and `keep_inputs`
+            imply it; so does torch before 2.14, which has no hook for new nodes.
+
+    Known limitations: another thread's forward is not seen (open a capture there). Before torch 2.14, neither is a
+    custom Function whose `apply` was put into a variable before. A compiled region is one node with the module call
+    around it. What other threads call of torch.compile's meanwhile is compiled once more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        observer: Observer | None = None,
+        *,
+        keep_inputs: bool = False,
+        every_call: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module | None):
+            raise TypeError(f"ts.capture() takes the model to name things after, not {a_kind(model)}")
+        self._model = model
+        self._observer = observer
+        if observer is not None:
+            expect_callable(observer, 3, "observer", "a function of an operation, its result and its arguments")
+        expect_truth(keep_inputs, "keep_inputs")
+        self._keep_inputs = keep_inputs
+        expect_truth(every_call, "every_call")
+        self._every_call = every_call
+        self._opened: Opened | None = None
+        self._recording: tuple[CaptureRecord, Tape] | None = None  # while it is open
+
+    def __enter__(self) -> Tape:
+        if self._recording is not None:
+            raise RuntimeError("this capture is open already; make another one with ts.capture()")
+        facts = Facts()
+        tape = Tape(facts)
+        record = CaptureRecord(facts, self._model, self._observer)
+        every_call = self._every_call or self._keep_inputs or self._observer is not None
+        put_in_place = partial(_put_in_place, record, tape, self._observer, self._keep_inputs, every_call)
+        self._opened = Opened(self, put_in_place)
+        self._recording = record, tape
+        return tape
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._recording = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close(kind, error, traceback)
+
+    def operation(self, function: Callable[..., Any]) -> Operation:
+        """What this open capture would write down of a call of this function here and now."""
+        assert self._recording is not None
+        record, _ = self._recording
+        now = sequence_nr()
+        return Operation(record.facts, function, now, now, record.current, users_place())
+
+    def renew(self) -> None:
+        """Begins a new record: module calls are counted, and outermost modules named, as from here on.
+
+        As closing this capture and opening another one would, but that modes which were entered inside of it, and have
+        not been left, stay where they are. What has been captured keeps what is known of it. While a module's call is
+        under way nothing happens, since what comes in it belongs to that call.
+        """
+        if self._recording is None:
+            raise RuntimeError("this capture is not open, so there is nothing to renew")
+        record, tape = self._recording
+        if not record.calls:
+            tape.restart(record.renew())
+
+
+def _put_in_place(
+    record: CaptureRecord, tape: Tape, observer: Observer | None, keep: bool, every_call: bool, stack: ExitStack
+) -> None:
+    if TELLS_OF_NEW_NODES:
+        watch_nodes(stack, record, modules=not every_call)
+    if every_call or not TELLS_OF_NEW_NODES:
+        watch_calls(stack, record, observer, keep)
+    stack.push(tape.note_error)

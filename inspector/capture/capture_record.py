@@ -1,0 +1,173 @@
+"""The record of a capture while it is open: the module calls that are running, and the newest operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import CodeType
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
+
+from ..graph.capture_records import CallRecord, Facts, Operation
+from ..graph.node_metadata import mark, tensors_of, unmarked_nodes
+from ..graph.source_lines import is_library
+from ..torch_private.call_watchers import CallStack
+from ..torch_private.sequence_numbers import sequence_nr
+from ..torch_private.thread_state import without_torch_function
+
+Paths = dict[nn.Module, str]
+CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
+"""Positions in the list that describes a running call of a module. At 0 is the module itself, then:
+
+the call's record; its outermost module, with that one's number; the user's place from which it was called, None until
+that is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of modules
+see the calls, the last element is the sequence number at which the call began.
+"""
+
+Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
+
+
+class CaptureRecord:
+    """Keeps the stack of module calls that are running in the capture's thread.
+
+    Two sources write into it: `watch_nodes.py`, where torch calls a hook for each new node, and `watch_calls.py`.
+
+    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are
+    nothing to it, and the region stays one node.
+
+    Attributes:
+        facts: what nodes refer to.
+        calls: the calls of modules that are running: of each a list of the module and, once `current` was read inside
+            of it, the elements at `CALL`, `PLACE` and so on.
+        last_result: the newest operation's result, whose nodes are marked.
+        new_nodes: the nodes made in the call of torch under way, where a hook tells of them and a function mode sees
+            the call.
+        accelerator: the type of its devices; None if there is none.
+    """
+
+    def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
+        self.facts = facts
+        self._module = module
+        self._observer = observer
+        self._thread = facts.thread
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self.accelerator = None if accelerator is None else accelerator.type
+        self.calls: CallStack = []
+        self._roots: list[tuple[int, Paths]] = []
+        self._counts: dict[nn.Module, int] = {}
+        self._forwards: dict[type[nn.Module], tuple[CodeType | None, bool]] = {}
+        self.last_result: ref[Tensor] | None = None
+        self.new_nodes: list[Node] | None = None
+        self._add_named_root()
+
+    def _add_named_root(self) -> None:
+        if self._module is not None:
+            self._roots.append(self.facts.add_root(self._module, unnamed=True))
+
+    @property
+    def current(self) -> CallRecord | None:
+        """The innermost call of a module that is running."""
+        calls = self.calls
+        if not calls:
+            return None
+        entry = calls[-1]
+        if len(entry) == 1:
+            self.begin()
+        call: CallRecord = entry[CALL]
+        return call
+
+    def begin(self) -> None:
+        """Complete the entries of calls in which nothing has been seen yet."""
+        calls, counts = self.calls, self._counts
+        first = len(calls) - 1
+        while first and len(calls[first - 1]) == 1:
+            first -= 1
+        above = calls[first - 1] if first else None
+        for entry in calls[first:] if first else calls:
+            module = entry[0]
+            kind = type(module)
+            index = counts[module] = counts.get(module, -1) + 1
+            forward, is_torchs = self._forwards.get(kind) or self._forward_of(kind)
+            if "forward" in module.__dict__:
+                forward, is_torchs = None, False
+            if above is None:
+                root, call, place = self._root_of(module), None, None
+            else:
+                call, root = above[CALL], above[_ROOT]
+                place = above[PLACE] if above[IS_TORCHS] else None  # a forward of torch's calls its parts itself
+            number, paths = root
+            path = paths.get(module)
+            if path is None:  # not registered below the outermost module
+                path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
+            entry += (CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs)
+            above = entry
+
+    def _forward_of(self, kind: type[nn.Module]) -> tuple[CodeType | None, bool]:
+        code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
+        found = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
+        return found
+
+    def renew(self) -> Facts:
+        """Forgets all modules, and starts new facts."""
+        before, self.facts = self.facts, Facts()
+        self.facts.sees_every_call = before.sees_every_call
+        self._roots.clear()
+        self._counts.clear()
+        self._add_named_root()
+        return self.facts
+
+    def note_result(self, result: object) -> None:
+        """The newest operation gave this. It lives no longer for being noted."""
+        self.last_result = ref(result) if isinstance(result, Tensor) else None
+
+    def note_stream(self, operation: Operation, result: object) -> None:
+        """Its nodes have the stream that is current as it ends: on that one their backward runs (node.h)."""
+        if self.accelerator is None:
+            return
+        for tensor in (result,) if isinstance(result, Tensor) else tensors_of(result):
+            if tensor.device.type == self.accelerator:
+                operation.stream = torch.accelerator.current_stream(tensor.device)
+                return
+
+    def entered(self, module: nn.Module, args: object) -> None:
+        """Begin a module's call. A hook of modules."""
+        if is_dynamo_compiling() or get_ident() != self._thread:
+            return
+        self.calls.append([module])
+        self.begin()
+        self.calls[-1].append(sequence_nr())
+
+    def left(self, module: nn.Module, args: object, result: object) -> None:
+        """End a module's call, and those inside of it that an exception left. A hook of modules."""
+        if is_dynamo_compiling() or get_ident() != self._thread:
+            return
+        last = self.last_result
+        while self.calls:
+            called, call, *_, start = self.calls.pop()
+            if called is module:
+                marked = last is not None and last() is result
+                if not marked and sequence_nr() != start:
+                    self._mark_unseen(result, call, start)
+                if self._observer is not None and not marked:
+                    self._observer(call, result, ())
+                return
+
+    def _mark_unseen(self, result: object, call: CallRecord, start: int) -> None:
+        """Mark the nodes of a result that no recorded operation made, as in a scripted or compiled module."""
+        with without_torch_function():
+            nodes = unmarked_nodes(result)
+            if nodes:
+                operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
+                self.note_stream(operation, result)
+                mark(nodes, operation)
+
+    def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
+        for known in self._roots:
+            if module in known[1]:
+                return known
+        self._roots.append(self.facts.add_root(module))
+        return self._roots[-1]

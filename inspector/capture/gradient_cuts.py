@@ -1,0 +1,414 @@
+"""Following a model's parameters through a forward: which operations took what depends on them, and what became of it.
+
+The autograd graph has only what gradients come back through. Here is the rest, too: what was detached, rounded to
+integers, computed under no_grad, or handed to Python.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from threading import get_ident
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..graph.capture_records import CallRecord, Operation
+from ..graph.node_metadata import tensors_of
+from ..torch_private.call_watchers import around_function_apply, watching_modules
+from ..torch_private.compiled import watching_functions
+from ..torch_private.nodes import leaf_if_any
+from ..torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
+from ..torch_private.tensors import FollowedStorage, beneath_transforms, storage_of
+from ..torch_private.thread_state import grad_mode_switch, in_function_forward, without_torch_function
+from .capture import capture
+from .capture_record import Observer
+
+
+class Cut(StrEnum):
+    """How the path of the gradients ends in an operation.
+
+    Attributes:
+        FROZEN: the parameter did not require gradients when it was taken.
+        DETACH: `detach`, of any kind.
+        DATA: `Tensor.data`, read or set.
+        PYTHON: numbers for Python: item, tolist, numpy, `if tensor:`.
+        COPY: `torch.tensor(x)`: a new tensor of the same numbers.
+        INTEGER: the result is of integers or booleans.
+        INFERENCE, NO_GRAD: it ran under `torch.inference_mode()` or `torch.no_grad()`.
+        ALIAS: it reads what was written in place behind its back, through .data or a detached tensor.
+        FUNCTION: a custom Function marks the result as not differentiable.
+        OTHER: none of these.
+    """
+
+    FROZEN = "frozen"
+    DETACH = "detach"
+    DATA = "data"
+    PYTHON = "python"
+    COPY = "copy"
+    INTEGER = "integer"
+    INFERENCE = "inference_mode"
+    NO_GRAD = "no_grad"
+    ALIAS = "alias"
+    FUNCTION = "function"
+    OTHER = "other"
+
+
+_CUTS = {
+    "torch.Tensor.detach": Cut.DETACH,
+    "torch.Tensor.detach_": Cut.DETACH,
+    "torch.detach": Cut.DETACH,
+    "torch.detach_": Cut.DETACH,
+    "torch.detach_copy": Cut.DETACH,
+    "torch.Tensor.data.__get__": Cut.DATA,
+    "torch.Tensor.data.__set__": Cut.DATA,
+    "torch.tensor": Cut.COPY,
+    "torch.as_tensor": Cut.COPY,
+    "torch.asarray": Cut.COPY,
+    "torch.scalar_tensor": Cut.COPY,
+    "torch.full": Cut.COPY,
+    "torch.full_like": Cut.COPY,
+    "torch.Tensor.new_tensor": Cut.COPY,
+    "torch.Tensor.new_full": Cut.COPY,
+}
+_TO_PYTHON = frozenset(
+    {
+        *("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__", "__bool__"),
+        *("__dlpack__", "to_dlpack", "is_nonzero", "equal", "allclose"),
+    }
+)
+_NOT_COMPUTED = frozenset({"requires_grad_", "share_memory_"})  # they end like what writes in place
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One result of an operation which took something that depends on a parameter.
+
+    Attributes:
+        operation: None where no capture sees what came between, as inside of a scripted module.
+        takes: the steps whose results it took; for each None where gradients come back to it, else how that ends.
+        result: which of the operation's results it is, and of how many.
+        to_python: its result is Python's, so that what becomes of it can't be followed.
+        off: who switched gradients off, where that is how the paths end.
+    """
+
+    operation: Operation | None
+    takes: list[tuple[int, Cut | None]] = field(default_factory=list)
+    result: tuple[int, int] = (0, 1)
+    to_python: bool = False
+    off: Operation | None = None
+
+
+class Taken(NamedTuple):
+    """A tensor as it was when an operation took it, before that may have written into it."""
+
+    tensor: Tensor
+    node: Node | None
+    output: int  # of the node
+    requires_grad: bool
+
+    @classmethod
+    def now(cls, tensor: Tensor) -> Taken:
+        return cls(tensor, tensor.grad_fn, tensor.output_nr, tensor.requires_grad)
+
+
+class Dataflow:
+    """What a forward did with parameters, while `follow` was open.
+
+    Attributes:
+        parameters: those that are followed. Step i stands for parameter i, before all others.
+        steps: in the order in which they ran.
+        calls: how often each module was called.
+        unseen: the modules that were called inside of a custom Function, where operations are not seen.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = tuple(parameters)
+        self.steps = [Step(None) for _ in self.parameters]
+        self.calls: Counter[nn.Module] = Counter()
+        self.unseen: set[nn.Module] = set()
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._made: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._written: dict[int, tuple[FollowedStorage, int]] = {}  # by address the step that wrote last
+
+    def steps_of(self, taken: Taken) -> list[tuple[int, bool]]:
+        """The steps that a tensor has been made by, and whether its own gradient gets to them."""
+        tensor = taken.tensor
+        found: list[tuple[int, bool]] = []
+        parameter = self._numbers.get(id(tensor))
+        if parameter is not None:
+            found.append((parameter, taken.requires_grad))
+        step = self._made.get(tensor)
+        if step is not None:
+            found.append((step, taken.requires_grad))
+        if self._written and (storage := storage_of(tensor)) is not None:
+            known, written = self._written.get(storage.address, (None, -1))
+            if known is not None and known.alive and written > (step or 0):
+                found.append((written, taken.node is not None))
+        if not found and tensor._base is not None and (step := self._made.get(tensor._base)) is not None:
+            found.append((step, taken.requires_grad))  # vmap makes this view of its result, for out_dims
+        if not found and taken.node is not None and (below := self._below(taken.node)):
+            self._made[tensor] = len(self.steps)
+            found.append((len(self.steps), True))
+            self.steps.append(Step(None, [(parameter, None) for parameter in below]))
+        return found
+
+    def _below(self, node: Node) -> list[int]:
+        """The parameters in a graph: of what came from where no capture sees, or from before it."""
+        _, leaves = _reached(node, 0, 0)
+        return [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
+
+    def add(self, step: Step, result: Tensor | None = None, writes: bool = False) -> None:
+        """Adds a step, with what it gave or wrote in place."""
+        if result is not None:
+            self._made[result] = len(self.steps)
+            if writes and (storage := storage_of(result)) is not None:
+                self._written[storage.address] = FollowedStorage(result), len(self.steps)
+        self.steps.append(step)
+
+
+@contextmanager
+def follow(
+    module: nn.Module | None, parameters: Iterable[Tensor], observer: Observer | None = None
+) -> Iterator[Dataflow]:
+    """Follows parameters through the forward that runs meanwhile, which is captured, too, with the observer.
+
+    Tensors live no longer for being followed. What happens inside of a custom Function's forward, of a compiled region
+    or of a scripted module is not looked into.
+    """
+    flow = Dataflow(parameters)
+    thread = get_ident()
+
+    def called(called_module: nn.Module, arguments: object) -> None:
+        if not is_dynamo_compiling() and get_ident() == thread:
+            flow.calls[called_module] += 1
+            if in_function_forward():
+                flow.unseen.add(called_module)
+
+    newest: list[Operation] = []
+
+    def observe(made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
+        if isinstance(made, Operation):
+            newest.append(made)
+        if observer is not None:
+            observer(made, result, arguments)
+
+    with ExitStack() as stack:
+        watched = capture(module, observe)
+        stack.enter_context(watched)
+        stack.enter_context(watching_modules(called))
+        follower = _Follower(flow, watched, newest)
+        stack.enter_context(around_function_apply(follower.around_apply))
+        stack.enter_context(watching_functions(follower))
+        yield flow
+
+
+class _Follower(TorchFunctionMode):
+    """Sees each operation from Python, and notes those that take what depends on a parameter."""
+
+    def __init__(self, flow: Dataflow, watched: capture, newest: list[Operation]) -> None:
+        super().__init__()
+        self._flow = flow
+        self._watched = watched
+        self._newest = newest  # what the capture has written down
+        self._thread = get_ident()
+        self._switches: list[Operation | None] = []  # who switched gradients off, None: on; the innermost comes last
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if is_dynamo_compiling() or in_function_forward():
+            return function(*args, **(kwargs or {}))
+        if function is grad_mode_switch:
+            self._switch(on=bool(args[0]))
+            return function(*args)
+        name = getattr(function, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__") and function not in _ATTRIBUTES:
+            return function(*args)
+        with without_torch_function():
+            given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=5)]
+            start = sequence_nr()
+        self._newest.clear()
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        if name in _NOT_COMPUTED:
+            return result
+        with without_torch_function():
+            results = list(map(beneath_transforms, tensors_of(result, depth=4)))
+            written = _written(name, args, kwargs)
+            if results or written is not None or name in _TO_PYTHON:
+                operation = self._newest[-1] if self._newest else None
+                self._note(function, operation, given, results, written, start)
+        return result
+
+    def around_apply(
+        self, function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None]:
+        """Notes a custom Function, which the function mode does not see."""
+        if get_ident() != self._thread or is_dynamo_compiling() or in_function_forward():
+            return _ignore
+        with without_torch_function():
+            given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=4)]
+            start = sequence_nr()
+
+        def applied(result: object) -> None:
+            with without_torch_function():
+                results = list(map(beneath_transforms, tensors_of(result)))
+                self._note(function, None, given, results, None, start)
+
+        return applied
+
+    @property
+    def _off(self) -> Operation | None:
+        """Who switched gradients off."""
+        return self._switches[-1] if self._switches else None
+
+    def _switch(self, on: bool) -> None:
+        if _leaves_grad_mode():
+            # `with set_grad_enabled()` switches twice as it is entered, and what is only called is never left.
+            del self._switches[-1:]
+            while self._switches and (self._off is None) != on:
+                self._switches.pop()
+        elif on or self._off is not None:
+            self._switches.append(None if on else self._off)
+        else:
+            self._switches.append(self._watched.operation(torch.no_grad))
+
+    def _note(
+        self,
+        function: Callable[..., Any] | type[Function],
+        operation: Operation | None,
+        given: list[Taken],
+        results: list[Tensor],
+        written: Tensor | None,
+        start: int,
+    ) -> None:
+        """Notes an operation, if it took or wrote over what depends on a parameter."""
+        flow = self._flow
+        before = {id(taken.tensor) for taken in given}
+        new: list[Tensor] = []
+        for result in results:
+            if id(result) not in before:
+                new.append(result)
+            elif isinstance(function, type) and result.grad_fn is not None and number_of(result.grad_fn) >= start:
+                written = result  # mark_dirty
+        if not new and written is None and results:
+            return  # it gave back what it was given
+        sources = [(taken, flow.steps_of(taken)) for taken in given]
+        if not any(steps for _, steps in sources):
+            return
+        operation = operation or self._watched.operation(function)
+        made: list[Tensor | None] = [*new] if written is None else [*new, written]
+        for number, each in enumerate(made or [None]):
+            cut = self._cut(function, operation, each)
+            off = self._off if cut is Cut.NO_GRAD else None
+            takes = self._takes(sources, each, cut, start)
+            if len(made) > 1 and cut is None:  # the others may be made of what this one is not
+                takes = [(taken, how) for taken, how in takes if how is not Cut.OTHER]
+            flow.add(Step(operation, takes, (number, len(made)), not made, off), each, writes=each is written)
+
+    def _takes(
+        self, sources: list[tuple[Taken, list[tuple[int, bool]]]], result: Tensor | None, cut: Cut | None, start: int
+    ) -> list[tuple[int, Cut | None]]:
+        """What a result is made of."""
+        edges, leaves = set[tuple[Node, int]](), set[int]()
+        if result is not None and result.grad_fn is not None:
+            edges, leaves = _reached(result.grad_fn, result.output_nr, start)
+        takes: list[tuple[int, Cut | None]] = []
+        for taken, steps in sources:
+            leaf = taken.node is None
+            arrives = id(taken.tensor) in leaves if leaf else (taken.node, taken.output) in edges
+            for step, own in steps:
+                if own:
+                    takes.append((step, None if arrives else cut or Cut.OTHER))
+                else:
+                    takes.append((step, Cut.FROZEN if step < len(self._flow.parameters) else Cut.ALIAS))
+        return takes
+
+    def _cut(
+        self, function: Callable[..., Any] | type[Function], operation: Operation, result: Tensor | None
+    ) -> Cut | None:
+        """How the paths end, where the result has no graph."""
+        if result is None:
+            return Cut.PYTHON
+        if result.requires_grad:
+            return None
+        found = Cut.FUNCTION if isinstance(function, type) else _CUTS.get(operation.name, Cut.OTHER)
+        if found not in (Cut.OTHER, Cut.FUNCTION):
+            return found
+        if not result.is_floating_point() and not result.is_complex():
+            return Cut.INTEGER
+        if torch.is_inference_mode_enabled():
+            return Cut.INFERENCE
+        return found if torch.is_grad_enabled() else Cut.NO_GRAD
+
+
+def _leaves_grad_mode() -> bool:
+    """Whether it is the end of a `with torch.no_grad()`, or of its like, that switches: what was before comes back."""
+    frame: FrameType | None = sys._getframe(3)  # who called `_set_grad_enabled`
+    while frame is not None and frame.f_globals.get("__name__") == torch.autograd.grad_mode.__name__:
+        if frame.f_code.co_name == "__exit__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:
+    """The tensor that an operation writes: its first argument, or what it is to write its result into."""
+    if kwargs and isinstance(out := kwargs.get("out"), Tensor):
+        return beneath_transforms(out)
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    in_place = name.endswith("_") and not name.endswith("__")
+    writes = in_place or name in ("__setitem__", "__set__") or _AUGMENTED.fullmatch(name)
+    return beneath_transforms(args[0]) if writes else None
+
+
+def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]], set[int]]:
+    """The edges and the leaves, by id, to which an output of a node leads, through the nodes made from `start` on."""
+    edges: set[tuple[Node, int]] = set()
+    leaves: set[int] = set()
+    stack: list[tuple[Node | None, int]] = [(node, output)]
+    seen: set[Node] = set()
+    while stack:
+        below, number = stack.pop()
+        if below is None or below in seen:
+            continue
+        made = number_of(below)
+        leaf = leaf_if_any(below) if made == UNNUMBERED else None
+        if leaf is not None:
+            leaves.add(id(leaf))
+        elif made < start:
+            edges.add((below, number))
+        else:
+            seen.add(below)
+            stack += below.next_functions
+    return edges, leaves
+
+
+def _ignore(result: object) -> None:
+    pass
+
+
+_AUGMENTED = re.compile("__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
+_ATTRIBUTES = frozenset(
+    getattr(attribute, access)
+    for attribute in (Tensor.data, Tensor.T, Tensor.mT, Tensor.H, Tensor.mH, Tensor.real, Tensor.imag)
+    for access in ("__get__", "__set__")
+)
+"""Reading and writing the attributes which are computed of a tensor's values."""

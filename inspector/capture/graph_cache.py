@@ -1,0 +1,174 @@
+"""A cache of graphs that look alike, and the fast construction of their tasks and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.graph import Node
+
+from ..graph.capture_records import Facts
+from ..graph.graph import Edge, Graph, Task
+from ..graph.live_nodes import LiveNodes
+from ..graph.lru_cache import Latest, LongKey
+from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
+from ..torch_private.nodes import input_metadata_of_each, leaf_of, types_of
+from ..torch_private.sequence_numbers import UNNUMBERED, numbers_of
+
+if TYPE_CHECKING:
+    from ..graph.capture_records import Operation, StoredOperation
+    from ..graph.graph import TensorMeta
+    from ..graph.kinds import Kind
+
+
+class TaskDraft:
+    """What is going to be a `Task`."""
+
+    __slots__ = Task.__slots__
+
+    def __init__(
+        self,
+        id: int,
+        name: str,
+        kind: Kind,
+        sequence_nr: int,
+        inputs: tuple[TensorMeta, ...],
+        parameter: str | None,
+        call: int | None,
+        operation: Operation | StoredOperation | None,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.kind = kind
+        self.sequence_nr = sequence_nr
+        self.inputs = inputs
+        self.parameter = parameter
+        self.call = call
+        self.operation = operation
+
+
+class EdgeDraft:
+    """What is going to be an `Edge`."""
+
+    __slots__ = Edge.__slots__
+
+    def __init__(self, task: int, output: int, next_task: int, input: int) -> None:
+        self.task = task
+        self.output = output
+        self.next_task = next_task
+        self.input = input
+
+
+def as_tasks(drafts: list[TaskDraft]) -> tuple[Task, ...]:
+    """The tasks that these have been drafts of."""
+    for draft in drafts:
+        draft.__class__ = Task  # type: ignore[assignment]
+    return tuple(drafts)  # type: ignore[arg-type]
+
+
+def as_edges(drafts: list[EdgeDraft]) -> tuple[Edge, ...]:
+    """The edges that these have been drafts of."""
+    for draft in drafts:
+        draft.__class__ = Edge  # type: ignore[assignment]
+    return tuple(drafts)  # type: ignore[arg-type]
+
+
+Found = dict[Node, tuple[tuple[Node | None, int], ...]]
+"""The nodes of a graph with their `next_functions`."""
+
+_MOST_NODES = 100_000  # of all graphs that are kept: a node takes some 500 bytes
+_MOST_GRAPHS = 64
+_NAMED_APART = "CppFunction"  # the type of all C++ nodes of extensions
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A graph that was read.
+
+    Attributes:
+        graph: it, without its nodes.
+        places: by task the place of its node among those found.
+    """
+
+    graph: Graph
+    places: list[int]
+
+
+_known: Latest[_Known] = Latest(_MOST_NODES, lambda known: max(len(known.graph), _MOST_NODES // _MOST_GRAPHS))
+
+
+class Sight:
+    """A graph as it looks before it is read.
+
+    Attributes:
+        metas: by node what it takes.
+    """
+
+    def __init__(self, found: Found, roots: Sequence[tuple[Node, int]]) -> None:
+        self._nodes = nodes = list(found)
+        self._numbers = numbers = list(numbers_of(nodes).values())
+        self.metas = input_metadata_of_each(nodes)
+        places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
+        places[None] = -1
+        ends: list[Any] = list(chain.from_iterable(chain.from_iterable(found.values())))  # a node, a number, a node...
+        first = next((number for number in numbers if number < UNNUMBERED), 0)
+        self._looks = LongKey(
+            _kinds(nodes),
+            tuple([number - first if number < UNNUMBERED else -1 for number in numbers]),
+            tuple(self.metas),
+            tuple(map(len, found.values())),
+            tuple(map(places.__getitem__, ends[::2])),
+            tuple(ends[1::2]),
+            tuple([(places[node], number) for node, number in roots]),
+        )
+
+    def known(self) -> Graph | None:
+        """The graph, if one that looks like it is known."""
+        known = _known.get(self._looks)
+        if known is None:
+            return None
+        like, nodes, numbers = known.graph, self._nodes, self._numbers
+        tasks = [
+            TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None)
+            for task, place in zip(like.tasks, known.places, strict=True)
+        ]
+        graph = Graph(
+            as_tasks(tasks), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
+        )
+        vars(graph).update(_like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
+        return graph
+
+    def keep(self, graph: Graph) -> None:
+        """It has been read: this is the graph."""
+        places = {node: place for place, node in enumerate(self._nodes)}
+        vars(graph)["_like"] = like = replace(graph, nodes=())
+        _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
+
+
+def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
+    """How the graph of these nodes looks; None where more than its looks decides what is read of it: what a capture has
+    seen, what a shard is called; where shapes have symbols, which can't be compared; and of one too large to keep."""
+    if len(found) > _MOST_NODES or Facts.alive() or sharded_parameters():
+        return None
+    if has_flat_parameters() and any(flat_names(leaf_of(node)) for node in found if not found[node] and _is_leaf(node)):
+        return None
+    try:
+        return Sight(found, roots)
+    except TypeError:  # torch.SymInt has no hash
+        return None
+
+
+def forget_graphs() -> None:
+    """From here on each is read."""
+    _known.clear()
+
+
+def _kinds(nodes: Sequence[Node]) -> tuple[object, ...]:
+    apart = {kind for kind in set(map(type, nodes)) if kind.__name__ == _NAMED_APART}
+    return types_of(nodes), tuple([node.name() for node in nodes if type(node) in apart]) if apart else ()
+
+
+def _is_leaf(node: Node) -> bool:
+    return type(node).__name__ == "AccumulateGrad"

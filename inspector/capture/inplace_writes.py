@@ -1,0 +1,246 @@
+"""In-place writes that a forward makes, seen by tensor versions, and the log of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+
+from ..graph.node_metadata import tensors_of
+from ..graph.operation_inputs import argument_names, marks_dirty, writes_first_argument
+from ..graph.source_lines import Place, source_at, users_place
+from ..torch_private.operators import writes_arguments
+from ..torch_private.tensors import FollowedStorage, base_of, local_of, version_of
+from ..torch_private.thread_state import without_torch_function
+
+
+class Write(NamedTuple):
+    """One call that wrote a tensor's bytes.
+
+    Attributes:
+        what: the function's name.
+        place: where it was called.
+        storage: which bytes. It keeps none.
+        before, after: the versions which it found and left.
+        is_silent: whether the versions are of another tensor on the bytes (`.data`), so that autograd doesn't notice.
+    """
+
+    what: str
+    place: Place | None
+    storage: FollowedStorage
+    before: int
+    after: int
+    is_silent: bool
+
+    def __str__(self) -> str:
+        """`add_ at train.py:45`."""
+        source = None if self.place is None else source_at(self.place)
+        return f"{self.what} at {source.short}" if source is not None else self.what
+
+
+_MOST = 10_000  # an optimizer's step may be some hundreds; each keeps 300 bytes
+_log: deque[Write] = deque(maxlen=_MOST)  # of all threads
+
+
+def note_write(
+    what: str, place: Place | None, tensor: Tensor, before: int, after: int, is_silent: bool = False
+) -> None:
+    """This call wrote the tensor."""
+    try:
+        storage = FollowedStorage(local_of(tensor))
+    except (NotImplementedError, RuntimeError, ValueError):  # has none of its own: sparse, nested
+        return
+    _log.append(Write(what, place, storage, before, after, is_silent))
+
+
+def writes_between(address: int, version: int, now: int) -> list[Write]:
+    """What took the bytes at this address, which live, from one version to another; empty where not all is known."""
+    found: list[Write] = []
+    for write in tuple(_log):
+        if write.storage.address == address and not write.is_silent and version <= write.before and write.after <= now:
+            while found and write.before <= found[-1].before:  # what a call called itself, or what two watched
+                found.pop()
+            found.append(write)
+    ends = [(version, version), *((write.before, write.after) for write in found), (now, now)]
+    return found if all(one[1] == other[0] for one, other in pairwise(ends)) else []
+
+
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
+_aliases: dict[int, ref[Tensor]] = {}  # what `.data` has given, by id: such a tensor counts its own versions
+
+Versions = Sequence[tuple[Tensor, int]]
+"""The tensors that a call may write, with their versions before it."""
+
+
+class UnnoticedWrites(Protocol):
+    """Is told of writes of which the tensors on the same bytes count no version, in the thread that makes them."""
+
+    def begins(self, tensor: Tensor) -> None:
+        """The tensor, or its `.data`, is about to be written."""
+
+    def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
+        """It was; after `tensor.data = other` it has other bytes."""
+
+    def is_shared(self, array: Any) -> None:
+        """An array of NumPy's was made on a tensor's bytes: no call tells when it is written."""
+
+
+_watchers: list[UnnoticedWrites] = []
+
+
+@contextmanager
+def watching_unnoticed_writes(watcher: UnnoticedWrites) -> Iterator[None]:
+    """Tells of them what modes see that are open meanwhile: a capture's, and `WritesSeen`."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+class _Writes(Enum):
+    """What a function may write, beside `out`."""
+
+    NOTHING = auto()
+    FIRST = auto()
+    """What it is given first: `add_`."""
+    IF_TOLD = auto()
+    """The same where it is told `inplace`."""
+    ANYTHING = auto()
+    """Nobody knows, or several."""
+    UNNOTICED = auto()
+    """Nothing, but it gives a tensor or an array on the same bytes, of which these count no version: `.data`."""
+    REBOUND = auto()
+    """What it is given first gets other bytes, and counts no version: `tensor.data = other`."""
+
+
+@lru_cache(maxsize=4096)
+def _what(function: Callable[..., Any]) -> _Writes:
+    name = str(getattr(function, "__name__", ""))
+    if function == _DATA or function in _ARRAYS:
+        return _Writes.UNNOTICED
+    if function == _SET_DATA:
+        return _Writes.REBOUND
+    if writes_first_argument(name):
+        return _Writes.ANYTHING if name.startswith("_") and name != "__setitem__" else _Writes.FIRST
+    by_schema = writes_arguments(function)
+    if by_schema is not None:
+        return _Writes.ANYTHING if by_schema else _Writes.NOTHING
+    if not hasattr(function, "__code__"):  # made in C
+        return _Writes.NOTHING
+    if not str(getattr(function, "__module__", "")).startswith("torch"):
+        return _Writes.ANYTHING
+    names = argument_names(function)[0]
+    if "max_norm" in names:  # of an embedding
+        return _Writes.ANYTHING
+    return _Writes.IF_TOLD if "inplace" in names else _Writes.NOTHING
+
+
+def versions_before(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Versions | None:
+    """To be asked before a call of torch; None: it writes nothing."""
+    what = _what(function)
+    if what is _Writes.NOTHING and not (kwargs and "out" in kwargs):
+        return None
+    if what is _Writes.UNNOTICED:
+        return ()
+    if what is _Writes.IF_TOLD and kwargs and "inplace" in kwargs:
+        if not kwargs["inplace"]:
+            return None
+        what = _Writes.FIRST
+    with without_torch_function():
+        found: Versions
+        if what in (_Writes.FIRST, _Writes.REBOUND) and args and isinstance(args[0], Tensor):
+            found = ((args[0], version_of(args[0])),)
+        else:
+            given = (*args, *kwargs.values()) if kwargs else args
+            found = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
+        for watcher in _watchers:
+            for tensor, _ in found:
+                if what is _Writes.REBOUND or _is_alias(tensor):
+                    watcher.begins(tensor)
+        return found
+
+
+def note_writes(versions: Versions, function: Callable[..., Any], result: object) -> None:
+    """The call is over: notes what it wrote."""
+    if not versions:
+        if function == _DATA and isinstance(result, Tensor):
+            _aliases[id(result)] = ref(result, _forget(id(result)))
+        elif result is not None and function in _ARRAYS:
+            for watcher in _watchers:
+                watcher.is_shared(result)
+        return
+    with without_torch_function():
+        if function == _SET_DATA:
+            for watcher in _watchers:
+                watcher.ends(".data =", users_place(), versions[0][0])
+            return
+        for tensor, before in versions:
+            after = version_of(tensor)
+            if after > before and not _is_counter(tensor):
+                is_silent, name, place = _is_alias(tensor), str(function.__name__), users_place()
+                note_write(name, place, tensor, before, after, is_silent)
+                for watcher in _watchers if is_silent else ():
+                    watcher.ends(name, place, tensor)
+
+
+def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Versions:
+    """As `versions_before`, of a custom Function, which no mode sees."""
+    if not marks_dirty(function):
+        return ()
+    with without_torch_function():
+        return [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
+
+
+def _is_counter(tensor: Tensor) -> bool:
+    """A single whole number, as batch norms count their batches with: no graph has it saved."""
+    return not tensor.dim() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+
+
+def _forget(number: int) -> Callable[[ref[Tensor]], None]:
+    def forget(dead: ref[Tensor]) -> None:
+        if _aliases.get(number) is dead:
+            del _aliases[number]
+
+    return forget
+
+
+def _is_alias(tensor: Tensor) -> bool:
+    if not _aliases:
+        return False
+    base = base_of(tensor)
+    whole = tensor if base is None else base
+    found = _aliases.get(id(whole))
+    return found is not None and found() is whole
+
+
+class WritesSeen(TorchFunctionMode):
+    """Notes, while it is open, which calls of this thread write which tensors."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        versions = None if is_dynamo_compiling() else versions_before(function, args, kwargs)
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        if versions is not None:
+            note_writes(versions, function, result)
+        return result

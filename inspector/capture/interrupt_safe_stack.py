@@ -1,0 +1,111 @@
+"""What a `with` block of ours has put in place: taken away as the block ends, is interrupted on its way in, or is
+forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from traceback import extract_tb
+from types import FrameType, TracebackType
+from weakref import finalize
+
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..graph.source_lines import innermost_user_line
+from ..torch_private.private_names import explain
+from ..torch_private.thread_state import disables_hooks, why_hooks_are_disabled
+
+
+class Opened:
+    """Contexts that are open on behalf of an object.
+
+    Args:
+        owner: the object; when it is collected, what is still open is closed.
+        enter: enters the contexts into the stack that it is given. Ctrl-C waits until it is through, and then closes
+            them. It must not refer to the owner, nor may they.
+    """
+
+    def __init__(self, owner: object, enter: Callable[[ExitStack], None]) -> None:
+        self._stack = ExitStack()
+        self._forgotten = finalize(owner, _abandon, self._stack)
+        self._forgotten.atexit = False
+        try:
+            with _interrupts_wait():
+                enter(self._stack)
+        except BaseException:
+            self._forgotten()
+            raise
+
+    def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the contexts, which are told of the exception. Ctrl-C waits until it is through.
+
+        A hook that misses a private name of torch's has raised in the user's own call: the error gets a note.
+        """
+        if isinstance(error, AttributeError | ImportError) and (sentence := explain(error)) is not None:
+            error.add_note(f"tapescope: {sentence}")
+        with _interrupts_wait():
+            self._stack.__exit__(kind, error, traceback)
+        self._forgotten.detach()
+
+
+@contextmanager
+def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
+    """Open tapescope's own hooks around the user's code.
+
+    Args:
+        purpose: the verb and its purpose, for messages: "ts.recompute follows what a forward saves".
+
+    Raises:
+        NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.
+    """
+    refuse_disabled_hooks(purpose)
+    with hooks:
+        try:
+            yield
+        except RuntimeError as error:
+            if not disables_hooks(error):
+                raise
+            frames = (frame for frame in extract_tb(error.__traceback__) if frame.filename != contextlib.__file__)
+            line = innermost_user_line(frames)
+            where = "the forward" if line is None else f"the forward at {line.short}"
+            raise NotImplementedError(
+                f"{purpose} by saved_tensors_hooks, and {where} disables these, as torch.func.grad and its like do "
+                f"({str(error).rstrip('.')}): leave that part out, or take torch.autograd.grad there"
+            ) from error
+
+
+def refuse_disabled_hooks(purpose: str) -> None:
+    """Raises NotImplementedError where `torch.autograd.graph.disable_saved_tensors_hooks` is open."""
+    if (why := why_hooks_are_disabled()) is not None:
+        raise NotImplementedError(
+            f"{purpose} by saved_tensors_hooks, which are disabled here ({why.rstrip('.')}): call it outside of "
+            "torch.autograd.graph.disable_saved_tensors_hooks"
+        )
+
+
+def _abandon(stack: ExitStack) -> None:
+    """Closes the contexts as a generator's are that nobody goes on with: what they were open for did not come about."""
+    abandoned = GeneratorExit()
+    stack.__exit__(GeneratorExit, abandoned, None)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Meanwhile Ctrl-C is noted, and comes at the end. Only the main thread gets any."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    noted: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(*noted[-1])

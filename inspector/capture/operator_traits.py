@@ -1,0 +1,135 @@
+"""What ATen's operators do besides giving a result, as far as one who runs them again has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..graph.node_metadata import tensors_of
+from ..torch_private.operators import Operator, schema_name, schema_writes, takes_tensor_first
+from ..torch_private.tensors import View
+
+_aten = torch.ops.aten
+
+_BATCH_NORMS = (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default)
+"""In training they write their running statistics, arguments 3 and 4, and their schemas do not say so."""
+_TRAINING = 5  # the number of that argument
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+
+_LIKE = {
+    "empty_like": None,
+    "new_empty": None,
+    "new_empty_strided": None,
+    "zeros_like": 0,
+    "new_zeros": 0,
+    "ones_like": 1,
+    "new_ones": 1,
+}
+"""What fills the tensor that they give. Of the tensor that they take they ask the shape, type and device."""
+
+_OPAQUE = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+"""Their kernels give more with gradients on than without, and keep states of their own."""
+
+
+def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments which a call writes into."""
+    positions, names = schema_writes(operator)
+    if positions or names:
+        found: list[Any] = [args[each] for each in positions if each < len(args)]
+        found += [kwargs[each] for each in names if each in kwargs]
+        return list(tensors_of(found))
+    if operator in _BATCH_NORMS and args[_TRAINING]:
+        return list(tensors_of(args[3:5]))
+    return []
+
+
+def may_write(operator: Operator) -> bool:
+    """Whether there are calls of it for which `written_by` gives something."""
+    return bool(any(schema_writes(operator)) or operator in _BATCH_NORMS)
+
+
+def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What to give it in a replay: a batch-norm in training computes the same without the statistics it updates."""
+    if operator in _BATCH_NORMS and args[_TRAINING]:
+        return (*args[:3], None, None, *args[_TRAINING:])
+    return args
+
+
+@cache
+def reads_nothing(operator: Operator) -> bool:
+    """Whether its result depends on no content of its arguments (`zeros_like`): `filled_like` makes another one."""
+    return operator.namespace == "aten" and _name(operator) in _LIKE
+
+
+def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
+    """What an operator that reads nothing gives where its result looked like this."""
+    made = torch.empty_strided(view.shape, view.strides, dtype=view.dtype, device=device)
+    value = _LIKE[_name(operator)]
+    return made if value is None else made.fill_(value)
+
+
+@cache
+def is_random(operator: Operator) -> bool:
+    """Whether it may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@cache
+def leaves_empty(operator: Operator) -> bool:
+    """Whether what it gives holds nothing yet."""
+    return operator.namespace == "aten" and _name(operator) in _EMPTY
+
+
+def allocates_only(name: str) -> bool:
+    """The same of an operator's name: `aten.empty_like.default`."""
+    return name.startswith("aten.") and name.split(".")[1] in _EMPTY
+
+
+@cache
+def is_opaque(operator: Operator) -> bool:
+    """Whether it is known not to be made for running again (the fused layers of an LSTM)."""
+    return operator.namespace == "aten" and _name(operator) in _OPAQUE
+
+
+class Traits(NamedTuple):
+    """What is asked of an operator each time it is called: see the functions of the same names.
+
+    Attributes:
+        writes_first: its first argument, and no other, is what it writes into.
+    """
+
+    may_write: bool
+    writes_first: bool
+    reads_nothing: bool
+    is_random: bool
+    is_batch_norm: bool
+
+
+@cache
+def traits_of(operator: Operator) -> Traits:
+    """All of it at once."""
+    writes_first = schema_writes(operator) == ((0,), ()) and takes_tensor_first(operator)
+    return Traits(
+        may_write(operator), writes_first, reads_nothing(operator), is_random(operator), operator in _BATCH_NORMS
+    )
+
+
+def _name(operator: Operator) -> str:
+    return schema_name(operator).removeprefix("aten::")
+
+
+@cache
+def moves_storage(operator: Operator) -> bool:
+    """Whether it gives a tensor other bytes or another shape in place: `set_`, `resize_`, `t_`."""
+    return torch.Tag.inplace_view in operator.tags
+
+
+@cache
+def is_inexact(operator: Operator) -> bool:
+    """Whether on an accelerator it may give other bits each time (`index_add`)."""
+    return torch.Tag.nondeterministic_bitwise in operator.tags

@@ -1,0 +1,206 @@
+"""Watch calls of torch functions and of `Function.apply`, and the storages that they allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from ..graph.capture_records import Facts, Operation
+from ..graph.node_metadata import (
+    HOOKING,
+    mark,
+    mark_again,
+    mark_foreign,
+    mark_result,
+    nodes_of,
+    note_hook,
+    operation_of,
+    tensors_of,
+)
+from ..graph.operation_inputs import KeptInputs, keep_inputs
+from ..graph.source_lines import users_place
+from ..torch_private.call_watchers import AroundApply, around_function_apply, is_generated, watching_modules
+from ..torch_private.compiled import watching_functions
+from ..torch_private.sequence_numbers import sequence_nr
+from ..torch_private.tensors import FollowedStorage, address_below, base_of, is_leaf
+from ..torch_private.thread_state import without_torch_function
+from .capture_record import CaptureRecord, Observer
+from .inplace_writes import Versions, note_writes, versions_before, versions_before_apply
+
+
+def note_allocations(
+    facts: Facts, result: object, args: Sequence[object], kwargs: Mapping[str, object], *, is_new: bool = True
+) -> None:
+    """Note the storage of a result that occupies new bytes, or bytes that the forward allocated before.
+
+    The second kind is, for example, the detached result of an operation with a node: the last step of an attack. Memory
+    that torch did not allocate, such as that of a NumPy array, is not noted.
+
+    Args:
+        facts: those of the capture.
+        result: what the operation returned.
+        args, kwargs: what it was called with.
+        is_new: whether a result on none of the arguments' bytes is on new ones. An attribute's (`.grad`) was there.
+    """
+    for made in (result,) if isinstance(result, Tensor) else tensors_of(result):
+        address = _address(made)
+        if not address or (address in facts.allocations and facts.allocations[address][0].alive):
+            continue
+        owners = [each for each in (*tensors_of(args), *tensors_of(kwargs)) if _address(each) == address]
+        is_born = any(_made_here(facts, each) for each in owners) if owners else is_new
+        if is_born and made.untyped_storage().resizable():
+            facts.allocations[address] = FollowedStorage(made), sequence_nr()
+
+
+def _made_here(facts: Facts, owner: Tensor) -> bool:
+    """Whether an operation of this capture made the tensor's bytes, with a node and not in place."""
+    whole = base_of(owner)
+    node = (owner if whole is None else whole).grad_fn
+    operation = None if node is None else operation_of(node)
+    return isinstance(operation, Operation) and operation.facts is facts and not operation.writes_in_place
+
+
+def _address(tensor: Tensor) -> int:
+    """The address of the tensor's bytes; 0 for a tensor without bytes of its own, and for subclasses."""
+    return address_below(tensor) or 0 if type(tensor) in (Tensor, Parameter) and not tensor.is_sparse else 0
+
+
+def watch_calls(stack: ExitStack, record: CaptureRecord, observer: Observer | None, keep: bool) -> None:
+    """Watch the calls of modules, functions and custom Functions until the stack closes."""
+    record.facts.sees_every_call = True
+    stack.enter_context(watching_modules(record.entered, record.left))
+    stack.enter_context(watching_functions(_OperationWatcher(record, observer, keep)))
+    stack.enter_context(around_function_apply(_around_apply(record, observer, keep)))
+
+
+class _OperationWatcher(TorchFunctionMode):
+    """Sees each call of torch from Python, and marks the nodes it made."""
+
+    def __init__(self, record: CaptureRecord, observer: Observer | None, keep: bool) -> None:
+        super().__init__()
+        self._record = record
+        self._observer = observer
+        self._keep = keep
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **(kwargs or {}))
+        record = self._record
+        outer = record.new_nodes
+        kept = keep_inputs(function, args, kwargs or {}) if self._keep else None
+        versions = versions_before(function, args, kwargs)
+        start, began_ns = sequence_nr(), perf_counter_ns()
+        new: list[Node] | None = None if outer is None else []
+        record.new_nodes = new
+        try:
+            result = function(*args, **kwargs) if kwargs else function(*args)
+        finally:
+            record.new_nodes = outer
+        end = sequence_nr()
+        if versions is not None:
+            note_writes(versions, function, result)
+        if end == start and not new:
+            self._made_no_node(function, result, args, kwargs or {}, start)
+            return result
+        with without_torch_function():
+            inputs = kept and kept.close()
+            last = end if new is None else start  # no node is looked for by its number where each has a mark
+            operation = Operation(record.facts, function, start, last, record.current, users_place(), inputs, began_ns)
+            if not isinstance(result, Tensor):  # indices beside values
+                leaves = [each for each in tensors_of(result) if is_leaf(each)]
+                note_allocations(record.facts, leaves, args, kwargs or {})
+            record.note_stream(operation, result)
+            written = args[0] if operation.writes_in_place and args and isinstance(args[0], Tensor) else None
+            if written is not None:
+                record.note_stream(operation, written)
+            if new is not None:
+                mark_again(new, operation)
+            else:
+                mark_result(result, operation)
+                if written is not None:
+                    mark(nodes_of([written, base_of(written)]), operation)
+                newest = record.last_result
+                mark_foreign(args, start, newest and newest())
+            record.last_result = ref(result) if isinstance(result, Tensor) else None
+        if self._observer is not None:
+            self._observer(operation, result, args)
+        return result
+
+    def _made_no_node(
+        self, function: Callable[..., Any], result: object, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
+    ) -> None:
+        name = getattr(function, "__name__", None)
+        facts, call = self._record.facts, self._record.current
+        is_attribute = name == "__get__"  # such as .grad, which was there before, and .data
+        if not is_attribute or isinstance(result, Tensor):
+            with without_torch_function():
+                note_allocations(facts, result, args, kwargs, is_new=not is_attribute)
+        hooks = name in HOOKING and bool(args) and isinstance(args[0], Tensor)
+        observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
+        if hooks or observed:
+            operation = Operation(facts, function, now, now, call, users_place())
+            if hooks:
+                with without_torch_function():
+                    note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
+            if self._observer is not None and observed:
+                self._observer(operation, result, args)
+
+
+def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) -> AroundApply:
+    """Marks the nodes of custom Functions, which the function mode doesn't see. What torch.library makes, it sees."""
+
+    def before(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        if get_ident() != record.facts.thread or is_generated(function):
+            return _ignore
+        versions = versions_before_apply(function, args, kwargs)
+        kept = keep_inputs(function, args, kwargs) if keep else None
+        return partial(after, function, versions, sequence_nr(), perf_counter_ns(), kept)
+
+    def after(
+        function: type[Function],
+        versions: Versions,
+        start: int,
+        began_ns: int,
+        kept: KeptInputs | None,
+        result: object,
+    ) -> None:
+        end = sequence_nr()
+        note_writes(versions, function, None)
+        if end != start:
+            with without_torch_function():
+                inputs = kept and kept.close()
+                by_node = record.new_nodes is not None
+                last, call = start if by_node else end, record.current
+                operation = Operation(record.facts, function, start, last, call, users_place(), inputs, began_ns)
+                if by_node:
+                    mark_again(nodes_of(result), operation)
+                else:
+                    mark_result(result, operation)
+                record.note_stream(operation, result)
+                record.note_result(result)
+            if observer is not None:
+                observer(operation, result, ())
+
+    return before
+
+
+def _ignore(result: object) -> None:
+    pass

@@ -1,0 +1,130 @@
+"""Annotations of tasks in a picture: outlines around groups, and badges for recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+HUES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Some tasks of a graph.
+
+    Attributes:
+        name: a letter or two, which stands at each of them.
+        title: what they are, for the legend.
+        tasks: their ids.
+        dashed: drawn so, and its name hollow.
+    """
+
+    name: str
+    title: str
+    tasks: tuple[int, ...]
+    dashed: bool = False
+
+
+def letters(number: int) -> str:
+    """The name of the outline of this number: "A" to "Z", "AA", "AB", ..."""
+    name, left = "", number + 1
+    while left:
+        left, letter = divmod(left - 1, 26)
+        name = chr(ord("A") + letter) + name
+    return name
+
+
+class Around:
+    """Which outlines are around what is drawn.
+
+    Args:
+        outlines: in the order of their colours.
+        shown_by: by task the one that is drawn in its place, see `Layout`.
+    """
+
+    def __init__(self, outlines: Sequence[Outline], shown_by: Sequence[int]) -> None:
+        self.outlines = outlines
+        self._of: dict[int, list[int]] = {}
+        for number, outline in enumerate(outlines):
+            for task in dict.fromkeys(shown_by[task] for task in outline.tasks):
+                self._of.setdefault(task, []).append(number)
+
+    def of(self, *tasks: int) -> list[int]:
+        """The numbers of the outlines around any of these tasks, ascending."""
+        return sorted({number for task in tasks for number in self._of.get(task, ())})
+
+    def kind(self, number: int) -> str:
+        """Its classes in the style sheet."""
+        return f"ts-hue{number % HUES}" + (" ts-dashed" if self.outlines[number].dashed else "")
+
+    def entries(self) -> Iterator[tuple[int, Outline]]:
+        """The outlines of which anything is drawn, with their numbers."""
+        drawn = {number for numbers in self._of.values() for number in numbers}
+        for number in sorted(drawn):
+            yield number, self.outlines[number]
+
+
+LET_GO, AGAIN, KEPT = "let-go", "again", "kept"
+SIGN_TITLES = {LET_GO: "what it saved is let go of", AGAIN: "makes that again first", KEPT: "newly kept for that"}
+"""By kind, in the order of the legend, what a sign means."""
+
+# Each 12 px wide and high. They differ in glyph and outline, never in colour alone.
+SIGN_SHAPES = {
+    LET_GO: '<rect class="ts-let-go" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
+    AGAIN: '<rect class="ts-again" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="ts-arc" d="M8.1 3.9a3 3 0 1 0 0 4.2"/><path class="ts-tip" d="M9.7 5.4 9.5 1.3 5.7 4.5z"/>',
+    KEPT: '<rect class="ts-kept" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    '<path class="ts-plus" d="M3 6h6M6 3v6"/>',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a task has.
+
+    Attributes:
+        task: its id.
+        kinds: of `SIGN_TITLES`.
+        title: what they say of it, in lines.
+    """
+
+    task: int
+    kinds: tuple[str, ...]
+    title: str
+
+
+class Signs:
+    """The signs at what is drawn.
+
+    Args:
+        signs: at most one a task.
+        shown_by: by task the one that is drawn in its place, see `Layout`.
+    """
+
+    def __init__(self, signs: Iterable[Sign], shown_by: Sequence[int]) -> None:
+        self._of: dict[int, list[Sign]] = {}
+        for each in signs:
+            self._of.setdefault(shown_by[each.task], []).append(each)
+
+    def at(self, *tasks: int) -> tuple[list[str], str] | None:
+        """The kinds at these drawn tasks, and the tooltip; None: they have no sign."""
+        found = [sign for task in tasks for sign in self._of.get(task, ())]
+        if not found:
+            return None
+        kinds = {kind for sign in found for kind in sign.kinds}
+        if len(found) == 1:
+            return [kind for kind in SIGN_TITLES if kind in kinds], found[0].title
+        words = _titles({kind: sum(kind in sign.kinds for sign in found) for kind in SIGN_TITLES})
+        return [kind for kind in SIGN_TITLES if kind in kinds], "\n".join(words)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Those that are there, in the order of the legend."""
+        there = {kind for signs in self._of.values() for sign in signs for kind in sign.kinds}
+        return [kind for kind in SIGN_TITLES if kind in there]
+
+
+def _titles(counts: Mapping[str, int]) -> Iterator[str]:
+    for kind, count in counts.items():
+        if count:
+            yield f"{SIGN_TITLES[kind]}: {count:,} {'task' if count == 1 else 'tasks'}"

@@ -1,0 +1,204 @@
+"""The wires of one box threaded through its ranks, and the order within each rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from .layout_types import Extent, Link, Port
+
+SWEEPS = 4
+FAR = float("inf")
+
+
+class Piece(NamedTuple):
+    """The part of a wire that lies in one column: the nodes that it goes through, and its shift at both ends."""
+
+    wire: int
+    nodes: list[int]
+    leaves: float
+    arrives: float
+
+
+class Net:
+    """Items and the places that wires hold in the ranks they pass, as nodes of a graph whose edges span one rank."""
+
+    def __init__(self, extents: Sequence[Extent], ranks: list[int], cuts: list[int]) -> None:
+        self.items = len(extents)
+        self.cuts = cuts
+        self.rank = ranks
+        self.left = [extent.left for extent in extents]
+        self.right = [extent.right for extent in extents]
+        self.up: list[list[tuple[int, float]]] = [[] for _ in extents]  # (node above, x of this node - x of that one)
+        self.down: list[list[tuple[int, float]]] = [[] for _ in extents]
+        self.column = [column for column, (first, end) in enumerate(pairwise(cuts)) for _ in range(first, end)]
+        self.weight = [0.0] * len(extents)  # of the heaviest wire at an item; of a place, that of its wire
+        self.links: list[Piece] = []
+        self.jumps: list[tuple[Piece, Piece]] = []  # wires from one column to another
+        self.entries: list[Piece] = []
+        self.exits: list[Piece] = []
+        self.layers: list[list[int]] = []
+        self.place_of: list[int] = []
+        self.x: list[float] = []
+
+    def thread(self, links: Sequence[Link], entries: Sequence[Port], exits: Sequence[Port]) -> None:
+        """Gives each wire its places."""
+        for port in entries:
+            self._thread_entry(port)
+        leaving: list[Link | Port] = [*links, *exits]
+        leaving.sort(key=lambda each: each.output)
+        for each in leaving:
+            if isinstance(each, Port):
+                self._thread_exit(each)
+            else:
+                self._thread_link(each)
+
+    def _thread_entry(self, port: Port) -> None:
+        item, wire, shift, weight, _ = port
+        self.weight[item] = max(self.weight[item], weight)
+        rank = self.rank[item]
+        nodes = [*self._passes(range(self.cuts[self.column[rank]], rank), weight), item]
+        self.entries.append(self._piece(wire, nodes, 0, shift))
+
+    def _thread_exit(self, port: Port) -> None:
+        item, wire, shift, weight, _ = port
+        self.weight[item] = max(self.weight[item], weight)
+        rank = self.rank[item]
+        nodes = [item, *self._passes(range(rank + 1, self.cuts[self.column[rank] + 1]), weight)]
+        self.exits.append(self._piece(wire, nodes, shift, 0))
+
+    def _thread_link(self, link: Link) -> None:
+        source, target, wire, leaves, arrives, weight, _ = link
+        self.weight[source] = max(self.weight[source], weight)
+        self.weight[target] = max(self.weight[target], weight)
+        first, last = self.rank[source], self.rank[target]
+        here, there = self.column[first], self.column[last]
+        if here == there:
+            nodes = [source, *self._passes(range(first + 1, last), weight), target]
+            self.links.append(self._piece(wire, nodes, leaves, arrives))
+        else:
+            nodes = [source, *self._passes(range(first + 1, self.cuts[here + 1]), weight)]
+            rest = [*self._passes(range(self.cuts[there], last), weight), target]
+            self.jumps.append((self._piece(wire, nodes, leaves, 0), self._piece(wire, rest, 0, arrives)))
+
+    def _passes(self, ranks: range, weight: float) -> range:
+        if not ranks:
+            return range(0)
+        start = len(self.rank)
+        count = len(ranks)
+        self.rank.extend(ranks)
+        self.left.extend([1.0] * count)
+        self.right.extend([1.0] * count)
+        self.weight.extend([weight] * count)
+        self.up.extend([] for _ in ranks)
+        self.down.extend([] for _ in ranks)
+        return range(start, start + count)
+
+    def _piece(self, wire: int, nodes: list[int], leaves: float, arrives: float) -> Piece:
+        last = len(nodes) - 2
+        for number, (above, below) in enumerate(pairwise(nodes)):
+            shift = (leaves if number == 0 else 0) - (arrives if number == last else 0)
+            self.down[above].append((below, shift))
+            self.up[below].append((above, shift))
+        return Piece(wire, nodes, leaves, arrives)
+
+    def sort(self) -> None:
+        """Orders the nodes of each rank so that few wires cross."""
+        self.place_of = [0] * len(self.rank)
+        self.layers = self._first_order(mirrored=False)
+        self._note_places()
+        fewest = self._crossings()
+        if not fewest:
+            return
+        best = self.layers
+        for mirrored in (False, True):
+            self.layers = self._first_order(mirrored)
+            self._note_places()
+            for sweep in range(SWEEPS):
+                self._sweep(upwards=sweep % 2 == 1)
+                crossings = self._crossings()
+                if crossings < fewest:
+                    best, fewest = [list(layer) for layer in self.layers], crossings
+                if not crossings:
+                    break
+        self.layers = best
+        self._note_places()
+
+    def _first_order(self, mirrored: bool) -> list[list[int]]:
+        """The order in which a walk downwards meets the nodes. Most graphs are nearly trees: then nothing crosses."""
+        layers: list[list[int]] = [[] for _ in range(self.cuts[-1])]
+        seen = bytearray(len(self.rank))
+        rank = self.rank
+        stack = [node for node in range(len(rank)) if not self.up[node]]
+        stack.sort(key=lambda node: (-rank[node], -node))
+        while stack:
+            node = stack.pop()
+            if not seen[node]:
+                seen[node] = 1
+                layers[rank[node]].append(node)
+                below = self.down[node]
+                stack.extend(other for other, _ in (below if mirrored else reversed(below)))
+        if mirrored:
+            for layer in layers:
+                layer.reverse()
+        return layers
+
+    def _sweep(self, upwards: bool) -> None:
+        """Orders each rank by the mean place of its neighbours in the rank before."""
+        neighbours = self.down if upwards else self.up
+        for layer in reversed(self.layers) if upwards else self.layers:
+            if len(layer) > 1:
+                self._sort_layer(layer, neighbours, -0.001 if upwards else 0.001)
+
+    def _sort_layer(self, layer: list[int], neighbours: list[list[tuple[int, float]]], tilt: float) -> None:
+        place_of = self.place_of
+        keys = {}
+        for node in layer:
+            near = neighbours[node]
+            if near:  # of wires to one box, the one further left comes first
+                keys[node] = sum(place_of[other] + shift * tilt for other, shift in near) / len(near)
+            else:
+                keys[node] = place_of[node]
+        layer.sort(key=keys.__getitem__)
+        for place, node in enumerate(layer):
+            place_of[node] = place
+
+    def _note_places(self) -> None:
+        for layer in self.layers:
+            for place, node in enumerate(layer):
+                self.place_of[node] = place
+
+    def _crossings(self) -> int:
+        place_of, down = self.place_of, self.down
+        count = 0
+        for layer in self.layers:
+            if len(layer) < 2:
+                continue
+            ends: list[tuple[int, float]] = []
+            for node in layer:
+                near = down[node]
+                if not near:
+                    continue
+                if len(near) == 1:
+                    found = [(place_of[near[0][0]], near[0][1])]
+                else:
+                    found = sorted([(place_of[below], shift) for below, shift in near])
+                for end in found:
+                    if ends and ends[-1] > end:
+                        count += len(ends) - bisect_right(ends, (end[0], FAR))
+                        insort(ends, end)
+                    else:
+                        ends.append(end)
+        return count
+
+    def main(self, node: int) -> tuple[int, float]:
+        """Of the nodes below that of the heaviest wire; of several equally heavy ones that in the middle."""
+        below = self.down[node]
+        if len(below) == 1:
+            return below[0]
+        heaviest = max(self.weight[other] for other, _ in below)
+        equal = sorted((self.place_of[other], other, shift) for other, shift in below if self.weight[other] == heaviest)
+        _, other, shift = equal[len(equal) // 2]
+        return other, shift

@@ -1,0 +1,285 @@
+"""What is directly in each box of a folded graph, and which wires cross whose edges."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..graph.graph import Graph
+from ..graph.paths_and_repeats import ranks_of
+from .fold import ROW_LENGTH, Folded, FoldedCalls, is_pill
+
+LONG = 3  # a wire over more ranks is long
+LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub
+
+
+@dataclass(slots=True)
+class Wire:
+    """Edges drawn as one line. `source` and `target` are the tasks drawn, None outside of a run of folded blocks."""
+
+    source: int | None
+    target: int | None
+    edges: list[int]
+
+
+@dataclass(slots=True)
+class Contents:
+    """A box, open or closed: `group` is None for the whole picture, `around` the box that it is in.
+
+    Items are keys: a task's id, or `Wiring.box_item` of a box, or `Wiring.row_item` of a row. Links are (source item,
+    target item, wire), entries and exits (item, wire).
+    """
+
+    group: FoldedCalls | None
+    around: int
+    depth: int
+    items: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    links: list[tuple[int, int, int]] = field(default_factory=list)
+    entries: list[tuple[int, int]] = field(default_factory=list)
+    exits: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Task `user` gives the gradient of a parameter by its outputs `edges`; `parameter` is the AccumulateGrad task."""
+
+    user: int
+    parameter: int
+    output: int
+    edges: list[int]
+
+
+class Wiring:
+    """The boxes of a folded graph from the outermost inwards, their items, ranks and wires.
+
+    Attributes:
+        boxes: number 0 is the whole picture.
+        wires: by number.
+        anchor: for each task the item that shows it, a task or a closed box; of an AccumulateGrad its own id.
+        caption: names of modules that consist of one task without parameters, by that task.
+        rows: the tasks of each row of chips.
+        uses: per drawn task its parameters, by output.
+        apart: numbers of the wires that are not drawn but marked at both ends.
+    """
+
+    def __init__(self, graph: Graph, folded: Folded) -> None:
+        self.graph = graph
+        self.boxes: list[Contents] = []
+        self.wires: list[Wire] = []
+        self.anchor = list(folded.stands_in)
+        self.caption: dict[int, FoldedCalls] = {}
+        self.rows: list[list[int]] = []
+        self.uses: dict[int, list[Use]] = {}
+        self.apart: list[int] = []
+        self._holder = [0] * len(graph.tasks)
+        self._ends: list[tuple[int, int]] = []  # the items at which each wire ends
+        self._place_tasks(folded)
+        self._join(folded)
+        crossings = [self._crossing(number) for number in range(len(self.wires))]
+        self._rank(crossings)
+        self._set_apart(crossings)
+        self._lift(crossings)
+        self._lead_round(folded)
+        self._form_rows()
+
+    def box_item(self, box: int) -> int:
+        return len(self.graph.tasks) + box
+
+    def row_item(self, row: int) -> int:
+        return len(self.graph.tasks) + len(self.boxes) + row
+
+    def box_of(self, item: int) -> int:
+        """The number of the box that directly holds an item."""
+        tasks = len(self.graph.tasks)
+        return self._holder[item] if item < tasks else self.boxes[item - tasks].around
+
+    def ends_of(self, wire: int) -> tuple[int, int]:
+        """The items at which a wire ends: tasks or closed boxes."""
+        return self._ends[wire]
+
+    def _place_tasks(self, folded: Folded) -> None:
+        drawn = Contents(None, -1, 0)
+        self.boxes.append(drawn)
+        stack: list[tuple[int, tuple[FoldedCalls | int, ...]]] = [(0, folded.items)]
+        closed: dict[int, int] = {}
+        while stack:
+            box, items = stack.pop()
+            contents = self.boxes[box]
+            for item in reversed(items):  # the latest created first: a backward's own order
+                if isinstance(item, int):
+                    contents.items.append(item)
+                    self._holder[item] = box
+                elif item.size == 1 and item.times == 1 and len(item.items) == 1 and isinstance(item.items[0], int):
+                    contents.items.append(item.items[0])
+                    self._holder[item.items[0]] = box
+                    self.caption[item.items[0]] = item
+                else:
+                    number = len(self.boxes)
+                    self.boxes.append(Contents(item, box, contents.depth + 1))
+                    contents.items.append(self.box_item(number))
+                    if item.closed:
+                        closed |= dict.fromkeys(item.tasks(), self.box_item(number))
+                    else:
+                        stack.append((number, item.items))
+        if closed:
+            self.anchor = [closed.get(task, task) for task in self.anchor]
+
+    def _join(self, folded: Folded) -> None:
+        """Makes one wire of all edges between the same two drawn things, and collects the uses of parameters."""
+        tasks = len(self.graph.tasks)
+        numbers: dict[tuple[int, int], int] = {}
+        uses: dict[tuple[int, int], Use] = {}
+        drawn_parameter: dict[tuple[int, int], int] = {}
+        pills = bytearray(is_pill(self.graph, task.id) for task in self.graph.tasks)
+        anchor, stands_in = self.anchor, folded.stands_in
+        for edge in self.graph.edges:
+            if pills[edge.next_task] and stands_in[edge.task] == edge.task:
+                drawn_parameter[edge.task, edge.output] = edge.next_task
+        for number, edge in enumerate(self.graph.edges):
+            source = anchor[edge.task]
+            if pills[edge.next_task]:
+                if source < tasks:
+                    parameter = drawn_parameter[source, edge.output]
+                    use = uses.get((source, parameter))
+                    if use is None:
+                        use = uses[source, parameter] = Use(source, parameter, edge.output, [])
+                        self.uses.setdefault(source, []).append(use)
+                    use.edges.append(number)
+                continue
+            target = anchor[edge.next_task]
+            if source == target or number in folded.between:
+                continue
+            wire = numbers.get((source, target))
+            if wire is None:
+                numbers[source, target] = len(self.wires)
+                self.wires.append(Wire(stands_in[edge.task], stands_in[edge.next_task], [number]))
+                self._ends.append((source, target))
+            else:
+                self.wires[wire].edges.append(number)
+
+    def _crossing(self, wire: int) -> tuple[int, int, int]:
+        """The innermost box around both ends of a wire, and the two items in it which the wire joins."""
+        source, target = self._ends[wire]
+        here, there = self.box_of(source), self.box_of(target)
+        boxes, tasks = self.boxes, len(self.graph.tasks)
+        while here != there:
+            deep, other = boxes[here].depth, boxes[there].depth
+            if deep >= other:
+                source, here = tasks + here, boxes[here].around
+            if other >= deep:
+                target, there = tasks + there, boxes[there].around
+        return here, source, target
+
+    def _rank(self, crossings: list[tuple[int, int, int]]) -> None:
+        links: list[list[tuple[int, int]]] = [[] for _ in self.boxes]
+        for box, source, target in crossings:
+            links[box].append((source, target))
+        for contents, found in zip(self.boxes, links, strict=True):
+            index = {item: number for number, item in enumerate(contents.items)}
+            pairs = {(index[source], index[target]) for source, target in found}
+            contents.ranks, _ = ranks_of(len(index), pairs)
+            _lower_sources(contents.ranks, pairs)
+
+    def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
+        """Finds the wires that would fill the picture: large fans of long ones, and what there is no room for."""
+        rank = {
+            item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
+        }
+        fans: dict[tuple[str, int], list[int]] = defaultdict(list)
+        spans = []
+        for wire, (_, source, target) in enumerate(crossings):
+            span = rank[target] - rank[source]
+            spans.append(span)
+            if span > LONG:
+                fans["from", self._ends[wire][0]].append(wire)
+                fans["to", self._ends[wire][1]].append(wire)
+        apart = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
+        room = [12 * len(contents.items) + 500 for contents in self.boxes]
+        for wire in sorted(range(len(spans)), key=spans.__getitem__):
+            if wire not in apart:
+                room[crossings[wire][0]] -= spans[wire] - 1
+                if room[crossings[wire][0]] < 0:
+                    apart.add(wire)
+        self.apart = sorted(apart)
+
+    def _lift(self, crossings: list[tuple[int, int, int]]) -> None:
+        """Notes each wire in every box whose edge it crosses, and in the one that it lies in."""
+        apart = set(self.apart)
+        for wire, (box, source, target) in enumerate(crossings):
+            if wire not in apart:
+                self.boxes[box].links.append((source, target, wire))
+                for item, crossed in self._ways_out(self._ends[wire][0], box):
+                    crossed.exits.append((item, wire))
+                for item, crossed in self._ways_out(self._ends[wire][1], box):
+                    crossed.entries.append((item, wire))
+
+    def _ways_out(self, item: int, outside: int) -> Iterator[tuple[int, Contents]]:
+        """The boxes around an item from the innermost to below `outside`, each with what the wire comes from in it."""
+        box = self.box_of(item)
+        while box != outside:
+            yield item, self.boxes[box]
+            item, box = self.box_item(box), self.boxes[box].around
+
+    def _lead_round(self, folded: Folded) -> None:
+        """Edges from one folded block to the next go out at the frame's bottom, and come in at its top."""
+        frames = {
+            contents.group.repeat: number
+            for number, contents in enumerate(self.boxes)
+            if contents.group is not None and contents.group.repeat is not None and not contents.group.closed
+        }
+        leaving: dict[tuple[int, int], list[int]] = defaultdict(list)
+        coming: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for edge, repeat in folded.between.items():
+            frame = frames.get(repeat)
+            if frame is not None:
+                leaving[frame, self.anchor[self.graph.edges[edge].task]].append(edge)
+                coming[frame, self.anchor[self.graph.edges[edge].next_task]].append(edge)
+        for out, ends in ((True, leaving), (False, coming)):
+            for (frame, item), edges in ends.items():
+                around = self.boxes[frame].around
+                ways = list(self._ways_out(item, around))
+                side = ways[-1][1].exits if out else ways[-1][1].entries
+                if any(self._ends[wire][0 if out else 1] == item for _, wire in side):
+                    continue  # a wire from outside of the run is drawn here already
+                wire = len(self.wires)
+                task = folded.stands_in[
+                    self.graph.edges[edges[0]].task if out else self.graph.edges[edges[0]].next_task
+                ]
+                self.wires.append(Wire(task, None, edges) if out else Wire(None, task, edges))
+                self._ends.append((item, item))
+                for way, contents in ways:
+                    (contents.exits if out else contents.entries).append((way, wire))
+
+    def _form_rows(self) -> None:
+        """Makes a row of 16 or more tasks of one name at one rank of one box."""
+        tasks = self.graph.tasks
+        row_of: dict[int, int] = {}
+        for contents in self.boxes:
+            if len(contents.items) < ROW_LENGTH:
+                continue
+            alike: dict[tuple[int, str], list[int]] = defaultdict(list)
+            for item, rank in zip(contents.items, contents.ranks, strict=True):
+                if item < len(tasks):
+                    alike[rank, tasks[item].name].append(item)
+            found = [items for items in alike.values() if len(items) >= ROW_LENGTH]
+            if not found:
+                continue
+            for items in found:
+                row_of.update(dict.fromkeys(items, self.row_item(len(self.rows))))
+                self.rows.append(items)
+            ranks = {row_of.get(item, item): rank for item, rank in zip(contents.items, contents.ranks, strict=True)}
+            contents.items, contents.ranks = list(ranks), list(ranks.values())
+        self.row_of = row_of
+
+
+def _lower_sources(ranks: list[int], links: set[tuple[int, int]]) -> None:
+    """Puts an item that nothing leads to right above the first that it leads to."""
+    lowest: dict[int, int] = {}
+    for source, target in links:
+        lowest[source] = min(lowest.get(source, ranks[target]), ranks[target])
+    entered = {target for _, target in links}
+    for source, rank in lowest.items():
+        if source not in entered:
+            ranks[source] = rank - 1

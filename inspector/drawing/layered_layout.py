@@ -1,0 +1,268 @@
+"""The layered layout of one box: ranks from top to bottom, columns from left to right, and the wires' points."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import sqrt
+
+from .column_positions import pack
+from .crossing_reduction import FAR, Net, Piece
+from .layout_types import GUTTER, ITEM_GAP, LANE, RANK_GAP, Arrangement, Extent, Link, Point, Port
+
+
+def draw(net: Net, extents: Sequence[Extent]) -> Arrangement:
+    """Puts the columns side by side, the ranks one below the other, and leads each wire through its places."""
+    return _Drawing(net, extents).arrangement()
+
+
+class _Drawing:
+    """Columns side by side, ranks at their heights, and each wire's places as points."""
+
+    def __init__(self, net: Net, extents: Sequence[Extent]) -> None:
+        self.net = net
+        self.extents = extents
+        self.heights = [0.0] * net.cuts[-1]
+        for rank, extent in zip(net.rank, extents, strict=False):
+            self.heights[rank] = max(self.heights[rank], extent.height)
+        self.gutters = self._gutters()
+        self.above: float = max((LANE * len(lanes) + 4 for lanes in self.gutters.values()), default=0)
+        self.tops = [0.0] * net.cuts[-1]
+        self.floors: list[float] = []  # the bottom of each column
+        self._stack_ranks()
+        self.starts: list[float] = []  # the left edge of each column
+        self.width = self._set_columns_side_by_side()
+
+    def arrangement(self) -> Arrangement:
+        net = self.net
+        links = {piece.wire: self._points(piece, True, True) for piece in net.links}
+        depth = self._draw_jumps(links)
+        height = max(max(self.floors), depth)
+        entries = {piece.wire: self._points(piece, False, True) for piece in net.entries}
+        for points in entries.values():
+            _extend(points, points[0][0], 0.0, at_start=True)
+        exits = {piece.wire: self._points(piece, True, False) for piece in net.exits}
+        for points in exits.values():
+            _extend(points, points[-1][0], height)
+        ys = [self.tops[net.rank[item]] for item in range(net.items)]
+        return Arrangement(self.width, height, net.x[: net.items], ys, links, entries, exits)
+
+    def _gutters(self) -> dict[int, dict[tuple[int, float], int]]:
+        """For each column with wires from others: its lane, counted from the column, for each place wires come from.
+
+        The wire that goes furthest right takes the outermost lane, so that they don't cross above the column.
+        """
+        net = self.net
+        reach: dict[int, dict[tuple[int, float], float]] = defaultdict(dict)
+        for before, after in net.jumps:
+            lanes = reach[net.column[net.rank[after.nodes[0]]]]
+            start = (before.nodes[0], before.leaves)
+            lanes[start] = max(lanes.get(start, -FAR), net.x[after.nodes[0]])
+        return {
+            column: {start: lane for lane, start in enumerate(sorted(lanes, key=lanes.__getitem__))}
+            for column, lanes in reach.items()
+        }
+
+    def _stack_ranks(self) -> None:
+        """The tops of the ranks. Where wires go far sideways between two ranks, the gap is wider."""
+        net = self.net
+        for first, end in pairwise(net.cuts):
+            y = self.above
+            for rank in range(first, end):
+                self.tops[rank] = y
+                y += self.heights[rank]
+                if rank + 1 < end:
+                    y += RANK_GAP + self._fan(net.layers[rank])
+            self.floors.append(y)
+
+    def _fan(self, layer: list[int]) -> float:
+        net = self.net
+        if len(layer) == 1 and len(net.down[layer[0]]) == 1:
+            return 0
+        furthest = max(
+            (abs(net.x[below] - net.x[node] - by) for node in layer for below, by in net.down[node]), default=0
+        )
+        return min(48.0, max(0.0, (furthest - 40) / 9))
+
+    def _set_columns_side_by_side(self) -> float:
+        net = self.net
+        edge = 0.0
+        for column, (first, end) in enumerate(pairwise(net.cuts)):
+            nodes = [node for layer in net.layers[first:end] for node in layer]
+            if column:
+                edge += GUTTER + LANE * len(self.gutters.get(column, ()))
+            shift = edge - min(net.x[node] - net.left[node] for node in nodes)
+            for node in nodes:
+                net.x[node] += shift
+            self.starts.append(edge)
+            edge = max(net.x[node] + net.right[node] for node in nodes)
+        return edge
+
+    def _points(self, piece: Piece, at_source: bool, at_target: bool) -> list[Point]:
+        """From the source's foot (or the column's first rank) through the places held to the target's top."""
+        net, tops, heights = self.net, self.tops, self.heights
+        points: list[Point] = []
+        nodes = piece.nodes
+        for number, node in enumerate(nodes):
+            x, rank = net.x[node], net.rank[node]
+            top = tops[rank]
+            if node >= net.items:
+                _extend(points, x, top)
+                _extend(points, x, top + heights[rank])
+            elif at_source and number == 0:
+                _extend(points, x + piece.leaves, top + self.extents[node].foot)
+                _extend(points, x + piece.leaves, top + heights[rank])
+            elif at_target:
+                _extend(points, x + piece.arrives, top)
+        return points
+
+    def _draw_jumps(self, links: dict[int, list[Point]]) -> float:
+        """Leads wires from the bottom of one column through the gutter to the top of another. Gives the lowest
+        point."""
+        net = self.net
+        lowest = 0.0
+        lanes: list[tuple[float, float]] = []  # of each lane below the columns: where it is free from, and its y
+        jumps = []
+        for before, after in net.jumps:
+            head = self._points(before, True, False)
+            column = net.column[net.rank[after.nodes[0]]]
+            start = (before.nodes[0], before.leaves)
+            gutter = self.starts[column] - GUTTER / 2 - LANE * self.gutters[column][start]
+            jumps.append((gutter, -head[-1][0], start, column, before, after, head))
+        jumps.sort(key=lambda jump: jump[:4])
+        taken: dict[tuple[int, float], dict[float, float]] = defaultdict(dict)
+        for gutter, from_, start, column, before, after, head in jumps:
+            here = net.column[net.rank[before.nodes[0]]]
+            y = taken[start].get(gutter)
+            if y is None:
+                floor = max(self.floors[here:column]) + 8
+                number = next(
+                    (number for number, (free, at) in enumerate(lanes) if free < -from_ - LANE and at >= floor),
+                    len(lanes),
+                )
+                if number == len(lanes):
+                    y = max([floor, *(at + LANE for _, at in lanes)]) if lanes else floor
+                    lanes.append((gutter, y))
+                else:
+                    y = lanes[number][1]
+                    lanes[number] = (gutter, y)
+                taken[start][gutter] = y
+            lowest = max(lowest, y)
+            tail = self._points(after, False, True)
+            above = self.above - 4 - LANE * self.gutters[column][start]
+            _extend(head, -from_, y)
+            for x, at in ((gutter, y), (gutter, above), (tail[0][0], above), *tail):
+                _extend(head, x, at)
+            links[after.wire] = head
+        return lowest
+
+
+def _extend(points: list[Point], x: float, y: float, *, at_start: bool = False) -> None:
+    """Adds a point, in place of one that lies on the straight vertical way to it."""
+    end, before = (0, 1) if at_start else (-1, -2)
+    if points and points[end] == (x, y):
+        return
+    if len(points) > 1 and points[end][0] == points[before][0] == x:
+        points[end] = (x, y)
+    elif at_start:
+        points.insert(0, (x, y))
+    else:
+        points.append((x, y))
+
+
+WIDEST_RANK = 1500
+WIDEST_SHAPE = 6  # no picture is made so many times as wide as it is high to keep its columns low
+HALVINGS = 12  # in which the height of balanced columns is found
+
+
+def arrange(
+    extents: Sequence[Extent],
+    ranks: Sequence[int],
+    links: Sequence[Link],
+    entries: Sequence[Port],
+    exits: Sequence[Port],
+    tall: float,
+) -> Arrangement:
+    """Lays out the items of one box.
+
+    Args:
+        extents: of each item, in pixels.
+        ranks: of each item; every link goes to a higher rank.
+        links, entries, exits: the wires within the box, and those that come into it and leave it.
+        tall: columns are cut to be no taller.
+    """
+    ranks = _without_wide_ranks(extents, ranks)
+    cuts = _cuts(extents, ranks, links, tall)
+    net = Net(extents, ranks, cuts)
+    net.thread(links, entries, exits)
+    net.sort()
+    pack(net)
+    return draw(net, extents)
+
+
+def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list[int]:
+    """Ranks none of which is too wide: the items of one don't depend on each other, so some can go further down."""
+    rows: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
+    for item, rank in enumerate(ranks):
+        rows[rank].append(item)
+    narrow = [0] * len(ranks)
+    rank = -1
+    for row in rows:
+        rank += 1
+        width = 0.0
+        for item in row:
+            needed = extents[item].left + extents[item].right + ITEM_GAP
+            if width and width + needed > WIDEST_RANK:
+                rank += 1
+                width = 0
+            width += needed
+            narrow[item] = rank
+    return narrow
+
+
+def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link], tall: float) -> list[int]:
+    """The first rank of each column, and the number of ranks: as few columns as are no taller than they may be."""
+    count = max(ranks) + 1
+    heights = [0.0] * count
+    widths = [-float(ITEM_GAP)] * count
+    for rank, extent in zip(ranks, extents, strict=True):
+        heights[rank] = max(heights[rank], extent.height + RANK_GAP)
+        widths[rank] += extent.left + extent.right + ITEM_GAP
+    ends = [0.0, *accumulate(heights)]
+    if ends[-1] <= tall + RANK_GAP:
+        return [0, count]
+    crossing = [0] * (count + 1)
+    for link in links:
+        crossing[ranks[link.source] + 1] += 1
+        crossing[ranks[link.target] + 1] -= 1
+    typical = sorted(widths)[int(0.8 * (count - 1))] + GUTTER
+    most = max(tall, sqrt(ends[-1] * typical / WIDEST_SHAPE)) + RANK_GAP
+    return _balanced_cuts(ends, list(accumulate(crossing)), most)
+
+
+def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[int]:
+    """As many columns as it takes where none is taller than `most`, and none much taller than it has to be."""
+    cuts = _fill(ends, crossing, most)
+    low, high = ends[-1] / (len(cuts) - 1), most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        lower = _fill(ends, crossing, middle)
+        if len(lower) > len(cuts):
+            low = middle
+        else:
+            cuts, high = lower, middle
+    return cuts
+
+
+def _fill(ends: list[float], crossing: list[int], height: float) -> list[int]:
+    """Cuts where the fewest wires cross, each column at most so high unless one rank is higher."""
+    cuts = [0]
+    last = len(ends) - 1
+    while ends[last] - ends[cuts[-1]] > height:
+        start = cuts[-1]
+        full = max(start + 1, bisect_right(ends, ends[start] + height) - 1)
+        early = min(full, max(start + 1, bisect_left(ends, ends[start] + height * 0.8)))
+        cuts.append(min(range(full, early - 1, -1), key=crossing.__getitem__))
+    return cuts if cuts[-1] == last else [*cuts, last]

@@ -1,0 +1,450 @@
+"""JSON files with columns: written as a stream, read with limits, a column at a time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import zlib
+from array import array
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeAlias
+
+from ..validation import a_kind
+
+_GZIP = b"\x1f\x8b"
+_READ_AT_ONCE = 2**20  # bytes that are read at once
+
+
+def path_of(path: object, asked_by: str) -> Path:
+    """The path that a user gave.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{asked_by} takes the path of a file, a str or a Path, not {a_kind(path)}")
+    return Path(path)
+
+
+def content_of(path: Path, most: int, why: str) -> bytearray:
+    """The bytes of a file, unpacked if it is compressed.
+
+    Args:
+        path: the file.
+        most: how many bytes it may have, or unpack to.
+        why: what is to be said of more: "which is more than any plan needs".
+
+    Raises:
+        ValueError: there are more, or the compressed data are damaged or cut off.
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+        nbytes = file.seek(0, 2)
+        file.seek(0)
+        if nbytes > most:
+            raise _too_large(most, why)
+        try:
+            return _all_of(gzip.GzipFile(fileobj=file) if packed else file, most, why)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
+
+
+def _all_of(file: IO[bytes] | gzip.GzipFile, most: int, why: str) -> bytearray:
+    """What can be read, piece by piece: to ask for the most that is allowed would take that much memory."""
+    content = bytearray()
+    while piece := file.read(_READ_AT_ONCE):
+        content += piece
+        if len(content) > most:
+            raise _too_large(most, why)
+    return content
+
+
+def _too_large(most: int, why: str) -> ValueError:
+    return ValueError(f"it has or unpacks to more than {most} bytes, {why}")
+
+
+_DEEPEST = 3  # objects in objects whose entries are found
+_MOST_LISTS = 2**16  # and one more for each _LIST_CHARACTERS: an empty list takes three characters and 64 bytes
+_LIST_CHARACTERS = 64
+_PIECE = 2**16  # characters of a list that are read at once
+
+_SPACE = re.compile(rb"[ \t\r\n]*+")
+_TEXT = re.compile(rb'"(?>[^"\\]++|\\.)*+"', re.DOTALL)
+_SCALAR = re.compile(rb"[-+.0-9A-Za-z]{1,5000}")
+_UP_TO_BRACKET = re.compile(rb'(?>[^"\[\]{}]++|"(?>[^"\\]++|\\.)*+")*+', re.DOTALL)
+_CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
+
+Content: TypeAlias = "bytes | bytearray"
+
+
+class Span(NamedTuple):
+    """Where a value is: from its first character to behind its last one."""
+
+    start: int
+    end: int
+
+
+Entries = dict[str, "Span | Entries"]
+
+
+def entries_of(content: Content) -> Entries:
+    """The entries of a JSON object: those of objects by name, the others by where they are.
+
+    What the values are is not looked at, but that their brackets match.
+
+    Raises:
+        ValueError: it is no JSON object, is cut off, or of more lists than a file of its size should be.
+    """
+    _check_text(content)
+    try:
+        found, end = _Scan(content).object(_skip(content, 0), 1)
+    except (IndexError, json.JSONDecodeError) as error:
+        raise ValueError(f"is no JSON object, or is cut off: {error}") from None
+    if _skip(content, end) != len(content):
+        raise ValueError(f"goes on after its end, at character {end}")
+    return found
+
+
+def value_of(content: Content, span: Span) -> Any:
+    """What the value is.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(content[span.start : span.end])
+    except RecursionError:
+        raise ValueError("its lists are nested too deeply") from None
+
+
+def pieces_of(content: Content, span: Span) -> Iterator[list[Any]]:
+    """The entries of a list of numbers, so many at once that they need little memory.
+
+    Raises:
+        ValueError: it is no JSON list, or has lists in it that end in another piece.
+    """
+    at, end = span.start + 1, span.end - 1
+    if content[span.start] != ord("[") or content[end] != ord("]"):
+        raise ValueError("it is no list")
+    while at < end:
+        stop = end if end - at <= _PIECE else content.rfind(b",", at, at + _PIECE)
+        if stop < 0:
+            raise ValueError(f"it has an entry of more than {_PIECE} characters")
+        yield json.loads(b"[" + content[at:stop] + b"]")
+        at = stop + 1
+
+
+def count_of(content: Content, span: Span) -> int:
+    """How many entries a list of numbers has."""
+    empty = _skip(content, span.start + 1) == span.end - 1
+    return 0 if empty else content.count(b",", span.start, span.end) + 1
+
+
+def _check_text(content: Content) -> None:
+    decoder = getincrementaldecoder("utf-8")()
+    if not content.isascii():
+        for at in range(0, len(content), _PIECE):
+            decoder.decode(content[at : at + _PIECE], final=at + _PIECE >= len(content))
+
+
+class _Scan:
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self._lists_left = _MOST_LISTS + len(content) // _LIST_CHARACTERS
+
+    def object(self, at: int, depth: int) -> tuple[Entries, int]:
+        """The entries of the object that begins here, and where it ends."""
+        content = self._content
+        found: Entries = {}
+        at = _skip(content, self._expect(at, "{"))
+        if content[at] == ord("}"):
+            return found, at + 1
+        while True:
+            end = self._text(at)
+            key = json.loads(content[at:end])
+            at = _skip(content, self._expect(_skip(content, end), ":"))
+            if content[at] == ord("{") and depth < _DEEPEST:
+                found[key], at = self.object(at, depth + 1)
+            else:
+                end = self._value(at)
+                found[key], at = Span(at, end), end
+            at = _skip(content, at)
+            if content[at] == ord("}"):
+                return found, at + 1
+            at = _skip(content, self._expect(at, ","))
+
+    def _value(self, at: int) -> int:
+        """Where the value ends that begins here."""
+        first = self._content[at]
+        if first in _CLOSING:
+            return self._brackets(at)
+        if first == ord('"'):
+            return self._text(at)
+        scalar = _SCALAR.match(self._content, at)
+        if scalar is None:
+            raise _wrong("a value is expected", at)
+        json.loads(scalar[0])
+        return scalar.end()
+
+    def _brackets(self, at: int) -> int:
+        content = self._content
+        open_ = bytearray()
+        while True:
+            character = content[at]
+            if character in _CLOSING:
+                open_.append(_CLOSING[character])
+                self._lists_left -= 1
+                if self._lists_left < 0:
+                    raise ValueError("has more lists in it than a file of its size should have")
+            elif not open_ or character != open_.pop():
+                raise _wrong("another bracket is expected", at)
+            at += 1
+            if not open_:
+                return at
+            between = _UP_TO_BRACKET.match(content, at)
+            at = at if between is None else between.end()
+
+    def _text(self, at: int) -> int:
+        text = _TEXT.match(self._content, at)
+        if text is None:
+            raise _wrong("a text is expected", at)
+        return text.end()
+
+    def _expect(self, at: int, character: str) -> int:
+        if self._content[at] != ord(character):
+            raise _wrong(f"{character} is expected", at)
+        return at + 1
+
+
+def _wrong(what: str, at: int) -> json.JSONDecodeError:
+    return json.JSONDecodeError(what, "", at)
+
+
+def _skip(content: Content, at: int) -> int:
+    space = _SPACE.match(content, at)
+    assert space is not None
+    return space.end()
+
+
+_CHUNK = 16_384  # entries that become text at once
+_MOST_ENTRIES = 2**26  # of a column
+_MOST_IN_I = 2**31  # numbers below fit the type code "i"
+_LONGEST = 2**25  # characters of what is no column of numbers; Python's objects take up to twelve times as much
+_NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def is_format(found: object, name: str) -> bool:
+    """Whether a file's `format` is this one, also as it was called when tapescope was called tapehead."""
+    return found in (name, name.replace("tapescope", "tapehead", 1))
+
+
+class ColumnWriter:
+    """Writes one JSON object, entry by entry, one a line."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._separator = ""
+
+    @contextmanager
+    def object(self, key: str | None = None) -> Iterator[None]:
+        """What is written meanwhile are the entries of an object; `key` is None for the outermost."""
+        if key is not None:
+            self._key(key)
+        self._write("{\n")
+        self._separator = ""
+        yield
+        self._write("\n}")
+        self._separator = ",\n"
+
+    def value(self, key: str, value: Any) -> None:
+        self._key(key)
+        self._write(_encode(value))
+
+    def column(self, key: str, entries: Iterable[Any]) -> None:
+        """A list of any length. Numbers must be finite and, for readers in JavaScript, below 2**53."""
+        self._key(key)
+        self._write("[")
+        remaining = iter(entries)
+        separator = ""
+        while chunk := list(islice(remaining, _CHUNK)):
+            self._write(separator + _encode(chunk)[1:-1])
+            separator = ","
+        self._write("]")
+
+    def floats(self, key: str, entries: Iterable[float]) -> None:
+        """A column of numbers: NaN as null, the infinite ones as "inf" and "-inf", which JSON has no numbers for."""
+        self.column(key, (entry if math.isfinite(entry) else _in_words(entry) for entry in entries))
+
+    def _key(self, key: str) -> None:
+        self._write(f"{self._separator}{_encode(key)}:")
+        self._separator = ",\n"
+
+
+def _in_words(number: float) -> str | None:
+    return None if math.isnan(number) else "inf" if number > 0 else "-inf"
+
+
+class Section:
+    """An object of a file that nobody vouches for. Each method gives an entry, or a ValueError that says what is wrong.
+
+    An entry is made when it is asked for: what nobody asks for takes no memory.
+
+    Args:
+        content: the text of the file.
+        entries: where each entry is in it.
+        where: how errors name the section: "graph".
+    """
+
+    def __init__(self, content: Content, entries: Entries, where: str) -> None:
+        self._content = content
+        self._entries = entries
+        self._where = where
+
+    def __contains__(self, key: str) -> bool:
+        found = self._entries.get(key)
+        return found is not None and not (isinstance(found, Span) and self._text_of(found) == b"null")
+
+    def section(self, key: str) -> Section:
+        found = self._entry(key)
+        if isinstance(found, Span):
+            raise self.wrong(key, "is not an object")
+        return Section(self._content, found, f"{self._where}.{key}" if self._where else key)
+
+    def text(self, key: str) -> str:
+        found: str = self._typed(key, str, "a text")
+        return found
+
+    def one_of(self, key: str, known: Sequence[str]) -> Any:
+        """A text of which the known ones are allowed."""
+        found = self.text(key)
+        if found not in known:
+            raise self.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
+        return found
+
+    def number(self, key: str, low: int = 0, high: int = 2**63) -> int:
+        found: int = self._typed(key, int, "a whole number")
+        if not low <= found < high:
+            raise self.wrong(key, f"is {found!r:.80}, which is not from {low} to {high - 1}")
+        return found
+
+    def rows(self, key: str) -> list[Any]:
+        """A list of anything, which the caller looks at."""
+        found: list[Any] = self._typed(key, list, "a list")
+        return found
+
+    def count(self, key: str) -> int:
+        """How many entries a list of numbers and texts has, before any is made; -1 where it is no list."""
+        found = self._entry(key)
+        is_list = isinstance(found, Span) and self._content[found.start] == ord("[")
+        return count_of(self._content, found) if isinstance(found, Span) and is_list else -1
+
+    def texts(self, key: str) -> list[str]:
+        found = self.rows(key)
+        if not all(isinstance(entry, str) for entry in found):
+            raise self.wrong(key, "has an entry that is no text")
+        return found
+
+    def integers(
+        self, key: str, high: int, *, low: int = 0, length: int | None = None, distinct: bool = False, code: str = "i"
+    ) -> array[int]:
+        """A column of integers from `low` to below `high`, as an array of this type code, or of one with room."""
+        found = array("q" if high > _MOST_IN_I else code)
+        for piece in self._pieces(key, length, "whole numbers"):
+            if any(type(each) is not int for each in piece):
+                raise self.wrong(key, "is not a list of whole numbers")
+            if not low <= min(piece) <= max(piece) < high:
+                ends = f"{min(piece)!r:.40} to {max(piece)!r:.40}"
+                raise self.wrong(key, f"has entries from {ends}, not from {low} to below {high}")
+            found.extend(piece)
+        if distinct and has_twice(found, low, high):
+            raise self.wrong(key, "has an entry twice")
+        return found
+
+    def floats(self, key: str, length: int) -> array[float]:
+        found = array("d")
+        try:
+            for piece in self._pieces(key, length, "numbers"):
+                found.extend(_NO_NUMBER[each] if each is None or isinstance(each, str) else each for each in piece)
+        except (TypeError, KeyError, OverflowError) as error:
+            raise self.wrong(key, f"has an entry that is no number: {error!s:.80}") from None
+        return found
+
+    def _pieces(self, key: str, length: int | None, of_what: str) -> Iterator[list[Any]]:
+        """The entries of a column, piece by piece."""
+        span = self._entry(key)
+        if not isinstance(span, Span) or self._content[span.start] != ord("["):
+            raise self.wrong(key, f"is not a list of {of_what}")
+        count = count_of(self._content, span)
+        if length is not None and count != length:
+            raise self.wrong(key, f"has {count} entries, not {length}")
+        if count > _MOST_ENTRIES:
+            raise self.wrong(key, f"has {count} entries, where {_MOST_ENTRIES} are the most that is read")
+        if count:
+            try:
+                yield from pieces_of(self._content, span)
+            except (ValueError, RecursionError):
+                raise self.wrong(key, f"is not a list of {of_what}") from None
+
+    def wrong(self, key: str, reason: str) -> ValueError:
+        """The error for an entry which the caller found to be wrong."""
+        return ValueError(f"{self._name(key)} {reason}")
+
+    def _name(self, key: str) -> str:
+        return f'"{self._where}.{key}"' if self._where else f'"{key}"'
+
+    def _entry(self, key: str) -> Span | Entries:
+        if key not in self._entries:
+            raise self.wrong(key, "is missing")
+        return self._entries[key]
+
+    def _text_of(self, span: Span) -> Content:
+        """The text of a short value, such as null."""
+        return self._content[span.start : min(span.end, span.start + 5)]
+
+    def _typed(self, key: str, kind: type, called: str) -> Any:
+        span = self._entry(key)
+        if not isinstance(span, Span):
+            raise self.wrong(key, f"is not {called}")
+        size = span.end - span.start
+        if size > _LONGEST:
+            raise self.wrong(key, f"takes {size} characters, where {_LONGEST} are the most that is read")
+        try:
+            found = value_of(self._content, span)
+        except ValueError as error:
+            raise self.wrong(key, f"is no JSON: {error!s:.80}") from None
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+            raise self.wrong(key, f"is not {called}")
+        return found
+
+
+def has_twice(numbers: array[int], low: int, high: int) -> bool:
+    """Whether one of these numbers, from `low` to below `high`, is there more than once."""
+    if len(numbers) > high - low:
+        return True
+    if high - low > 64 * len(numbers):
+        return len(set(numbers)) != len(numbers)
+    seen = bytearray(high - low)
+    for each in numbers:
+        seen[each - low] = True
+    return sum(seen) != len(numbers)
+
+
+def read_section(content: str | Content) -> Section:
+    """Reads a JSON object, as far as saying where its entries are.
+
+    Raises:
+        ValueError: it is no JSON object, or cut off.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass")
+    return Section(content, entries_of(content), "")

@@ -1,0 +1,162 @@
+"""How a node finds what a capture saw of it: by a mark in its own metadata, never by its sequence number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import NoneType
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..torch_private.nodes import notes_on
+from ..torch_private.sequence_numbers import UNNUMBERED, number_of
+from ..torch_private.tensors import nodes_beneath_transforms
+from ..torch_private.thread_state import functorch_is_active
+from .capture_records import Facts, Operation
+
+_MARK = "tapescope"  # the key in a node's metadata under which its Operation stands
+_HOOKS = "tapescope: hooks"  # the same for the calls that registered hooks of its tensors
+HOOKING = ("register_hook", "retain_grad")
+"""What gives a tensor that is no leaf a hook."""
+
+
+_HOLDERS = (tuple, list, Mapping)
+_PLAIN = frozenset({NoneType, bool, int, float, str})
+"""Types of most arguments that are no tensors: to see that they are no mappings, either, takes half a microsecond."""
+
+
+class HookNote(NamedTuple):
+    """A hook of a tensor, as it was registered. `hook` is its name, never itself: it may lead back to the node."""
+
+    hook: str
+    operation: Operation
+
+
+def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
+    """The tensors in a value: a tensor, or tuples, lists and mappings of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif type(value) in _PLAIN:
+        return
+    elif depth and isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_of(each, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for each in list(value.values()):
+            yield from tensors_of(each, depth - 1)
+
+
+def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
+    """Yield the nodes of the tensors in a value; inside transforms of torch.func, those of each level."""
+    for tensor in tensors_of(value, depth):
+        node = tensor.grad_fn
+        if node is not None:
+            yield node
+        if functorch_is_active():
+            yield from nodes_beneath_transforms(tensor)
+
+
+def mark(nodes: Iterable[Node], operation: Operation) -> None:
+    """Marks the nodes. A mark that is there already, of an inner call, stays."""
+    for node in nodes:
+        notes_on(node).setdefault(_MARK, operation)
+
+
+def mark_result(result: object, operation: Operation) -> None:
+    """`mark` for what a torch function returned: nearly always one tensor."""
+    if isinstance(result, Tensor) and not functorch_is_active():
+        node = result.grad_fn
+        if node is not None:
+            notes_on(node).setdefault(_MARK, operation)
+    else:
+        mark(nodes_of(result), operation)
+
+
+def mark_new(node: Node, operation: Operation) -> None:
+    """Mark a node that torch has just made; a capture inside of this one marks it again."""
+    node.metadata[_MARK] = operation  # type: ignore[index]
+
+
+def mark_again(nodes: Iterable[Node], operation: Operation) -> None:
+    """Replace the marks of new nodes by what a capture knows of the call that made them. Another capture's stay."""
+    for node in nodes:
+        notes = notes_on(node)
+        made = notes.get(_MARK)
+        if made is not None and made.facts is operation.facts:
+            notes[_MARK] = operation
+
+
+def unmarked_nodes(result: object) -> list[Node]:
+    """The nodes of a function's result that no operation has claimed yet."""
+    return [node for node in nodes_of(result) if _MARK not in notes_on(node)]
+
+
+def mark_foreign(arguments: Sequence[object], start: int, newest: object = None) -> None:
+    """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own.
+
+    The thread's `newest` result it has made: looking at its number takes as long as much else of a capture.
+    """
+    inside_transforms = functorch_is_active()
+    for argument in arguments:
+        if argument is newest or type(argument) in _PLAIN:
+            continue
+        if isinstance(argument, Tensor) and not inside_transforms:
+            node = argument.grad_fn
+            if node is not None and number_of(node) >= start:
+                notes_on(node).setdefault(_MARK, None)
+        elif isinstance(argument, _HOLDERS) or inside_transforms:
+            for node in nodes_of(argument, depth=1):
+                if number_of(node) >= start:
+                    notes_on(node).setdefault(_MARK, None)
+
+
+def note_hook(tensor: Tensor, hook: object, operation: Operation) -> None:
+    """Notes at the node of a tensor that it got a hook by this operation, `register_hook` or `retain_grad`."""
+    node = tensor.grad_fn
+    if node is not None:
+        name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+        note = HookNote("retain_grad()" if hook is None else str(name), operation)
+        notes_on(node).setdefault(_HOOKS, []).append(note)
+
+
+def hooks_noted(node: Node) -> tuple[HookNote, ...]:
+    """The hooks which captures saw the tensors get that this node made, oldest first; also those taken away since."""
+    return tuple(notes_on(node).get(_HOOKS, ()))
+
+
+def operation_of(node: Node) -> Operation | None:
+    """The operation whose result this node made, if a capture saw it."""
+    return notes_on(node).get(_MARK)
+
+
+def made_during(facts: Facts, node: Node) -> bool:
+    """Whether the node was made in the capture that wrote `facts`, or in one inside or around it meanwhile."""
+    operation = notes_on(node).get(_MARK)
+    return operation is not None and operation.facts.thread == facts.thread and number_of(node) >= facts.first
+
+
+def operations_of(
+    found: Mapping[Node, tuple[tuple[Node | None, int], ...]], oldest_first: Collection[Node]
+) -> dict[Node, Operation]:
+    """The operation that made each node, for those that a capture saw.
+
+    Only nodes of an operation's results carry a mark. What lies below them within the operation's own interval of
+    sequence numbers (the TBackward0 of a linear) was made by it too, and takes it over from its user, which is newer. A
+    leaf's AccumulateGrad was made by the first operation that used the leaf. None marks what came from another thread.
+    """
+    operations: dict[Node, Operation] = {}
+    for node in reversed(list(oldest_first)):
+        operation = notes_on(node).get(_MARK) or operations.get(node)
+        if operation is None:
+            continue
+        operations[node] = operation
+        for child, _ in found[node]:
+            if child is None:
+                continue
+            number = number_of(child)
+            if operation.start <= number < operation.end and _MARK not in notes_on(child):
+                operations.setdefault(child, operation)
+            elif number == UNNUMBERED:
+                operations[child] = operation  # the last to say so is the oldest user
+    return operations

@@ -1,0 +1,281 @@
+"""What an operation was called with, kept so that it can be replayed: `ts.capture(keep_inputs=True)`.
+
+Nodes refer to it, and what a node refers to is hidden from Python's garbage collector: nothing here may lead back to a
+node. So tensors are kept without their graph, containers are copied, and other objects are referred to weakly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from inspect import Parameter, signature
+from types import MethodDescriptorType, WrapperDescriptorType
+from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from ..torch_private.tensors import computes_itself, storage_of, version_of
+from ..torch_private.thread_state import functorch_is_active, unobserved, without_torch_function
+from ..validation import a_kind
+
+if TYPE_CHECKING:
+    pass
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, range, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator),
+)
+_DEEPEST = 3  # containers in containers
+_SIGNATURE = re.compile(r"\s*(\w+)\(([^()]*)\)\s*->")  # "addmm(input, mat1, mat2, *, beta=1, alpha=1) -> Tensor"
+_NAME = re.compile(r"[a-zA-Z_]\w*")
+
+
+class KeptTensor:
+    """A tensor that an operation was given.
+
+    Attributes:
+        name: what to call it: "weight", "input 0", "tensors[1]".
+        tensor: the same bytes and version counter, no graph; or a copy of what was there before the operation wrote.
+        requires_grad: whether the operation's own did.
+        is_copy: whether it is a copy, which nobody can have modified.
+        written: the operation itself wrote into it, and there is no copy.
+    """
+
+    __slots__ = ("_nbytes", "_version", "is_copy", "name", "requires_grad", "tensor", "written")
+
+    def __init__(self, tensor: Tensor, name: str, is_copy: bool) -> None:
+        self.name = name
+        self.requires_grad = tensor.requires_grad
+        self.is_copy = is_copy
+        self.written = False
+        self.tensor = tensor.detach().clone() if is_copy else tensor.detach()
+        self._version = version_of(self.tensor)
+        storage = storage_of(self.tensor)
+        self._nbytes = storage.nbytes if storage else 0
+
+    def close(self) -> None:
+        """The operation has run."""
+        if version_of(self.tensor) != self._version:
+            self.written = True
+            self._version = version_of(self.tensor)
+
+    @property
+    def modified(self) -> bool:
+        """Whether anybody wrote into it after the operation, or took its bytes away."""
+        storage = storage_of(self.tensor)
+        if (storage.nbytes if storage else 0) != self._nbytes:
+            return True
+        return version_of(self.tensor) != self._version
+
+
+class _KeptObject:
+    """Something else that an operation was given, as long as it lives."""
+
+    __slots__ = ("_kind", "_name", "_reference")
+
+    def __init__(self, value: object, name: str) -> None:
+        self._name = name
+        self._kind = type(value).__name__
+        self._reference: Callable[[], object]
+        try:
+            self._reference = ref(value)
+        except TypeError:
+            self._reference = _nothing
+
+    def value(self) -> object:
+        value = self._reference()
+        if value is None:
+            raise LookupError(f"its argument {self._name}, a {self._kind}, is not kept by a capture and is gone")
+        return value
+
+
+def _nothing() -> None:
+    return None
+
+
+class KeptInputs:
+    """The arguments of one call of an operation.
+
+    Attributes:
+        tensors: those among them, in order.
+        subclassed: the names of tensors whose subclass has operations of its own (DTensor); they are not kept.
+    """
+
+    __slots__ = ("_args", "_kwargs", "subclassed", "tensors")
+
+    def __init__(self, function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.tensors: list[KeptTensor] = []
+        self.subclassed: list[str] = []
+        names = names_by_place(argument_names(function), len(args))
+        with unobserved():
+            written = _written_storages(function, args, kwargs)
+            self._args = tuple([self._keep(value, name, written) for value, name in zip(args, names, strict=True)])
+            self._kwargs = {name: self._keep(value, name, written) for name, value in kwargs.items()}
+
+    def close(self) -> KeptInputs:
+        """The operation has run."""
+        for each in self.tensors:
+            each.close()
+        return self
+
+    def rebuilt(self, value_of: Callable[[KeptTensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, with these tensors in the place of those that were kept.
+
+        Raises:
+            LookupError: one of them is gone, with a sentence.
+        """
+        return _rebuilt(self._args, value_of), _rebuilt(self._kwargs, value_of)
+
+    def _keep(self, value: object, name: str, written: _Written, depth: int = 0) -> object:
+        if isinstance(value, Tensor):
+            if computes_itself(value):
+                self.subclassed.append(f"{name} is {a_kind(value)}")
+                return _KeptObject(value, name)
+            found = storage_of(value) if written else None
+            kept = KeptTensor(value, name, written is _ALL or (found is not None and found.address in written))
+            self.tensors.append(kept)
+            return kept
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, slice):
+            return slice(*[self._keep(each, name, written) for each in (value.start, value.stop, value.step)])
+        if depth < _DEEPEST and isinstance(value, tuple | list):
+            parts = [self._keep(each, f"{name}[{place}]", written, depth + 1) for place, each in enumerate(value)]
+            return _like(value, parts)
+        if depth < _DEEPEST and type(value) is dict:
+            return {key: self._keep(each, f"{name}[{key!r}]", written, depth + 1) for key, each in value.items()}
+        return _KeptObject(value, name)
+
+
+def keep_inputs(
+    function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> KeptInputs | None:
+    """To be called before the operation runs. None where no node can come of it, or inside transforms of torch.func."""
+    if not torch.is_grad_enabled() or functorch_is_active():
+        return None
+    with without_torch_function():
+        return KeptInputs(function, args, kwargs) if _any_requires_grad((args, kwargs)) else None
+
+
+def argument_names(function: Callable[..., Any] | type | str) -> tuple[tuple[str, ...], str | None]:
+    """The names of what an operation takes by place, and of what takes the rest (`*tensors`)."""
+    if isinstance(function, str):
+        return (), None
+    if isinstance(function, type):
+        return _function_names(function) if issubclass(function, Function) else ((), None)
+    return _names_of(function)
+
+
+def names_by_place(names: tuple[tuple[str, ...], str | None], count: int) -> tuple[str, ...]:
+    """What so many arguments are called, by these `argument_names`."""
+    known, rest = names
+    more = (f"input {place}" if rest is None else f"{rest}[{place - len(known)}]" for place in range(len(known), count))
+    return (*known[:count], *more)
+
+
+def writes_first_argument(name: str) -> bool:
+    """Whether a torch function of this name changes its first argument."""
+    return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
+
+
+_Written = frozenset[int]
+_ALL: _Written = frozenset([-1])
+
+
+def _any_requires_grad(value: object, depth: int = 0) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if depth > _DEEPEST:
+        return False
+    if isinstance(value, tuple | list):
+        return any(_any_requires_grad(each, depth + 1) for each in value)
+    return isinstance(value, dict) and any(_any_requires_grad(each, depth + 1) for each in list(value.values()))
+
+
+def _written_storages(function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Written:
+    """The addresses of the storages into which the operation is going to write, as far as that can be told ahead."""
+    if isinstance(function, type):
+        return _ALL if issubclass(function, Function) and marks_dirty(function) else frozenset()
+    writes = writes_first_argument(getattr(function, "__name__", ""))
+    if not writes:
+        place = _inplace_place(function)
+        writes = place is not None and bool(args[place] if place < len(args) else kwargs.get("inplace", False))
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    storage = storage_of(first) if writes and isinstance(first, Tensor) else None
+    return frozenset() if storage is None else frozenset([storage.address])
+
+
+def marks_dirty(function: type[Function]) -> bool:
+    """Whether a custom Function may write what it is given."""
+    codes = (getattr(each, "__code__", None) for each in (function.forward, function.setup_context))
+    return any(code is not None and "mark_dirty" in code.co_names for code in codes)
+
+
+@lru_cache(maxsize=4096)
+def _inplace_place(function: Callable[..., Any]) -> int | None:
+    """Where a torch function takes `inplace`."""
+    names, _ = _names_of(function)
+    return names.index("inplace") if "inplace" in names else None
+
+
+@lru_cache(maxsize=4096)
+def _names_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], str | None]:
+    from ..torch_private.operators import schema_names
+
+    names = schema_names(function)
+    if names is not None:
+        return names, None
+    try:
+        return _by_place(signature(function).parameters.values())
+    except (TypeError, ValueError):  # most of torch's functions are built in, and say so in their documentation alone
+        return _documented_names(function), None
+
+
+def _documented_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    found = _SIGNATURE.match(function.__doc__ or "")
+    known = found is not None and found[1] == getattr(function, "__name__", None)
+    by_place = found[2].partition("*")[0].split(",") if found is not None and known else []
+    names = tuple([name[0] for each in by_place if (name := _NAME.match(each.strip()))])
+    return ("self", *names) if isinstance(function, MethodDescriptorType | WrapperDescriptorType) else names
+
+
+def _function_names(function: type[Function]) -> tuple[tuple[str, ...], str | None]:
+    """Those of a custom Function's forward, which has no `ctx` where there is a `setup_context`. Remembers no class."""
+    try:
+        names, rest = _by_place(signature(function.forward).parameters.values())
+    except (TypeError, ValueError):
+        return (), None
+    return (names if function.setup_context is not Function.setup_context else names[1:]), rest
+
+
+def _by_place(parameters: Any) -> tuple[tuple[str, ...], str | None]:
+    by_place = [each.name for each in parameters if each.kind in (Parameter.POSITIONAL_ONLY, _EITHER)]
+    rest = next((each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL), None)
+    return tuple(by_place), rest
+
+
+_EITHER = Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _like(value: tuple[Any, ...] | list[Any], parts: list[Any]) -> object:
+    if isinstance(value, list):
+        return parts
+    return cast(Any, type(value))._make(parts) if hasattr(value, "_make") else tuple(parts)
+
+
+def _rebuilt(value: Any, value_of: Callable[[KeptTensor], Tensor]) -> Any:
+    if isinstance(value, KeptTensor):
+        return value_of(value)
+    if isinstance(value, _KeptObject):
+        return value.value()
+    if isinstance(value, slice):
+        return slice(*[_rebuilt(each, value_of) for each in (value.start, value.stop, value.step)])
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return _like(value, [_rebuilt(each, value_of) for each in value])
+    if type(value) is dict:
+        return {key: _rebuilt(each, value_of) for key, each in value.items()}
+    return value

@@ -1,0 +1,295 @@
+"""Longest paths through a graph, topological ranks, and repeated equal blocks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, takewhile
+from typing import TypeVar
+
+from .graph import Graph
+from .source_lines import Source
+
+Time = TypeVar("Time", int, float)
+
+
+def ranks_of(count: int, links: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """The longest way from a source to each of `count` items, and the items on no circle, sources first.
+
+    Where links form a circle, the items on it and below it are missing from the second list.
+    """
+    successors: list[list[int]] = [[] for _ in range(count)]
+    missing = [0] * count
+    for source, target in links:
+        successors[source].append(target)
+        missing[target] += 1
+    return ranks_from(successors, missing)
+
+
+def ranks_from(successors: Sequence[Sequence[int]], missing: list[int]) -> tuple[list[int], list[int]]:
+    """The same of lists that are there already. Of `missing`, the links that lead to each item, nothing is left."""
+    ranks = [0] * len(successors)
+    order = [item for item in range(len(missing)) if not missing[item]]
+    for item in order:
+        next_rank = ranks[item] + 1
+        for successor in successors[item]:
+            if ranks[successor] < next_rank:
+                ranks[successor] = next_rank
+            missing[successor] -= 1
+            if not missing[successor]:
+                order.append(successor)
+    return ranks, order
+
+
+def longest_ways(order: Iterable[int], before: Sequence[Iterable[int]], times: Sequence[Time]) -> list[Time]:
+    """By item the longest way to it: how much time has to pass before it can start.
+
+    With the order reversed, and `before` what comes after each item, it is what has to pass after it has ended.
+
+    Args:
+        order: each item after all that are before it.
+        before: by item those which it waits for.
+        times: how long each takes.
+    """
+    found = [type(time)() for time in times]
+    for item in order:
+        for other in before[item]:
+            end = found[other] + times[other]
+            if end > found[item]:
+                found[item] = end
+    return found
+
+
+LEAST_HIDDEN = 8  # folding a run must hide so many tasks to be worth a frame
+LONGEST_PERIOD = 32
+LONGEST_LOOSE_PERIOD = 128  # of runs of tasks alone: a block has more tasks than modules
+
+Edges = list[tuple[int, int, int]]  # (task, next task, number of the edge in Graph.edges)
+
+
+class RepeatedPart:
+    """A group in the making. `members` are the equal runs of siblings that it folds; `children` is the one shown."""
+
+    __slots__ = (
+        "above",
+        "calls",
+        "children",
+        "class_name",
+        "closed",
+        "depth",
+        "is_views",
+        "made_at",
+        "members",
+        "path",
+        "repeat",
+        "shape",
+        "tasks",
+    )
+
+    def __init__(self, path: str, class_name: str, depth: int) -> None:
+        self.path, self.class_name, self.depth = path, class_name, depth
+        self.children: list[RepeatedPart | int] = []
+        self.tasks: list[int] = []
+        self.members: list[list[RepeatedPart | int]] = []
+        self.above = ""  # the path of the box around it
+        self.calls = 1
+        self.is_views = False  # a chain of views, in no module of their own
+        self.made_at = ""  # of a run of tasks alone: the lines that made them, or how many they are
+        self.closed = False
+        self.repeat: int | None = None
+        self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges
+
+
+def first_task(child: RepeatedPart | int) -> int:
+    return child if isinstance(child, int) else child.tasks[0]
+
+
+def tasks_of(children: Iterable[RepeatedPart | int]) -> list[int]:
+    tasks = []
+    for child in children:
+        if isinstance(child, int):
+            tasks.append(child)
+        else:
+            tasks.extend(child.tasks)
+    return tasks
+
+
+def find_shapes(graph: Graph, parts: list[RepeatedPart], edges: Edges, uses: list[list[tuple[int, int]]]) -> list[int]:
+    """Gives equal numbers to parts of equal shape, and returns such numbers for the tasks.
+
+    Shape is class, tasks, gradient shapes, inner edges and the outputs that lead to parameters. Positions are task ids
+    from the part's first one on: one forward creates a call's nodes one after the other.
+    """
+    numbers: dict[object, int] = {}
+    metas: dict[object, int] = {}
+    shapes = []
+    for task, used in zip(graph.tasks, uses, strict=True):
+        key = (
+            task.name,
+            tuple(metas.setdefault(meta, len(metas)) for meta in task.inputs),
+            tuple(out for out, _ in used),
+        )
+        shapes.append(numbers.setdefault(key, len(numbers)))
+    own_edges: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for source, target, number in edges:
+        call = _common_call(graph, parts, source, target)
+        if call is not None:
+            edge = graph.edges[number]
+            own_edges[call].append((source, edge.output, target, edge.input))
+    for call in range(len(parts) - 1, -1, -1):
+        part = parts[call]
+        if not part.tasks:
+            continue
+        first = part.tasks[0]
+        inner = tuple((a - first, output, b - first, number) for a, output, b, number in own_edges[call])
+        content = tuple(
+            (first_task(child) - first, shapes[child] if isinstance(child, int) else child.shape)
+            for child in part.children
+        )
+        part.shape = numbers.setdefault((part.class_name, content, inner), len(numbers))
+    return shapes
+
+
+def _common_call(graph: Graph, parts: list[RepeatedPart], one: int, other: int) -> int | None:
+    """The innermost call in which both tasks were made."""
+    a, b = graph.tasks[one].call, graph.tasks[other].call
+    while a != b and a is not None and b is not None:
+        depth, other_depth = parts[a].depth, parts[b].depth
+        if depth >= other_depth:
+            a = graph.calls[a].parent
+        if other_depth >= depth:
+            b = graph.calls[b].parent
+    return a if a == b else None
+
+
+def fold_runs(
+    children: list[RepeatedPart | int],
+    shapes: Sequence[object],
+    edges: dict[int, list[tuple[int, int]]],
+    source_of: Callable[[int], Source | None] | None = None,
+) -> list[RepeatedPart | int]:
+    """Folds each run of equal siblings, of a period of one or more, into one part.
+
+    At least one module is in each period, unless it is said where tasks come from: then runs of tasks alone are folded,
+    too, each beginning where the forward went back to an earlier line.
+    """
+    folded: list[RepeatedPart | int] = []
+    next_part = len(children)
+    first_part_from = [0] * len(children)
+    for index in range(len(children) - 1, -1, -1):
+        if isinstance(children[index], RepeatedPart):
+            next_part = index
+        first_part_from[index] = next_part
+    start = 0
+    while start < len(children):
+        first, longest = (start, LONGEST_LOOSE_PERIOD) if source_of else (first_part_from[start], LONGEST_PERIOD)
+        period, times = _longest_run(children, shapes, edges, start, range(first - start + 1, longest + 1))
+        if times > 1:
+            skipped = _goes_back(children, start, period, source_of) if source_of else 0
+            folded.extend(children[start : start + skipped])
+            start += skipped
+            times = _times(children, shapes, edges, start, period)
+            end = start + period * times
+            members = [children[index : index + period] for index in range(start, end, period)]
+            folded.append(_run_part(members))
+            start = end
+        else:
+            folded.append(children[start])
+            start += 1
+    return folded
+
+
+def _longest_run(
+    children: list[RepeatedPart | int],
+    shapes: Sequence[object],
+    edges: dict[int, list[tuple[int, int]]],
+    start: int,
+    periods: range,
+) -> tuple[int, int]:
+    """The period and the number of equal members of the longest run that begins at `start`; (1, 1) if none is worth
+    it."""
+    best = (1, 1)
+    shape = shapes[start]
+    for period in range(periods.start, min(periods.stop, (len(children) - start) // 2 + 1)):
+        if shapes[start + period] != shape:
+            continue
+        if start + best[0] * best[1] + period > len(children):
+            break  # no run is longer
+        times = _times(children, shapes, edges, start, period)
+        hidden = (times - 1) * len(tasks_of(children[start : start + period]))
+        if hidden >= LEAST_HIDDEN and period * times > best[0] * best[1]:
+            best = (period, times)
+    return best
+
+
+def _times(
+    children: list[RepeatedPart | int],
+    shapes: Sequence[object],
+    edges: dict[int, list[tuple[int, int]]],
+    start: int,
+    period: int,
+) -> int:
+    times = 1
+    while _equal_members(children, shapes, edges, start, start + period * times, period):
+        times += 1
+    return times
+
+
+def _goes_back(
+    children: list[RepeatedPart | int], start: int, period: int, source_of: Callable[[int], Source | None]
+) -> int:
+    """After how many of a period the forward went back to an earlier line; 0 if it did not, or more than once."""
+    sources = [source_of(first_task(child)) for child in children[start : start + period]]
+    back = [
+        place
+        for place, (before, source) in enumerate(zip([sources[-1], *sources], sources, strict=False))
+        if before is not None
+        and source is not None
+        and (before.file, before.function) == (source.file, source.function)
+        and source.line < before.line
+    ]
+    return back[0] if len(back) == 1 and start + back[0] + 2 * period <= len(children) else 0
+
+
+def _equal_members(
+    children: list[RepeatedPart | int],
+    shapes: Sequence[object],
+    edges: dict[int, list[tuple[int, int]]],
+    one: int,
+    other: int,
+    period: int,
+) -> bool:
+    """Whether the siblings [one, one + period) and [other, other + period) have the same shapes and edges inside."""
+    if shapes[one : one + period] != shapes[other : other + period]:
+        return False
+    if period == 1:
+        return True
+    for place in range(period):
+        a, b = one + place, other + place
+        if first_task(children[a]) - first_task(children[one]) != first_task(children[b]) - first_task(children[other]):
+            return False
+        inner = [(target - one, ends) for target, ends in edges.get(a, ()) if one <= target < one + period]
+        if inner != [(target - other, ends) for target, ends in edges.get(b, ()) if other <= target < other + period]:
+            return False
+    return True
+
+
+def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
+    parts = [child for child in members[-1] if isinstance(child, RepeatedPart)]
+    if not parts:
+        part = RepeatedPart("", "", 0)
+        part.members = members
+        part.tasks = tasks_of(chain.from_iterable(members))
+        return part
+    path = _common_parent([part.path for part in parts]) if len(members[-1]) > 1 else parts[0].path
+    part = RepeatedPart(path, parts[0].class_name, min(each.depth for each in parts))
+    part.members = members
+    part.tasks = tasks_of(child for member in members for child in member)
+    return part
+
+
+def _common_parent(paths: list[str]) -> str:
+    """The path of the innermost module that has all of these in it; "": the model."""
+    parents = [path.split(".")[:-1] for path in paths]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+    return ".".join(names[0] for names in shared)

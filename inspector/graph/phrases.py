@@ -1,0 +1,50 @@
+"""Phrases that sentences about graphs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .graph import Graph, Task, module_name
+
+MOST_NAMED = 3  # of each kind; of the others only how many there are
+
+
+def module_title(graph: Graph, path: str | None) -> str:
+    """What to call the module of this path; the model itself, whose path is empty, by its class."""
+    if path is None:
+        return "outside any module" if was_captured(graph) else "module not known"
+    return module_name(path) or next((call.class_name for call in graph.calls if not call.path), "the model")
+
+
+def was_captured(graph: Graph) -> bool:
+    """Whether a capture saw any of the forward, so that there are modules and lines."""
+    return bool(graph.calls) or any(task.operation is not None for task in graph.tasks)
+
+
+def task_name(task: Task) -> str:
+    """`AddmmBackward0`, `AccumulateGrad`."""
+    return task.short_name if task.is_leaf else task.name
+
+
+def pattern(path: str) -> str:
+    """The path with a `*` for each number in it: what the equal modules of a list have in common."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def folded(paths: Iterable[str]) -> str:
+    """One path for several of one pattern, with a `*` where they differ: `blocks.*.mlp.0`."""
+    columns = zip(*(path.split(".") for path in paths), strict=True)
+    return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+
+
+def operation_title(name: str) -> str:
+    """`linear` of `torch.nn.functional.linear`."""
+    return name.rsplit(".", 1)[-1] if name.startswith("torch.") else name
+
+
+def joined(parts: Sequence[str], most: int = MOST_NAMED) -> str:
+    """`a`, `a and b`, `a, b, c and 4 more`."""
+    shown = list(parts[:most])
+    if len(parts) > most:
+        return f"{', '.join(shown)} and {len(parts) - most:,} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

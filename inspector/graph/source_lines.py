@@ -1,0 +1,299 @@
+"""The user's source lines and variable names, and warnings that point at the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import linecache
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..torch_private.thread_state import unobserved
+
+# The engine's ready models stand for the user's code; but ts.recompute and ts.find_nan call the user's operations on
+# their way, and ts.training is called by the hooks of what the user calls.
+PACKAGE = Path(__file__).parents[2]
+"""Where tapescope itself is installed."""
+
+OWN_CODE = (
+    *(str(PACKAGE / name) + os.sep for name in ("commands", "engine", "inspector", "widgets")),
+    str(PACKAGE / "errors.py"),
+)
+"""How the files of tapescope's own code begin: a clone of it may have scripts of the user's beside them."""
+
+_ENGINE = PACKAGE / "engine"
+_LIBRARY_FOLDERS = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(PACKAGE / "inspector") + os.sep,
+    str(PACKAGE / "errors.py"),
+    *(str(_ENGINE / name) for name in ("diagnose", "recompute", "training")),
+    "<frozen",
+)
+
+
+class Frame(Protocol):
+    """What a `traceback.FrameSummary` has of a frame."""
+
+    filename: str
+    name: str
+
+    @property
+    def lineno(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of a source file.
+
+    Attributes:
+        file: its path; of a cell what IPython calls it.
+        line: counts from 1.
+        function: the name of the function in which the line is.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def short(self) -> str:
+        """`model.py:120`, as a person would say it; `cell:3` in a notebook."""
+        in_notebook = "ipykernel_" in self.file or self.file.startswith("<ipython-input")
+        return f"{'cell' if in_notebook else Path(self.file).name}:{self.line}"
+
+    def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
+        """The line's text with its neighbours; empty where the file can't be read. Cells of a notebook can be."""
+        lines = linecache.getlines(self.file)
+        return tuple(line.rstrip("\n") for line in lines[max(self.line - 1 - before, 0) : self.line + after])
+
+
+def innermost_user_line(frames: Iterable[Frame]) -> Source | None:
+    """Of frames from the outermost to the innermost, the innermost outside torch."""
+    return first_user_line(reversed(list(frames)))
+
+
+def first_user_line(frames: Iterable[Frame]) -> Source | None:
+    """The first of frames that is outside torch."""
+    for frame in frames:
+        if frame.lineno is not None and not is_library(frame.filename):
+            return Source(frame.filename, frame.lineno, frame.name)
+    return None
+
+
+def is_library(filename: str) -> bool:
+    """Whether a frame's file belongs to torch or to what calls the user's operations, and so is not the user's line."""
+    return filename.startswith(_LIBRARY_FOLDERS)
+
+
+def is_of_library(module_class: type[torch.nn.Module]) -> bool:
+    """Whether the forward of a module's class is in a library's file."""
+    code = getattr(module_class.forward, "__code__", None)
+    return code is not None and is_library(code.co_filename)
+
+
+_MOST_UNPACKED = 8  # variables in one assignment
+
+Place = tuple[CodeType, int]
+"""Where code is running: it, and the offset of its instruction. A frame would keep all of its variables alive."""
+
+
+_MOST_FILES = 10_000  # each cell of a notebook is one more
+_in_library: dict[str, bool] = {}  # by file, since to look it up is much of what a capture costs
+
+
+def users_place() -> Place | None:
+    """Return the innermost place outside torch that the caller was called from; `source_at` finds its line.
+
+    Frames that only pass arguments on are skipped: libraries that wrap torch's functions call them from one line.
+    """
+    frame = sys._getframe(1)
+    wrapper: Place | None = None
+    while True:
+        code = frame.f_code
+        try:
+            if not _in_library[code.co_filename]:
+                place = code, frame.f_lasti
+                if not (code.co_flags & CO_VARARGS or code.co_name in OVERRIDES) or not passes_on(place):
+                    return place
+                wrapper = wrapper or place
+        except KeyError:
+            _note_file(code.co_filename)
+            continue
+        if (back := frame.f_back) is None:
+            return wrapper
+        frame = back
+
+
+OVERRIDES = frozenset({"__torch_function__", "__torch_dispatch__"})
+"""Methods by which subclasses and modes call torch's functions on behalf of the user's line."""
+
+_MOST_PLACES = 10_000
+_passing: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # by id: the hash of a code object goes over all its bytes
+
+
+def passes_on(place: Place) -> bool:
+    """Return whether what runs there only calls a function with the arguments it was given itself."""
+    code, instruction = place
+    if code.co_name in OVERRIDES:
+        return True
+    key = id(code), instruction
+    known = _passing.get(key)
+    if known is None or known[0] is not code:
+        if len(_passing) >= _MOST_PLACES:
+            _passing.clear()
+        known = _passing[key] = code, _is_call_with_own_arguments(code, instruction)
+    return known[1]
+
+
+def _is_call_with_own_arguments(code: CodeType, instruction: int) -> bool:
+    """Whether the instruction is `function(*args, **kwargs)`: it takes the code's parameters alone, `*args` among them,
+    and nothing else is called for its arguments."""
+    steps = list(dis.get_instructions(code))
+    call = next((step for step in reversed(steps) if step.offset <= instruction), None)
+    if call is None or call.opname != "CALL_FUNCTION_EX":
+        return False
+    loads: list[str] = []  # the function's own first
+    for step in steps:
+        if step.offset < call.offset and _is_within(step.positions, call.positions):
+            if step.opname in ("CALL", "CALL_KW", "PRECALL", "FOR_ITER"):
+                return False
+            if step.opname.startswith("LOAD_FAST"):
+                loads += step.argval if isinstance(step.argval, tuple) else (step.argval,)  # two instructions in one
+            elif step.opname.startswith("LOAD_") and not loads:
+                loads.append("")
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[: count + 1 + bool(code.co_flags & CO_VARKEYWORDS)]
+    return names[count] in loads[1:] and set(loads[1:]) <= set(names)
+
+
+def _is_within(inner: dis.Positions | None, outer: dis.Positions | None) -> bool:
+    if inner is None or outer is None or None in (*inner, *outer):
+        return False
+    starts = (outer.lineno, outer.col_offset) <= (inner.lineno, inner.col_offset)
+    return starts and (inner.end_lineno, inner.end_col_offset) <= (outer.end_lineno, outer.end_col_offset)
+
+
+def _note_file(filename: str) -> None:
+    if len(_in_library) >= _MOST_FILES:
+        _in_library.clear()
+    _in_library[filename] = is_library(filename)
+
+
+def variables_assigned(code: CodeType) -> dict[int, str]:
+    """Return, by instruction offset, the variable or attribute to which the result is assigned at once (`self.cache`),
+    or all of them if it is unpacked (`a, b`)."""
+    found: dict[int, str] = {}
+    steps = list(dis.get_instructions(code))
+    for number, step in enumerate(steps):
+        count, rest = 1, steps[number + 1 : number + 3 + _MOST_UNPACKED]
+        if rest and rest[0].opname == "COPY":  # of `a = b = ...`, `(a := ...)`: one of them
+            rest = rest[1:]
+        if rest and rest[0].opname == "UNPACK_SEQUENCE":
+            count, rest = rest[0].argval, rest[1:]
+        if count > _MOST_UNPACKED or len(rest) < count:
+            continue
+        names = [_variable_stored(*rest[place : place + 2]) for place in range(count)]
+        if all(names):
+            end = steps[number + 1].offset  # what a call in Python has reached are its cache's places
+            found.update(dict.fromkeys(range(step.offset, end, 2), ", ".join(names)))
+    return found
+
+
+def _variable_stored(step: dis.Instruction, following: dis.Instruction | None = None) -> str:
+    """The variable which an instruction sets, or with its next one the attribute; empty if neither."""
+    if step.opname.startswith("STORE_FAST") and isinstance(step.argval, tuple):  # two instructions in one
+        return str(step.argval[0])
+    if step.opname in ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"):
+        return str(step.argval)
+    if step.opname.startswith("LOAD_FAST") and following is not None and following.opname == "STORE_ATTR":
+        return f"{step.argval}.{following.argval}"
+    return ""
+
+
+def source_at(place: Place) -> Source | None:
+    """The line of a place; None where its code has none."""
+    code, instruction = place
+    for start, end, line in code.co_lines():
+        if start <= instruction < end:
+            return None if line is None else Source(code.co_filename, line, code.co_name)
+    return None
+
+
+def warn(text: str) -> None:
+    """Warn at the user's line: the innermost one that is neither tapescope's nor in a library."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_OURS)):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+_OURS = *OWN_CODE, contextlib.__file__  # through which `with` leaves a block of ours
+
+
+_MOST_VALUES = 10_000
+_DEPTH = 4
+
+
+def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
+    """The first such tensor among the variables of the functions that called this one, from the innermost on:
+    `hidden[0] of train()`. None where none of them has it; no code of the user's is run to find it.
+
+    Known limitations: of objects only modules are looked into; another thread's variables are not seen.
+    """
+    looked_at = 0
+    with unobserved():
+        for frame in _users_frames():
+            for name, value in list(frame.f_locals.items()):
+                for expression, tensor in _tensors(name, value, _DEPTH):
+                    looked_at += 1
+                    if tensor is not None and wanted(tensor):
+                        function = frame.f_code.co_name
+                        return f"{expression}{'' if function.startswith('<') else f' of {function}()'}"
+                    if looked_at > _MOST_VALUES:
+                        return None
+    return None
+
+
+def _users_frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_library(file) and not file.startswith(OWN_CODE):
+            yield frame
+        frame = frame.f_back
+
+
+def _tensors(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor | None]]:
+    """The tensors in a value, each with how to write it; None for each value that is none."""
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        assert isinstance(value, Tensor)
+        yield expression, value
+        return
+    yield expression, None
+    if not depth:
+        return
+    if isinstance(value, nn.Module) and issubclass(kind, nn.Module):
+        for name, each in list(vars(value).items()):
+            if name in ("_modules", "_parameters", "_buffers"):
+                for own, inner in list(each.items()):
+                    yield from _tensors(f"{expression}.{own}", inner, depth - 1)
+            elif not name.startswith("_") or isinstance(each, Tensor):
+                yield from _tensors(f"{expression}.{name}", each, depth - 1)
+    elif kind in (tuple, list):
+        for number, each in enumerate(value):  # type: ignore[arg-type]
+            yield from _tensors(f"{expression}[{number}]", each, depth - 1)
+    elif kind is dict:
+        for key, each in list(value.items()):  # type: ignore[attr-defined]
+            if type(key) in (str, int):
+                yield from _tensors(f"{expression}[{key!r}]", each, depth - 1)

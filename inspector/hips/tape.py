@@ -1,0 +1,218 @@
+"""`ts.hips.tape`: the tape of the package `autograd` (HIPS), which differentiates functions of numpy arrays."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+
+from ..graph.capture_records import StoredOperation
+from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
+from ..graph.kinds import Kind
+from ..torch_private.sequence_numbers import UNNUMBERED
+from ..validation import a_kind, expect
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from .tape_nodes import RecordedNode
+
+
+class HipsTape:
+    """One call of a function as autograd recorded it: `ts.graph`, `ts.debug` and `ts.backward` take it like a loss.
+
+    A backward computes the gradients by autograd's own formulas and sums. It may run any number of times.
+
+    Attributes:
+        function: the name of what was called.
+        value: what it returned.
+        nodes: by task id autograd's node, with its `name`, its vector space `space` and its `source` line. The last is
+            the argument's.
+        gradient: what the last backward found for the argument: an array, or a container like it. With several argnums
+            a tuple. None before.
+    """
+
+    def __init__(self, function: str, value: Any, nodes: Sequence[RecordedNode], arguments: str) -> None:
+        self.function = function
+        self.value = value
+        self.nodes = tuple(nodes)
+        self.gradient: Any = None
+        self._arguments = arguments
+
+    def __repr__(self) -> str:
+        shape = self.end.inputs[0]
+        return f"<HipsTape of {self.function}: {len(self.nodes)} tasks from {self.end.name}, {shape}>"
+
+    @property
+    def end(self) -> Task:
+        """The task from which a backward starts: that of the function's value."""
+        return self.graph.tasks[self.graph.roots[0].task]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The tasks of a backward: one for each node, and their edges.
+
+        A task takes the gradient of its node's value; of a container (a tuple, list or dict) one for each array in it.
+        The argument's task is the leaf; the function is the one module call, in which all others are. A graph from here
+        has no `nodes`: those are autograd's, and the tape has them.
+        """
+        ids = {node: task_id for task_id, node in enumerate(self.nodes)}
+        hips = _hips_nodes()
+        metas: dict[TensorMeta, TensorMeta] = {}
+        operations: dict[tuple[object, ...], StoredOperation] = {}  # equal ones are one object
+        tasks, edges = [], []
+        leaf = len(self.nodes) - 1
+        for task_id, node in enumerate(self.nodes):
+            operation = operations.setdefault((node.name, node.source), StoredOperation(node.name, node.source))
+            is_leaf = task_id == leaf
+            tasks.append(
+                Task(
+                    task_id,
+                    node.name,
+                    Kind.ACCUMULATE_GRAD if is_leaf else Kind.PRIMITIVE,
+                    UNNUMBERED if is_leaf else node.number,
+                    tuple(metas.setdefault(meta, meta) for meta in hips.metas_of(node.space)),
+                    self._arguments if is_leaf else None,
+                    call=None if is_leaf else 0,
+                    operation=None if is_leaf else operation,
+                )
+            )
+            number = 0
+            for parent in node.parents:
+                for place in hips.places(node, parent):
+                    edges.append(Edge(task_id, number, ids[parent], place))
+                    number += 1
+        end = max(leaf - 1, 0)  # what all others led to, and so the last that was made
+        graph = Graph(tuple(tasks), tuple(edges), (Root(end, 0),), (ModuleCall(0, "", self.function, None, 0),))
+        _tapes[graph] = ref(self)
+        return graph
+
+
+_tapes: WeakKeyDictionary[Graph, ref[HipsTape]] = WeakKeyDictionary()
+
+
+def tape_of(graph: Graph) -> HipsTape | None:
+    """The tape of which this is the graph, as long as there is one."""
+    found = _tapes.get(graph)
+    return None if found is None else found()
+
+
+def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:
+    """Calls a function written with `autograd.numpy` and keeps the tape, as `autograd.grad` would. No backward runs.
+
+    tape = ts.hips.tape(loss, weights, batch)
+    deck = ts.debug(tape)       # steps through what autograd.grad(loss)(weights, batch) computes at once
+    deck.run(); tape.gradient
+
+    Args:
+        fun: returns one array or scalar.
+        args, kwargs: what it is called with.
+        argnum: the argument with respect to which gradients are wanted, or several. It may be a container of arrays.
+
+    Raises:
+        ModuleNotFoundError: the package `autograd` is not installed.
+        TypeError: `fun` is no function or `argnum` no number, or autograd takes no derivative with respect to such an
+            argument, or of what the function returned.
+        ValueError: the function's value does not depend on the argument.
+        IndexError: there is no such argument.
+    """
+    hips = _hips_nodes()
+    if isinstance(fun, nn.Module) or not callable(fun):
+        raise TypeError(
+            "ts.hips.tape takes a function written with autograd.numpy and what it is called with, "
+            f"ts.hips.tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: ts.graph(loss)"
+        )
+    name = getattr(fun, "__name__", type(fun).__name__)
+    expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
+    numbers = (argnum,) if isinstance(argnum, int) else tuple(argnum)
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"argnum={argnum!r}: a number, or several in a tuple, say which of the arguments are meant")
+    if not numbers or not all(-len(args) <= number < len(args) for number in numbers):
+        raise IndexError(f"argnum={argnum!r}: {name} is called with {len(args)} positional arguments, counted from 0")
+    numbers = tuple(number % len(args) for number in numbers)
+    names = _names(fun, numbers)
+    for number, each in zip(numbers, names, strict=True):
+        if not hips.can_be_argument(args[number]):
+            raise TypeError(
+                f"autograd takes no derivative with respect to {each}, {a_kind(args[number])}: it takes a "
+                "float, a numpy array, and tuples, lists and dicts of them"
+            )
+
+    def of_one(argument: Any) -> Any:
+        given = list(args)
+        for number, each in zip(numbers, (argument,) if isinstance(argnum, int) else argument, strict=True):
+            given[number] = each
+        return fun(*given, **kwargs)
+
+    argument = args[numbers[0]] if isinstance(argnum, int) else tuple(args[number] for number in numbers)
+    wanted = ", ".join(names)
+    try:
+        value, end, start = hips.trace(of_one, argument)
+    except TypeError as error:
+        if "Box" in str(error):
+            error.add_note(
+                f"tapescope: {name} got autograd's boxes, which functions of autograd.numpy take; "
+                "what is computed with PyTorch needs no tape: ts.graph(loss)"
+            )
+        elif "vector space" in str(error):
+            error.add_note(f"tapescope: autograd takes derivatives of floats; call {name} with arrays of them")
+        raise
+    if isinstance(value, tuple | list | dict):
+        kind = type(value).__name__
+        raise TypeError(f"{name} returned a {kind}; a backward starts from one array or scalar: return that alone")
+    if end is None:
+        raise ValueError(
+            f"the value of {name} does not depend on {wanted}, as far as autograd sees: there is nothing to run. Are "
+            "all functions on the way those of autograd.numpy?"
+        )
+    nodes = [node for node in hips.below(end) if node is not start]
+    for node in (*nodes, start):
+        try:
+            hips.metas_of(node.space)
+        except TypeError as error:
+            where = f" ({node.source.short})" if node.source else ""
+            error.add_note(f"tapescope: it is the value of {node.name}{where}")
+            raise
+    return HipsTape(name, value, [*sorted(nodes, key=lambda node: node.number), start], wanted)
+
+
+def not_native() -> NotImplementedError:
+    """The error of who gives a tape to PyTorch's engine."""
+    return NotImplementedError(
+        "PyTorch's engine runs PyTorch's nodes alone; a tape of HIPS autograd's runs with engine=\"direct\""
+    )
+
+
+def refuse_parts(value: object) -> None:
+    """Raises a TypeError if this is a box or a node of autograd's: what is below it is only known from the start."""
+    if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):
+        kind = type(value).__name__
+        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips.tape(fun, *args))")
+
+
+def _hips_nodes() -> ModuleType:
+    try:
+        from . import tape_nodes as hips_nodes
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("autograd", "numpy"):
+            raise
+        raise ModuleNotFoundError(
+            "ts.hips.tape needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
+        ) from None
+    return hips_nodes
+
+
+def _names(fun: Callable[..., Any], numbers: Sequence[int]) -> list[str]:
+    """The arguments' names in the function's definition, where that can be read."""
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):
+        parameters = inspect.signature(fun).parameters
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [name for name, parameter in parameters.items() if parameter.kind in kinds]
+    return [named[number] if number < len(named) else f"argument {number}" for number in numbers]

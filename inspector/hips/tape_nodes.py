@@ -1,0 +1,300 @@
+"""The nodes, vector spaces and sums of the package autograd (HIPS). Needs that package."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import autograd
+import numpy as np
+import torch
+from autograd.builtins import ContainerVSpace, container_take
+from autograd.core import VJPNode, add_outgrads, sparse_object_types, vspace
+from autograd.numpy.numpy_vspaces import ArrayVSpace
+from autograd.tracer import Box, box_type_mappings, isbox, notrace_primitives, trace_stack
+from autograd.tracer import trace as trace_function
+
+from ..graph.graph import TensorMeta
+from ..graph.kinds import ARGUMENT
+from ..graph.source_lines import Source, is_library
+from .observers import FOLLOWED, LOOKING
+
+__all__ = [
+    "RecordedNode",
+    "add_outgrads",
+    "arrays_in",
+    "below",
+    "can_be_argument",
+    "is_container",
+    "is_part_of_trace",
+    "is_sparse",
+    "metas_of",
+    "owner_of",
+    "places",
+    "rebuilt",
+    "spaces_in",
+    "trace",
+    "vspace",
+]
+
+_LIBRARIES = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (autograd, np))
+_CPU = torch.device("cpu")
+_NOTHING = TensorMeta((0,), torch.float64, _CPU)  # what there is in an empty container
+
+
+class RecordedNode(VJPNode):  # type: ignore[misc]
+    """A node of autograd's that also knows its name, its place in the order of creation, its vector space and line.
+
+    autograd makes it: the class of the node from which a trace starts is that of all its nodes.
+
+    Attributes:
+        parents, vjp: as in VJPNode: what it was computed from, and the function that gives their gradients for its own.
+        name: the primitive's.
+        number: counts the nodes of one trace by creation; the start has 0.
+        space: the vector space of its value, and so of its gradient.
+        taken: the index at which `container_take` took its value, in a tuple; None for other primitives.
+        source: the user's line that called the primitive.
+        made: the arrays whose memory its value is, as long as they live.
+        argnums: the numbers of the primitive's arguments of which it has parents.
+        bad: how many elements of its value are NaN or infinite, where `looking_at_values` was open; else 0.
+        is_own: the primitive is numpy's, scipy's or autograd's own, and not one that a user has defined.
+    """
+
+    __slots__ = ("_numbers", "argnums", "bad", "is_own", "made", "name", "number", "source", "space", "taken")
+    _numbers: Iterator[int]
+
+    def __init__(
+        self,
+        value: object,
+        fun: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parent_argnums: tuple[int, ...],
+        parents: tuple[RecordedNode, ...],
+    ) -> None:
+        super().__init__(value, fun, args, kwargs, parent_argnums, parents)
+        self._numbers = parents[0]._numbers
+        self.number = next(self._numbers)
+        self.name = getattr(fun, "__name__", type(fun).__name__)
+        self.space = vspace(value)
+        self.taken = (args[1],) if fun is container_take else None
+        self.source = _user_line()
+        self.made = _owners(self.space, value)
+        self.argnums = tuple(parent_argnums)
+        self.is_own = _is_own(fun)
+        self.bad = sum(map(_bad, arrays_in(self.space, value))) if LOOKING.get() else 0
+        if (follower := FOLLOWED.get()) is not None:
+            follower.made(self)
+
+    def initialize_root(self, value: object) -> None:
+        super().initialize_root()
+        self._numbers = count()
+        self.number = next(self._numbers)
+        self.name = ARGUMENT
+        self.space = vspace(value)
+        self.taken = None
+        self.source = None
+        self.made = _owners(self.space, value)
+        self.argnums = ()
+        self.is_own = True
+        self.bad = 0
+        if (follower := FOLLOWED.get()) is not None:
+            follower.begun(self)
+
+    def __repr__(self) -> str:
+        return f"<node {self.number} {self.name}>"
+
+
+# What is not to be traced is told by class of node, and there is one set for each.
+notrace_primitives[RecordedNode] = notrace_primitives[VJPNode]
+
+
+def trace(function: Callable[[Any], Any], argument: object) -> tuple[Any, RecordedNode | None, RecordedNode]:
+    """Calls a function of one argument. Returns its value, the node that made it, and the argument's.
+
+    The node is None where the value does not depend on the argument, as far as autograd sees; the value may then be
+    anything, with boxes in it. A function that raises leaves no trace open, as it would in autograd itself.
+    """
+    start = RecordedNode.new_root(argument)
+    found: list[tuple[Any, RecordedNode | None]] = []
+
+    def seen(box: object) -> object:
+        value = function(box)
+        if isbox(value) and value._trace == box._trace:  # type: ignore[attr-defined]
+            found.append((value._value, value._node))
+            return value
+        found.append((value, None))
+        return box  # else autograd warns of what becomes an error
+
+    top = trace_stack.top
+    try:
+        trace_function(start, seen, argument)
+    finally:
+        trace_stack.top = top
+    return *found[0], start
+
+
+def can_be_argument(value: object) -> bool:
+    """Whether autograd takes derivatives with respect to such a value."""
+    return type(value) in box_type_mappings
+
+
+def is_part_of_trace(value: object) -> bool:
+    """Whether it is a box or a node, of which alone nothing can be told."""
+    return isinstance(value, Box | VJPNode)
+
+
+def is_container(space: object) -> bool:
+    """Whether values of this space are tuples, lists or dicts."""
+    return isinstance(space, ContainerVSpace)
+
+
+def is_sparse(gradient: object) -> bool:
+    """Whether a gradient is a promise to add to a few places of an array or a container: that of an index."""
+    return type(gradient) in sparse_object_types
+
+
+def metas_of(space: Any) -> tuple[TensorMeta, ...]:
+    """What the arrays of a value look like: of an array or a scalar itself, of a container those in it, in order.
+
+    Raises:
+        TypeError: torch has no such dtype, or it is a space of the user's own, whose elements are no arrays.
+    """
+    if isinstance(space, ArrayVSpace):
+        return (TensorMeta(tuple(space.shape), _torch_dtype(space.dtype), _CPU),)
+    if not is_container(space):
+        raise TypeError(
+            f"the vector space {type(space).__name__} is not one of arrays: tapescope can't show its values"
+        )
+    return tuple(meta for _, each in _parts(space) for meta in metas_of(each)) or (_NOTHING,)
+
+
+def arrays_in(space: Any, value: Any) -> Iterator[Any]:
+    """The arrays and scalars of a value, as `metas_of` counts them; of an empty container none."""
+    if not is_container(space):
+        yield value
+        return
+    for key, each in _parts(space):
+        yield from arrays_in(each, value[key])
+
+
+def owner_of(value: Any) -> np.ndarray[Any, Any] | None:
+    """The array whose memory this one is; None: it is a scalar, or on memory that is not numpy's."""
+    while isinstance(value, np.ndarray) and value.base is not None:
+        value = value.base
+    return value if isinstance(value, np.ndarray) else None
+
+
+@cache
+def _is_own(primitive: Callable[..., object]) -> bool:
+    inner = getattr(primitive, "fun", primitive)  # what it wraps
+    module = getattr(inner, "__module__", None) or ""
+    return isinstance(inner, np.ufunc) or module.partition(".")[0] in ("numpy", "scipy", "autograd", "builtins")
+
+
+def _bad(value: Any) -> int:
+    array = np.asarray(value)
+    return int((~np.isfinite(array)).sum()) if array.dtype.kind in "fc" else 0
+
+
+def _owners(space: Any, value: Any) -> tuple[ref[Any], ...]:
+    if isinstance(value, np.ndarray):  # nearly all are
+        owner = owner_of(value)
+        return () if owner is None else (ref(owner),)
+    owners = map(owner_of, arrays_in(space, value)) if is_container(space) else ()
+    return tuple(ref(owner) for owner in owners if owner is not None)
+
+
+def below(end: RecordedNode) -> list[RecordedNode]:
+    """The nodes to which a path leads from `end`, it included: those whose vjp a backward calls."""
+    found = {end: None}
+    stack = [end]
+    while stack:
+        for parent in stack.pop().parents:
+            if parent not in found:
+                found[parent] = None
+                stack.append(parent)
+    return list(found)
+
+
+def spaces_in(space: Any) -> Iterator[Any]:
+    """The spaces of those arrays."""
+    if not is_container(space):
+        yield space
+        return
+    for _, each in _parts(space):
+        yield from spaces_in(each)
+
+
+def rebuilt(space: Any, arrays: Iterator[Any]) -> Any:
+    """A value of this space with these arrays in it, the reverse of `arrays_in`."""
+    return space._map(lambda each: rebuilt(each, arrays)) if is_container(space) else next(arrays)
+
+
+def places(node: RecordedNode, parent: RecordedNode) -> list[int]:
+    """Which arrays of a parent's value a node was computed from, as far as is known: those at an index, else all."""
+    found = None
+    if node.taken is not None:
+        found = _leaves(_numbered(parent.space, count())[node.taken[0]])
+    return found or list(range(len(metas_of(parent.space))))
+
+
+def _parts(space: Any) -> list[tuple[Any, Any]]:
+    return list(space._kv_pairs(space.shape))
+
+
+def _numbered(space: Any, numbers: Iterator[int]) -> Any:
+    """A container of the same form, with the numbers of its arrays in their places."""
+    return space._map(lambda each: _numbered(each, numbers)) if is_container(space) else next(numbers)
+
+
+def _leaves(numbered: Any) -> list[int]:
+    if isinstance(numbered, int):
+        return [numbered]
+    return [
+        number for each in (numbered.values() if isinstance(numbered, dict) else numbered) for number in _leaves(each)
+    ]
+
+
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        raise TypeError(f"torch has no dtype like numpy's {dtype}: tapescope can't show such values") from None
+
+
+def _user_line() -> Source | None:
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (is_library(file) or file.startswith(_LIBRARIES)):
+            return Source(file, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class ToldNode(VJPNode):  # type: ignore[misc]
+    """A node as autograd's own `grad` makes it, and nothing is kept of it besides. The root is given whom to tell."""
+
+    __slots__ = ("_tell",)
+    _tell: Callable[[], None]
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._tell = self.parents[0]._tell
+        self._tell()
+
+    def initialize_root(self, tell: Callable[[], None]) -> None:
+        super().initialize_root()
+        self._tell = tell
+
+
+# What is not to be traced is told by class of node, and there is one set for each.
+notrace_primitives[ToldNode] = notrace_primitives[VJPNode]

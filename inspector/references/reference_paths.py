@@ -1,0 +1,221 @@
+"""A way from a name to an object, as the expression that a user would write.
+
+Nothing here calls code of the user: types are asked by `type`, attributes are read by descriptors that are made in C.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import (
+    AsyncGeneratorType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+)
+from typing import Any
+from weakref import ref
+
+from torch import nn
+from torch.autograd.graph import Node
+
+from ..graph.source_lines import Source
+from .stack_frames import place_of, variables_of
+
+_name_of: Any = vars(type)["__name__"].__get__
+_classes_of: Any = vars(type)["__mro__"].__get__
+_contents_of: Any = vars(type)["__dict__"].__get__
+_ATTRIBUTES = {
+    *("__dict__", "__defaults__", "__kwdefaults__", "__traceback__", "__cause__", "__context__", "args", "tb_next"),
+    *("cell_contents", "_backward_hooks", "_post_accumulate_grad_hooks"),
+}  # which C computes, and which are no other than what is kept
+_PLAIN = {str, bytes, int, float, bool, type(None)}  # of which repr is not the user's
+_PARTS = {"_modules", "_parameters", "_buffers"}
+_SUSPENDED = {
+    GeneratorType: ("generator", "gi_frame"),
+    CoroutineType: ("coroutine", "cr_frame"),
+    AsyncGeneratorType: ("asynchronous generator", "ag_frame"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAt:
+    """Where something is held.
+
+    Attributes:
+        expression: what gives it, in the scope.
+        scope: whose variable the expression starts with, in words; empty for a module's.
+        outer: who holds that scope, in words.
+        namespace: of a dict that stands for the attributes of `expression`: which attribute it is itself.
+        at: `file:line` of the function whose variable it is; empty for a module's.
+    """
+
+    expression: str
+    scope: str = ""
+    outer: str = ""
+    namespace: str = ""
+    at: str = ""
+
+    def __str__(self) -> str:
+        expression = f"{self.expression}{self.namespace}"
+        scoped = expression
+        if self.scope:
+            scoped = self.scope if expression.isidentifier() else f"{self.scope}: {expression}"
+        return f"{scoped}; {self.outer}" if self.outer else scoped
+
+
+def place_in(chain: Sequence[object], start: HeldAt) -> HeldAt:
+    """The place of the last of the chain, each of which holds the next; `start` is that of the first."""
+    place = start
+    at = 0
+    while at + 1 < len(chain):
+        holder, held = chain[at], chain[at + 1]
+        if type(holder) is FunctionType and held is holder.__closure__ and at + 3 < len(chain):
+            place = _closure_variable(place, holder, chain[at + 2])
+            at += 3
+        else:
+            place = _held_by(place, holder, held, chain[at - 1] if at else None)
+            at += 1
+    return place
+
+
+def type_name(thing: object) -> str:
+    """`Tensor`, whatever the thing itself says of its class."""
+    return str(_name_of(type(thing)))
+
+
+def key_of(holder: dict[Any, Any], held: object) -> tuple[Any] | None:
+    """Under which key of a namespace something stands: a name without an underscore before one with it."""
+    keys = [key for key, value in list(dict.items(holder)) if value is held]
+    public = [key for key in keys if type(key) is str and not key.startswith("_")]
+    return next(((key,) for key in public or keys), None)
+
+
+def _held_by(place: HeldAt, holder: object, held: object, owner: object) -> HeldAt:
+    """One step of the chain; `owner`: what holds the holder."""
+    kind = type(holder)
+    expression = f"{place.expression}{place.namespace}"
+    if issubclass(kind, dict):
+        return _in_dict(place, holder, held, owner)  # type: ignore[arg-type]
+    bare = replace(place, expression=expression, namespace="")
+    for base, iterate in _SEQUENCES:
+        if issubclass(kind, base):
+            found = next((i for i, each in enumerate(list(iterate(holder))) if each is held), None)
+            if found is not None:
+                return replace(bare, expression=f"{expression}[{found}]")
+    if issubclass(kind, (set, frozenset)):
+        return replace(bare, expression=f"<an element of {expression}>")
+    if (issubclass(kind, type) and type(held) is dict) or issubclass(kind, threading.local):
+        return replace(bare, namespace=".__dict__")
+    if kind is functools._lru_cache_wrapper:
+        return replace(bare, expression=f"<a result in the cache of {expression}>")
+    scoped = _local_of(bare, holder, held)
+    if scoped is not None:
+        return scoped
+    name = _attribute(holder, held)
+    if name is not None:
+        return _named(bare, holder, name)
+    if held is kind:
+        return replace(bare, expression=f"type({expression})")
+    if issubclass(kind, Node) and issubclass(type(held), dict):
+        return replace(bare, expression=f"<hooks of {expression}>")
+    return replace(bare, expression=f"<{type_name(held)} in {expression}>")
+
+
+_SEQUENCES: tuple[tuple[type, Any], ...] = (
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (deque, deque.__iter__),
+)
+
+
+def _in_dict(place: HeldAt, holder: dict[Any, Any], held: object, owner: object) -> HeldAt:
+    expression, space = place.expression, place.namespace
+    bare = replace(place, namespace="")
+    found = key_of(holder, held)
+    if found is None:
+        return replace(bare, expression=f"<a key of {expression}{space}>")
+    (key,) = found
+    if space and type(key) is str:
+        if key.isidentifier():
+            return _named(bare, owner, key) if space == ".__dict__" else replace(bare, expression=f"{expression}.{key}")
+        if space == "._modules" and key.isdecimal():  # of nn.Sequential, nn.ModuleList
+            return replace(bare, expression=f"{expression}[{key}]")
+    if space and type(key) is ref:  # threading.local has a dict by thread
+        return place
+    return replace(bare, expression=f"{expression}{space}[{_key_text(key)}]")
+
+
+def _key_text(key: object) -> str:
+    if type(key) in _PLAIN:
+        return repr(key)
+    if type(key) is tuple:
+        return ", ".join(map(_key_text, key)) or "()"
+    return f"<{type_name(key)}>"
+
+
+def _named(place: HeldAt, owner: object, name: str) -> HeldAt:
+    """An attribute; those of a module that are its own stand in dicts of it."""
+    if name == "__dict__" or (name in _PARTS and issubclass(type(owner), nn.Module)):
+        return replace(place, namespace=f".{name}")
+    return replace(place, expression=f"{place.expression}.{name}")
+
+
+def _attribute(holder: object, held: object) -> str | None:
+    """Under which attribute it is held: in the object's dict, in a slot, or in a field of C."""
+    for kind in _classes_of(type(holder)):
+        for name, descriptor in list(_contents_of(kind).items()):
+            in_c = type(descriptor) is MemberDescriptorType
+            if not (in_c or (type(descriptor) is GetSetDescriptorType and name in _ATTRIBUTES)):
+                continue
+            try:
+                value = descriptor.__get__(holder)
+            except (AttributeError, TypeError, RuntimeError):  # an empty slot; another kind of object
+                continue
+            if value is held:
+                return str(name)
+            if name == "__dict__" and type(value) is dict:  # which its object need not have made before
+                found = key_of(value, held)
+                if found is not None and type(found[0]) is str:
+                    return found[0]
+    return None
+
+
+def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> HeldAt:
+    """`closure variable y of hook() at train.py:12`."""
+    code = function.__code__
+    name = next(name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=True) if each is cell)
+    source = Source(code.co_filename, code.co_firstlineno, "").short
+    scope = f"closure variable {name} of {code.co_qualname}() at {source}"
+    return HeldAt(name, scope, f"that function is held as {place}", at=source)
+
+
+def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
+    """A variable of a generator that waits, or of a frame that a traceback has kept."""
+    kind = type(holder)
+    if kind is FrameType:
+        name = _first(variables_of(holder).items(), held)  # type: ignore[arg-type]
+        where, what = place_of(holder), "its frame"  # type: ignore[arg-type]
+    elif kind in _SUSPENDED:
+        title, attribute = _SUSPENDED[kind]
+        frame = getattr(holder, attribute)
+        if frame is None:
+            return None
+        name = _first(variables_of(frame).items(), held)
+        where, what = f"the {title} {place_of(frame)}", "it"
+    else:
+        return None
+    if name is None:  # on the stack of what it evaluates, or the frame's caller
+        return None
+    at = where.rpartition(" at ")[2]
+    return HeldAt(name, f"local variable {name} of {where}", f"{what} is held as {place}", at=at)
+
+
+def _first(variables: Iterable[tuple[str, object]], held: object) -> str | None:
+    return next((name for name, value in variables if value is held), None)

@@ -1,0 +1,84 @@
+"""What draws which result: one flat table. A result is data, and imports nothing that draws it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+GraphTheme = Literal["auto", "light", "dark"]
+"""The theme of a figure or a picture of a graph; "auto" follows the page around it, or the reader."""
+
+DRAWN_BY = {
+    "graph as SVG": "inspector.drawing.svg:graph_to_svg",
+    "graph as JSON": "inspector.drawing.to_json:graph_to_json",
+    "graph for Graphviz": "inspector.drawing.dot:graph_to_graphviz",
+    "findings as HTML": "widgets.pages.report_html:cells_html",
+    "table as HTML": "widgets.pages.report_html:table_html",
+    "phases as HTML": "widgets.pages.report_html:phases_html",
+    "peak as HTML": "widgets.pages.report_html:peak_html",
+    "advice as HTML": "widgets.pages.report_html:advice_html",
+    "frontier as HTML": "widgets.pages.frontier_page:frontier_html",
+    "frontier as a page": "widgets.pages.frontier_page:page_html",
+    "training as HTML": "widgets.pages.loop_page:training_html",
+    "training as a page": "widgets.pages.loop_page:page_html",
+    "training as a widget": "widgets.pages.loop_widget:LoopPage",
+    "orders as HTML": "widgets.pages.order_study_page:study_html",
+    "mirroring as HTML": "widgets.pages.mirror_page:study_html",
+    "accumulation as HTML": "widgets.pages.accumulation_page:study_html",
+    "step as a figure": "widgets.pages.step_figure:step_figure",
+    "levels as a figure": "widgets.pages.memory_figures:memory_figure",
+    "lifetimes as a figure": "widgets.pages.memory_figures:lifetimes_figure",
+    "peak as a figure": "widgets.pages.memory_figures:peak_figure",
+    "mirrored comparison as a figure": "widgets.pages.mirrored_comparison:mirrored_figure",
+    "devices over time as a figure": "widgets.pages.gantt_figure:gantt_figure",
+    "orders as a figure": "widgets.pages.order_study_page:study_figure",
+    "mirroring as a figure": "widgets.pages.mirror_page:study_figure",
+    "accumulation as a figure": "widgets.pages.accumulation_page:study_figure",
+    "comparison as a page": "widgets.pages.comparison_page:page_html",
+    "orders as a page": "widgets.pages.order_study_page:page_html",
+    "mirroring as a page": "widgets.pages.mirror_page:page_html",
+    "accumulation as a page": "widgets.pages.accumulation_page:page_html",
+    "run as a table": "engine.recording.pandas_tables:run_frame",
+    "trace as a table": "engine.recording.pandas_tables:trace_frame",
+    "step as a table": "engine.training.step_exports:step_frame",
+    "steps as a table": "engine.training.step_exports:steps_frame",
+    "run for Perfetto": "engine.recording.perfetto:save_run",
+    "steps for Perfetto": "engine.recording.perfetto:save_steps",
+    "run as a file": "engine.recording.run_file:save",
+    "run as a page": "widgets.deck.run_page_data:save_run",
+    "step as a page": "widgets.deck.run_player:save_step",
+    "step as a deck": "widgets.deck.run_player:StepRecording",
+    "run as a deck": "widgets.deck.run_player:Recording",
+    "session or deck": "widgets.deck.open_deck:debug",
+    "a deck": "widgets.deck.open_deck:deck",
+    "session at a prompt": "widgets.terminal.prompt:interact",
+}
+"""By what is wanted the function that makes it, as "module:function" within the package. It gets the result first."""
+
+
+def drawn(what: str, *given: object, **options: object) -> Any:
+    """What the function gives that stands beside `what` in the table. Its module is imported only now.
+
+    Raises:
+        ModuleNotFoundError: what its module needs is not installed, plotly for a figure, say.
+    """
+    module, _, function = DRAWN_BY[what].partition(":")
+    return getattr(import_module(f"{__name__.partition('.')[0]}.{module}"), function)(*given, **options)
+
+
+def text_of(what: str, *given: object, **options: object) -> str:
+    """The same where a text is drawn: HTML, SVG or JSON."""
+    return str(drawn(what, *given, **options))
+
+
+def saved_page(what: str, path: str | Path, *given: object) -> Path:
+    """Writes a page that is drawn as text to a file."""
+    path = Path(path)
+    path.write_text(text_of(what, *given), encoding="utf-8")
+    return path
+
+
+def saved(what: str, *given: object, **options: object) -> Path:
+    """The same where a file is written."""
+    return Path(drawn(what, *given, **options))

@@ -1,4 +1,0 @@
-"""Tapes of HIPS autograd, read as graphs.
-
-May import: arguments, torch_internals, graph.
-"""

@@ -1,0 +1,312 @@
+"""torch.compile: keeping it out, noticing its code, and letting what it wraps run as written."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._higher_order_ops import utils as higher_order_utils
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .thread_state import leave_function_mode
+
+
+def keep_compiler_out(function: Callable[..., object]) -> None:
+    """When compiled code calls the function, torch.compile looks neither into it nor into what it calls.
+
+    As `torch.compiler.disable` does, which would load the compiler where nobody uses it.
+    """
+    code: CodeType = function.__code__
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def look_past(function: Callable[..., object]) -> None:
+    """torch.compile leaves the function itself alone, and looks at what it calls as it would without."""
+    code: CodeType = function.__code__
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+Leave = Callable[[], Callable[[], None]]
+"""Takes something of ours away, and returns what puts it back."""
+
+_leaving: list[Leave] = []
+_refusals: list[tuple[int, str]] = []  # with the thread of each
+leaving_lock = threading.RLock()
+_switch: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+class _InCompiledCode(threading.local):
+    """Where this thread is.
+
+    Attributes:
+        come_back: puts back what has left, once dynamo is turned off; None: it is not on.
+        nested: how often it was turned on since, by the compiler itself; less by one while a compiled graph runs.
+    """
+
+    come_back: list[Callable[[], None]] | None = None
+    nested = 0
+
+
+_in_compiled_code = _InCompiledCode()
+
+
+@contextmanager
+def out_of_compiled_code(leave: Leave) -> Iterator[None]:
+    """Calls `leave` whenever a thread goes into code that torch.compile compiles, and what it returned afterwards.
+
+    Dynamo takes modes and global hooks for a part of the program: it compiles all over again where one was not there
+    before, up to its limit, and nothing at all under a dispatch mode, for ever. What is away while dynamo looks at
+    frames and checks its guards is nothing to it. Back it comes for what runs uncompiled in between: functions that
+    `torch.compiler.disable` keeps out.
+    """
+    with leaving_lock:
+        _leaving.append(leave)
+        _set_switch(_switch, _watched_switch)
+    try:
+        yield
+    finally:
+        with leaving_lock:
+            _leaving.remove(leave)
+            _end_switch()
+
+
+_TORCH, _ROOT = Path(torch.__file__).parent, Path(__file__).parents[2]
+_PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "commands"))  # a clone has tests beside
+_OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
+_COMPILED = (
+    "is compiled by torch.compile, which decides itself what to save and recompute, so {result}: plan and "
+    "mirror the model that was given to torch.compile; or do both under "
+    'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
+    "torch._functorch.config.activation_memory_budget"
+)
+_OPERATOR = (
+    "compiles the functions that it is given into one operation, so {result}: call it outside of what is planned and "
+    "mirrored, or write it as Python's own control flow"
+)
+
+
+@contextmanager
+def compiled_code_refused(result: str) -> Iterator[None]:
+    """Meanwhile this thread can call nothing that torch.compile has made: it raises NotImplementedError before any of
+    it has run. `torch.compiler.set_stance("force_eager")` lets it run, uncompiled. Neither can it call torch.cond, scan
+    and the other operators that compile the functions they are given.
+
+    Args:
+        result: what the caller can't do therefore: "it can't be mirrored".
+    """
+    entry = threading.get_ident(), result
+    with leaving_lock:
+        _refusals.append(entry)
+        _set_switch(_switch, _watched_switch)
+    try:
+        yield
+    finally:
+        with leaving_lock:
+            _refusals.remove(entry)
+            _end_switch()
+
+
+def _end_switch() -> None:
+    if not _leaving and not _refusals:
+        _set_switch(_watched_switch, _switch)
+
+
+def _set_switch(old: object, new: object) -> None:
+    """Wherever torch calls the switch that turns dynamo on and off for a thread, another one is called.
+
+    Dynamo takes it from the C module as it is imported, which may be later than this.
+    """
+    for module in (torch._C._dynamo.eval_frame, sys.modules.get("torch._dynamo.eval_frame")):
+        for name in ("set_eval_frame", "_maybe_set_eval_frame"):
+            if getattr(module, name, None) is old:
+                setattr(module, name, new)
+
+
+def _watched_switch(callback: object) -> object:
+    """In place of dynamo's switch: `callback` is what it calls for each frame, None turns it off.
+
+    While it calls that, and compiles, it is off without this having been called, and nothing comes back.
+    """
+    here = _in_compiled_code
+    if callback is None and _refusals and here.come_back is None:
+        _refuse(sys._getframe(1))
+    prior = _switch(None)  # before anything else: it looks at each frame that runs meanwhile
+    if prior is not None and here.come_back is not None:
+        if here.nested or _calls_graph(sys._getframe(1)):
+            here.nested -= 1
+        else:
+            back, here.come_back = here.come_back, None
+            for each in reversed(back):
+                each()
+    if callback is not None:
+        if here.come_back is None:
+            here.come_back = [leave() for leave in reversed(tuple(_leaving))]
+        else:
+            here.nested += 1
+        _switch(callback)
+    return prior
+
+
+def _calls_graph(frame: FrameType) -> bool:
+    """Whether what runs next is a compiled graph: dynamo keeps itself out of it as users do of a function of theirs."""
+    if frame.f_code.co_name != "_fn":
+        return False
+    function = frame.f_locals.get("fn")
+    made_by = str(getattr(function, "__module__", None))
+    return isinstance(getattr(function, "__self__", None), torch.fx.GraphModule) or made_by.startswith(_COMPILERS)
+
+
+_COMPILERS = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch.fx")
+
+
+def _refuse(frame: FrameType) -> None:
+    """Raises where a wrapper that torch.compile has made begins: it turns dynamo off before it does anything else."""
+    if frame.f_code.co_name != "compile_wrapper" or "prior" in frame.f_locals:
+        return
+    thread = threading.get_ident()
+    module: Any = sys.modules["torch._dynamo.eval_frame"]
+    if module._stance.stance != "force_eager":
+        for refused, result in _refusals:
+            if refused == thread:
+                function = frame.f_locals["fn"]
+                operator = _operator_called(function)
+                name, why = (_title(function), _COMPILED) if operator is None else (operator, _OPERATOR)
+                raise NotImplementedError(f"{name} {why.format(result=result)}")
+
+
+def _operator_called(function: Any) -> str | None:
+    """Return the operator of torch's that compiles this function for itself, and the user's line: `cond (net.py:9)`.
+    None where it is the user who compiles it."""
+    code = getattr(function, "__code__", None)
+    if code is None or not any(map(Path(code.co_filename).is_relative_to, _OPERATORS)):
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and any(map(Path(frame.f_code.co_filename).is_relative_to, (_TORCH, *_PACKAGES))):
+        frame = frame.f_back
+    name = function.__qualname__.partition(".")[0]
+    return name if frame is None else f"{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+def _title(function: Any) -> str:
+    """What torch.compile was given: `Net (net.py:12)`."""
+    function = getattr(function, "__wrapped__", function)
+    owner = getattr(function, "__self__", function)
+    code = getattr(type(owner).forward if isinstance(owner, nn.Module) else function, "__code__", None)
+    name = type(owner).__name__ if isinstance(owner, nn.Module) else getattr(function, "__qualname__", repr(function))
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+# Dynamo looks past this frame alone: past all that it calls, it would turn itself on again as it ends.
+look_past(_watched_switch)
+
+
+@contextmanager
+def watching_functions(mode: TorchFunctionMode) -> Iterator[None]:
+    """The mode is open, but not while torch.compile looks at frames."""
+    with out_of_compiled_code(partial(_without_mode, mode)), ExitStack() as stack:
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        stack.callback(leave_function_mode, mode)
+        yield
+
+
+def _without_mode(mode: TorchFunctionMode) -> Callable[[], None]:
+    """Takes a mode out of this thread's stack."""
+    modes: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    place = next((place for place, each in enumerate(modes) if each is mode), None)
+    if place is None:  # a thread without it
+        return nothing
+    _exchange_modes(len(modes) - place, modes[place + 1 :])
+
+    def back() -> None:
+        above = _get_current_function_mode_stack()[place:]  # type: ignore[no-untyped-call]
+        _exchange_modes(len(above), [mode, *above])
+
+    return back
+
+
+def _exchange_modes(count: int, modes: Sequence[TorchFunctionMode]) -> None:
+    """Others stand in place of the innermost modes."""
+    for _ in range(count):
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def compiled_autograd_is_on() -> bool:
+    """Whether torch.compile has replaced the autograd engine in this process."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and bool(module.compiled_autograd_enabled or module.in_compiled_autograd_region)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Meanwhile what torch.compile wraps runs as it was written. It stays compiled for later, as it would not under a
+    dispatch mode alone, and no compilation is made for this run.
+
+    torch.cond, scan and the other operators that take functions compile these themselves, and fail where they can't.
+    They run as without this, and out of sight of dispatch modes.
+    """
+    with _operators_compile(), torch.compiler.set_stance("force_eager") if _dynamo_is_loaded() else nullcontext():
+        yield
+
+
+def _dynamo_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+_uncompiled = 0  # how often `uncompiled` is open, in all threads
+_prepare_operator = higher_order_utils._set_compilation_env
+
+
+@contextmanager
+def _operators_compile() -> Iterator[None]:
+    global _uncompiled
+    with leaving_lock:
+        _uncompiled += 1
+        higher_order_utils._set_compilation_env = _prepare_alone
+    try:
+        yield
+    finally:
+        with leaving_lock:
+            _uncompiled -= 1
+            if not _uncompiled:
+                higher_order_utils._set_compilation_env = _prepare_operator
+
+
+@contextmanager
+def _prepare_alone() -> Iterator[None]:
+    """In place of what torch opens around the compilation and the call of such an operator."""
+    with _disable_current_modes(), torch.compiler.set_stance("default"), _prepare_operator():
+        yield
+
+
+def runs_uncompiled() -> bool:
+    """Whether functions under torch.compile run uncompiled now (the stance "force_eager")."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame is not None and eval_frame._stance.stance == "force_eager"
+
+
+@contextmanager
+def activation_memory_budget(share: float) -> Iterator[None]:
+    """What torch.compile's partitioner may save for the backward meanwhile, as a share of what it would save (1).
+
+    It counts for what is compiled meanwhile.
+    """
+    from torch._functorch import config
+
+    with config.patch(activation_memory_budget=share):
+        yield
+
+
+def nothing() -> None:
+    pass

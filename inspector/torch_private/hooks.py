@@ -1,0 +1,229 @@
+"""Hooks of nodes and leaves, and the tensors whose gradients are retained."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import Node
+from torch.nn.modules.module import _WrappedHook
+from torch.utils.hooks import RemovableHandle
+
+from .compiled import keep_compiler_out
+from .saved_variables import refuse_spent
+
+Hooks = list[Callable[..., Any]]
+
+ModuleHook = _WrappedHook
+"""Registered by torch at a node for a hook of `Module.register_backward_hook`; it has that hook and its module."""
+
+
+def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
+    """The Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in running order.
+
+    torch lists them nowhere, but a handle knows the dict in which it stands.
+    """
+    before, after = _dicts_of(node)
+    return _hooks_in(before), _hooks_in(after)
+
+
+def hook_dicts(node: Node) -> list[dict[int, Any]]:
+    """The dicts in which those hooks stand, by the numbers of their handles; those that have any."""
+    return [hooks for hooks in _dicts_of(node) if hooks]
+
+
+def _dicts_of(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
+    with own(node.register_prehook(_no_hook)) as handle:
+        before = handle.hooks_dict_ref()
+    with register_post_hook(node, _no_hook) as handle:
+        after = handle.hooks_dict_ref()
+    return before or {}, after or {}
+
+
+def _no_hook(*args: Any) -> None:
+    """Is taken away at once, and does no harm where an interrupt prevents that."""
+
+
+def _hooks_in(hooks: dict[int, Any]) -> Hooks:
+    return [hook for hook in hooks.values() if hook is not refuse_spent]
+
+
+_own_handles = itertools.count(1)  # counts without a lock
+
+
+_owned = 0
+
+
+def own(handle: RemovableHandle) -> RemovableHandle:
+    """Notes that a hook is ours, not the user's."""
+    global _owned
+    try:
+        _owned = next(_own_handles)
+        return handle
+    except BaseException:  # Ctrl-C: the caller gets no handle by which to remove it
+        handle.remove()
+        raise
+
+
+def register_post_hook(node: Node, hook: Callable[..., Any]) -> RemovableHandle:
+    """Register a post-hook of ours. Whatever was registered, the node counts as one with post-hooks from then on."""
+    if isinstance(node, BackwardCFunction):
+        provide_input_grad_buffers()
+    return own(node.register_hook(hook))
+
+
+_buffers: property | None = vars(FunctionCtx).get("input_grad_buffers")  # torch 2.15
+
+
+def provide_input_grad_buffers() -> None:
+    """Let custom Functions ask for `ctx.input_grad_buffers` where the engine refuses because of us.
+
+    It refuses for a node with post-hooks, ours included, and for one that Python calls, as the direct engine does. Then
+    each buffer is None, as it is when no gradient has come to an input yet: the backward returns its own instead.
+    """
+    if _buffers is not None and vars(FunctionCtx)["input_grad_buffers"] is _buffers:
+        FunctionCtx.input_grad_buffers = property(_input_grad_buffers, doc=_buffers.__doc__)  # type: ignore[attr-defined]
+
+
+def _input_grad_buffers(node: Any) -> tuple[Tensor | None, ...]:
+    assert _buffers is not None and _buffers.fget is not None
+    try:
+        found: tuple[Tensor | None, ...] = _buffers.fget(node)
+        return found
+    except RuntimeError:
+        current: Any = torch._C._current_autograd_node()
+        if torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node:  # torch refuses these, too
+            raise
+        if not all(map(_is_ours, node_hooks(node)[1])):
+            raise
+    needed: tuple[bool, ...] = node.needs_input_grad
+    return (None,) * len(needed)
+
+
+_PACKAGE = __name__.partition(".inspector.")[0]
+
+
+def _is_ours(hook: Any) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).startswith(f"{_PACKAGE}.")
+
+
+def hooks_registered() -> int:
+    """How many hooks users have registered in this process so far; those that were removed, too."""
+    return RemovableHandle.next_id - _owned
+
+
+def post_accumulate_hooks(leaf: Tensor) -> Hooks:
+    """The hooks of `leaf.register_post_accumulate_grad_hook`, in running order."""
+    return list((leaf._post_accumulate_grad_hooks or {}).values())
+
+
+def set_post_accumulate_hooks(leaf: Tensor, hooks: OrderedDict[int, Any] | None) -> None:
+    """Binds a leaf's dict of post-accumulate-grad hooks; None removes the hooks.
+
+    torch's setter ignores None in C++: the leaf goes on to run the hooks of the dict before, and to keep it alive,
+    until it is given another one. So it gets an empty dict first.
+    """
+    if hooks is None:
+        leaf._post_accumulate_grad_hooks = OrderedDict()
+    leaf._post_accumulate_grad_hooks = hooks  # type: ignore[assignment]
+
+
+def leaf_hooks(leaf: Tensor) -> Hooks:
+    """The hooks of `leaf.register_hook`, in running order."""
+    return list((leaf._backward_hooks or {}).values())
+
+
+_retain_grad: Any = vars(torch._C.TensorBase)["retain_grad"]
+
+
+class _Noting:
+    """Stands as `retain_grad` in torch.Tensor's class, gives torch's own method, and notes of which tensor.
+
+    A function in its place would be one that torch.compile looks into, and that modes get to see. This is none:
+    `torch.Tensor.retain_grad` is torch's own as before. Who takes that from the class may call it without being noted,
+    but for the tables of torch itself, which only compare it.
+
+    Attributes:
+        asked: how often a tensor's method has been taken.
+        tensors: those tensors, by `id`.
+        taken_from_class: whether somebody has the method of all tensors.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.tensors: dict[int, ref[Tensor]] = {}
+        self.taken_from_class = False
+        self._counter = itertools.count(1)  # counts without a lock
+
+    def __get__(self, tensor: Tensor | None, kind: type) -> Callable[..., None]:
+        if tensor is None:
+            taker = str(sys._getframe(1).f_globals.get("__name__"))
+            self.taken_from_class |= not taker.startswith(_TABLES)
+        else:
+            self.note(tensor)
+            self.asked = next(self._counter)
+        method: Callable[..., None] = _retain_grad.__get__(tensor, kind)
+        return method
+
+    def note(self, tensor: Tensor) -> None:
+        number = id(tensor)
+        self.tensors[number] = ref(tensor, partial(self._forget, number))
+
+    def _forget(self, number: int, dead: ref[Tensor]) -> None:
+        if self.tensors.get(number) is dead:
+            del self.tensors[number]
+
+
+for _called_in_compiled_code in (_Noting.__get__, _Noting._forget):
+    keep_compiler_out(_called_in_compiled_code)
+
+_TABLES = "torch._dynamo.", "torch.overrides"
+
+noting = _Noting()
+"""Of it `asked` says whether anybody has been told since one last looked."""
+
+_complete = False
+
+
+def note_retained() -> None:
+    """From now on it is noted who is told to retain a gradient."""
+    if "retain_grad" not in vars(Tensor):
+        Tensor.retain_grad = noting  # type: ignore[method-assign, assignment]
+
+
+def retained_before(tensors: Iterable[Tensor]) -> None:
+    """These retain their gradient; all others that do, have been told since `note_retained`."""
+    global _complete
+    for tensor in tensors:
+        noting.note(tensor)
+    _complete = True
+
+
+def retaining() -> list[Tensor] | None:
+    """The tensors of this process that retain their gradient. None where that can't be told: somebody may have called
+    what does it from C++, as TorchScript and `torch.ops` do, or has put something of his own in its place.
+
+    Known limitation: TorchScript that was loaded from a file and retains gradients inside is not noticed.
+    """
+    unseen = (
+        not _complete
+        or vars(Tensor).get("retain_grad") is not noting
+        or noting.taken_from_class
+        or "retain_grad" in vars(torch.ops.aten)
+        or torch.jit._state._python_cu.get_functions()  # type: ignore[func-returns-value]
+        or torch.jit._recursive.concrete_type_store.type_store
+    )
+    if unseen:
+        return None
+    tensors = [each() for each in tuple(noting.tensors.values())] if noting.tensors else []
+    return [tensor for tensor in tensors if tensor is not None and tensor.retains_grad]

@@ -1,0 +1,386 @@
+"""Nodes of a graph: the gradients they take, their leaves and types, and how to call one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Never
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .thread_state import close_mode, open_mode, unobserved
+
+InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
+"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. In that
+case the dtype is the forward output's."""
+
+
+def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
+    """The metadata of each output of the forward operation that made `node`. Its gradient's dtype may be another."""
+    metas: list[Any] = node._input_metadata
+    return tuple([_facts(meta) for meta in metas])
+
+
+def input_metadata(node: Node) -> tuple[InputMetadata, ...]:
+    """The metadata of each gradient that `node` takes. For several nodes, `input_metadata_of_each` is cheaper."""
+    (found,) = input_metadata_of_each((node,))
+    return found
+
+
+def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, ...]]:
+    """The metadata of each gradient that these nodes take, with the dtype to which the engine casts it.
+
+    The leaves' is without `Tensor.grad_dtype`, which may still change: see `gradient_dtypes`.
+    """
+    found: list[tuple[InputMetadata, ...]] = []
+    add = found.append
+    nodes = list(nodes)
+    for node in nodes:
+        metas: list[Any] = node._input_metadata
+        if len(metas) == 1:
+            (meta,) = metas
+            add(((None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False),))
+        else:
+            add(output_metadata(node))
+    for (place, number), dtype in _declared_dtypes(nodes, found).items():
+        inputs = list(found[place])
+        shape, usual, device, _ = inputs[number]
+        inputs[number] = shape, dtype or usual, device, dtype is None
+        found[place] = tuple(inputs)
+    return found
+
+
+def _facts(meta: Any) -> InputMetadata:
+    return None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False
+
+
+_Input = tuple[int, int]
+"""An input of a node: the place of the node in a sequence, and the number of the input."""
+
+
+_FUNCTIONS_DECLARE = hasattr(FunctionCtx, "set_output_grad_dtype")  # torch 2.14
+_CPU = torch.device("cpu")
+
+
+def _declared_dtypes(
+    nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
+) -> dict[_Input, torch.dtype | None]:
+    """Find the gradients that the engine casts to another dtype than the forward output's; None: it does not cast them.
+
+    A custom Function declares these dtypes for its outputs (`ctx.set_output_grad_dtype`). `Tensor.grad_dtype` declares
+    one for a leaf, and stays in force when an operation modifies that leaf in place. Only the engine knows either, so
+    it is shown a probe for each input (see `_accepts`). A None that comes from `Tensor.grad_dtype` would take a second
+    probe, and is not found here: see `is_cast`.
+    """
+    usual: list[_Input] = []
+    edges: list[GradientEdge] = []  # of the usual ones
+    probes: list[_Probe] = []
+    declarable: list[_Input] = []
+    doubtful: list[_Input] = []  # a Function's output without a gradient looks the same, and the engine raises there
+    shared: dict[InputMetadata, _Probe | None] = {}
+    kinds: dict[type[Node], str] = {}
+    with unobserved():
+        for place, (node, inputs) in enumerate(zip(nodes, metas, strict=True)):
+            if (kind := kinds.get(type(node))) is None:
+                kind = "Function" if issubclass(type(node), BackwardCFunction) else type(node).__name__
+                kinds[type(node)] = kind
+            if kind == "AccumulateGrad":
+                continue
+            for number, facts in enumerate(inputs):
+                try:
+                    probe = shared[facts]
+                except KeyError:
+                    probe = shared[facts] = _probe_of(facts)
+                except TypeError:  # torch.SymInt has no hash
+                    continue
+                if probe is None:
+                    continue
+                if len(inputs) > 1 and not facts[0] and facts[2] == _CPU:
+                    doubtful.append((place, number))
+                elif kind == "Function" and _FUNCTIONS_DECLARE:
+                    declarable.append((place, number))
+                else:
+                    usual.append((place, number))
+                    edges.append(GradientEdge(node, number))
+                    probes.append(probe)
+        if not _accepts(edges, probes):
+            doubtful += usual
+        elif any(probe is not None and probe.cast_to is not None for probe in shared.values()):
+            declarable += [each for each, probe in zip(usual, probes, strict=True) if probe.cast_to is not None]
+        declared = _asked(declarable, nodes, metas)
+        if declared is None:
+            declared, doubtful = {}, declarable + doubtful
+        for each in doubtful:
+            declared.update(_asked([each], nodes, metas) or {})
+    return declared
+
+
+def _probe_of(facts: InputMetadata) -> _Probe | None:
+    shape, dtype, device, _ = facts
+    if shape is None or not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    return _Probe(shape, dtype, device)
+
+
+def _asked(
+    inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
+) -> dict[_Input, torch.dtype | None] | None:
+    """The declared dtypes of these inputs' gradients, where any is declared. None: the engine raises for an input."""
+    edges = [GradientEdge(nodes[place], number) for place, number in inputs]
+    own, others = [], []
+    for place, number in inputs:
+        shape, dtype, device, _ = metas[place][number]
+        own.append(_Probe(shape or (), dtype, device))
+        others.append(_Probe(shape or (), _another(dtype), device))
+    if not _accepts([*edges, *edges], [*own, *others]):
+        return None
+    found = zip(inputs, own, others, strict=True)
+    return {each: one.cast_to for each, one, other in found if one.cast_to is not None or other.cast_to is None}
+
+
+def _another(dtype: torch.dtype) -> torch.dtype:
+    wide, narrow = (torch.complex128, torch.complex64) if dtype.is_complex else (torch.float64, torch.float32)
+    return narrow if dtype is wide else wide
+
+
+def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
+    """Whether the engine casts a gradient of this dtype, which is not the one in the metadata of the input.
+
+    It does not if `Tensor.grad_dtype` was None on a leaf that an operation then modified in place.
+    """
+    (shape, _, device, _) = output_metadata(node)[number]
+    if shape is None:
+        return True
+    with unobserved():
+        probe = _Probe(shape, dtype, device)
+        return not _accepts([GradientEdge(node, number)], [probe]) or probe.cast_to is not None
+
+
+def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
+    """Have the engine check and cast probes as gradients for these edges. Return whether it accepts all of them.
+
+    A backward first checks and casts the gradients that it is given, one after the other (engine.cpp,
+    validate_outputs). The last one here has one dimension too many, and raises when the engine sums over it. So no node
+    is executed and no hook runs.
+    """
+    if not edges:
+        return True
+    last = probes[-1]
+    end = _Probe((2, *last.shape), last.dtype, last.device)
+    try:
+        open_mode(_noting_casts)
+        _engine.run_backward((*edges, edges[-1]), (*probes, end), True, False, (), True, True)
+    except _AllCheckedError:
+        return True
+    except RuntimeError:
+        return False
+    finally:
+        try:
+            _note_no_casts()
+        except BaseException:  # Ctrl-C
+            _note_no_casts()
+            raise
+    raise AssertionError("PyTorch's engine accepted a gradient with one dimension too many")
+
+
+def _note_no_casts() -> None:
+    """Close the mode, if an interrupt (Ctrl-C) has not come before it was open."""
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth and torch._C._get_dispatch_stack_at(depth - 1) is _noting_casts:
+        close_mode(None)
+
+
+_engine: Any = torch._C._ImperativeEngine()
+
+
+class _AllCheckedError(Exception):
+    """The engine has come to the last probe."""
+
+
+class _Probe(Tensor):
+    """A gradient without memory.
+
+    Attributes:
+        cast_to: the dtype to which it was cast; None: it was not cast.
+    """
+
+    __slots__ = ("cast_to",)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    cast_to: torch.dtype | None
+
+    @staticmethod
+    def __new__(cls: type[_Probe], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> _Probe:
+        made: _Probe = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.cast_to = None
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: Any) -> Never:
+        """torch wants one. The mode answers in its place."""
+        raise _AllCheckedError
+
+
+class _NotingCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the casts of probes. Without a mode torch would ask their class, and load all of DTensor before that."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each operation goes through a wrapper of torch's compiler
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is not torch.ops.aten._to_copy.default:
+            raise _AllCheckedError
+        probe: _Probe = args[0]
+        probe.cast_to = kwargs["dtype"]
+        return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
+
+
+_noting_casts = _NotingCasts()  # type: ignore[no-untyped-call]
+
+
+def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:
+    """The type of each node, to be kept: a custom Function's is referred to weakly. It may be made anew in each forward
+    and have tensors in its closures."""
+    types = tuple(map(type, nodes))
+    of_functions = {kind: ref(kind) for kind in set(types) if issubclass(kind, BackwardCFunction)}
+    return tuple([of_functions.get(kind, kind) for kind in types]) if of_functions else types
+
+
+def notes_on(node: Node) -> dict[str, Any]:
+    """A dict in which anybody may put things about a node; it lives as long as the node does."""
+    notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
+    return notes
+
+
+def leaf_of(node: Node) -> Tensor:
+    """The leaf whose .grad an AccumulateGrad writes."""
+    leaf: Tensor = node.variable  # type: ignore[attr-defined]
+    return leaf
+
+
+def leaf_if_any(node: Node) -> Tensor | None:
+    """Return the leaf of a node without a sequence number: an AccumulateGrad. A node that only raises that a derivative
+    is not implemented has none."""
+    return getattr(node, "variable", None)
+
+
+def have_grad(unnumbered: Iterable[Node]) -> tuple[bool, ...]:
+    """Return for each of these nodes without a sequence number whether its leaf has a .grad."""
+    return tuple([(leaf := leaf_if_any(node)) is not None and leaf.grad is not None for node in unnumbered])
+
+
+def function_of(node: BackwardCFunction) -> type[Function]:
+    """The custom Function whose backward the node runs."""
+    function: type[Function] = node._forward_cls  # type: ignore[attr-defined]
+    return function
+
+
+def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Calls the node of a C++ or custom Function: its apply and nothing else. One output comes as a tuple too."""
+    outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
+    return outputs if type(outputs) is tuple else (outputs,)
+
+
+TELLS_OF_NEW_NODES = hasattr(torch.autograd.graph, "node_creation_hook")
+"""Whether torch calls hooks with each new node (2.14+)."""
+
+
+class _Slot:
+    """A hook of ours among this thread's.
+
+    Attributes:
+        hook: called with each new node; None: nobody uses the slot.
+        is_sunk: whether hooks of users may stand above it, so that it can't be taken away.
+        is_kept: whether it stays when nobody uses it.
+        backward: the number of the backward inside of which it was registered; -1: of none.
+    """
+
+    __slots__ = ("backward", "hook", "is_kept", "is_sunk")
+
+    def __init__(self) -> None:
+        self.hook: Callable[[Node], None] | None = None
+        self.is_sunk = self.is_kept = False
+        self.backward = _current_backward()
+
+
+class _Slots(threading.local):
+    def __init__(self) -> None:
+        self.pushed: list[_Slot] = []
+
+
+_slots = _Slots()
+_current_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
+@contextmanager
+def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
+    """Call `hook` with each new node of this thread, and of the threads of a backward that it runs; not with leaves'.
+
+    Hooks of users are called before or after it, in the order in which they were registered. torch can only take away
+    the hook that was registered last. A context that is collected, and not left in turn, leaves a function behind that
+    does nothing, and the thread's next one uses that. So does one that is left inside a backward: when a backward ends,
+    torch restores the thread's hooks as they were before it. One that is entered there ends with it, unless
+    `ready_for_new_nodes` was entered before.
+    """
+    slot = _free_slot()
+    slot.hook = hook
+    try:
+        yield
+    except GeneratorExit:
+        slot.is_sunk = True
+        raise
+    finally:
+        slot.hook = None
+        _take_away(slot)
+
+
+@contextmanager
+def ready_for_new_nodes() -> Iterator[None]:
+    """Let `watching_new_nodes` be entered inside a backward, and go on after it. To be entered outside of any."""
+    if not TELLS_OF_NEW_NODES:
+        yield
+        return
+    slot = _free_slot()
+    slot.is_kept = True
+    try:
+        yield
+    finally:
+        slot.is_kept = False
+        _take_away(slot)
+
+
+def _free_slot() -> _Slot:
+    pushed = _slots.pushed
+    while pushed and pushed[-1].backward not in (-1, _current_backward()):
+        pushed.pop()  # it has ended with its backward
+    if not pushed or pushed[-1].hook is not None:
+        slot = _Slot()
+        torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]
+        pushed.append(slot)
+    return pushed[-1]
+
+
+def _take_away(slot: _Slot) -> None:
+    pushed = _slots.pushed
+    if not pushed or pushed[-1] is not slot:
+        slot.is_sunk = True
+    elif not (slot.is_sunk or slot.is_kept or slot.hook) and slot.backward == _current_backward():
+        torch._C._autograd._pop_node_creation_hook()  # type: ignore[attr-defined]
+        pushed.pop()
+
+
+def _firing(slot: _Slot) -> Callable[[Node], None]:
+    leaf = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+    def fire(node: Node) -> None:
+        if type(node) is not leaf and (hook := slot.hook) is not None:
+            hook(node)
+
+    return fire

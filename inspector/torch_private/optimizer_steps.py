@@ -1,0 +1,354 @@
+"""Watch steps of optimizers and gradient scalers, in any thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import wraps
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..garbage_collector import all_objects
+from .compiled import keep_compiler_out
+
+Watcher = Callable[..., Generator[None, Any, None]]
+"""Takes the scaler and the arguments of a call. It runs to its `yield` before the call, and is sent the result there.
+It is closed instead where the call raises, or where watching has ended meanwhile."""
+
+Scaled = Callable[[Any, Any, Tensor], None]
+"""Gets what was scaled, the result, and the scale, which is the scaler's own tensor."""
+
+
+class _WatchedMethod:
+    """A method of `GradScaler`, replaced while somebody watches it: once, however many do.
+
+    A replacement that somebody else has wrapped meanwhile stays beneath, where it only passes calls on.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._watchers: tuple[Watcher, ...] = ()
+        self._replacement: Any = None
+
+    @contextmanager
+    def watched_by(self, watcher: Watcher) -> Iterator[None]:
+        try:  # an interrupt may come as soon as it has begun
+            self._begin(watcher)
+            yield
+        finally:
+            try:
+                self._end(watcher)
+            except BaseException:  # Ctrl-C
+                self._end(watcher)
+                raise
+
+    def _begin(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers = (*self._watchers, watcher)
+            self._settle()
+
+    def _end(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers = tuple(each for each in self._watchers if each is not watcher)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Replace the method if anybody watches it, else put the original back; also after an interrupt in here."""
+        current = getattr(GradScaler, self._name)
+        if not self._watchers:
+            if current is self._replacement:
+                setattr(GradScaler, self._name, current.__wrapped__)
+            self._replacement = None
+        elif current is not self._replacement:
+            self._replacement = self._replacing(current)
+            setattr(GradScaler, self._name, self._replacement)
+
+    def _replacing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if self._replacement is not method:
+                return original(*args, **kwargs)
+            under_way = [(watcher, watcher(*args, **kwargs)) for watcher in self._watchers]
+            try:
+                for _, call in under_way:
+                    next(call)
+                result = original(*args, **kwargs)
+                for watcher, call in under_way:
+                    if watcher in self._watchers:
+                        with suppress(StopIteration):
+                            call.send(result)
+                return result
+            finally:
+                for _, call in under_way:
+                    call.close()
+
+        return method
+
+
+_scale = _WatchedMethod("scale")
+_maybe_step = _WatchedMethod("_maybe_opt_step")
+
+
+def watching_scales(scaled: Scaled) -> AbstractContextManager[None]:
+    """Call `scaled` each time a scaler that is enabled has scaled something."""
+
+    def watcher(scaler: GradScaler, outputs: Any) -> Generator[None, Any, None]:
+        result = yield
+        if scaler.is_enabled() and scaler._scale is not None:
+            scaled(outputs, result, scaler._scale)
+
+    return _scale.watched_by(watcher)
+
+
+def watching_scaler_steps(watcher: Watcher) -> AbstractContextManager[None]:
+    """Let `watcher` see each call that steps an optimizer, or leaves the step out as gradients are not finite."""
+    return _maybe_step.watched_by(watcher)
+
+
+class StepObserver(Protocol):
+    """Is told of steps, each time with the optimizer."""
+
+    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """`has_closure`: it was given a function that runs forward and backward, and may call it."""
+
+    def step_ends(self, optimizer: Optimizer) -> None: ...
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """The step calls the function that it was given, which runs forward and backward."""
+
+    def closure_ends(self, optimizer: Optimizer) -> None: ...
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """A gradient scaler has left the step out, as gradients were not finite."""
+
+
+@contextmanager
+def watching_optimizers(observer: StepObserver) -> Iterator[None]:
+    """Call `observer` at all steps of all optimizers. A step that raises has no end.
+
+    A step of an optimizer that only wraps others (Lookahead, say) counts once one of these steps inside it: in most
+    calls such a wrapper may step none. A base class's step inside a subclass's step is not a step of its own.
+    """
+    steps = _Steps(observer)
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(steps.before).remove)
+        stack.callback(register_optimizer_step_post_hook(steps.after).remove)
+        stack.enter_context(_watching_skips(observer, steps))
+        yield
+
+
+class _Call(NamedTuple):
+    """A call of a step.
+
+    Attributes:
+        frame: the id of torch's frame around it.
+        is_told: whether the observer was called for it; None: it never is.
+    """
+
+    optimizer: Optimizer
+    frame: int
+    is_told: bool | None
+
+
+class _Steps(threading.local):
+    """The calls under way in a thread, one inside the other.
+
+    Attributes:
+        of_scaler: the optimizers stepped in the gradient scaler's step under way; None outside of one: a list would
+            keep every optimizer of the loop alive.
+    """
+
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer = observer
+        self._calls: list[_Call] = []
+        self.of_scaler: list[Optimizer] | None = None
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.of_scaler is not None:
+            self.of_scaler.append(optimizer)
+        frame = sys._getframe(1)
+        self._calls = _under_way(self._calls, frame)
+        if any(each.optimizer is optimizer for each in self._calls):
+            self._calls.append(_Call(optimizer, id(frame), None))
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        is_told = callable(closure) or not _only_wraps(optimizer)
+        self._calls.append(_Call(optimizer, id(frame), is_told))
+        if is_told:
+            for place, each in enumerate(self._calls[:-1]):
+                if each.is_told is False:
+                    self._calls[place] = each._replace(is_told=True)
+                    self._observer.step_begins(each.optimizer, False)
+            self._observer.step_begins(optimizer, callable(closure))
+        return _around_closure(self._observer, optimizer, closure, args, kwargs) if callable(closure) else None
+
+    def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        frame = id(sys._getframe(1))
+        while self._calls:
+            call = self._calls.pop()
+            if call.frame == frame:
+                if call.is_told:
+                    self._observer.step_ends(optimizer)
+                return
+
+
+for _called_in_compiled_code in (_Steps.before, _Steps.after):
+    keep_compiler_out(_called_in_compiled_code)
+
+
+def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
+    """Return the calls that have neither returned nor raised: torch's frames around them are still on the stack."""
+    if not calls:
+        return calls
+    around, each = set(), frame.f_back
+    while each is not None:
+        if each.f_code is frame.f_code:
+            around.add(id(each))
+        each = each.f_back
+    return [call for call in calls if call.frame in around]
+
+
+def stepping_for(optimizer: Any) -> list[Optimizer]:
+    """Return the optimizers whose steps are seen when this one steps: itself, if torch's hooks are in its step, and
+    those that it wraps. It may be a wrapper that is not an `Optimizer`, or has not called `Optimizer.__init__`."""
+    beneath = _wrapped_by(optimizer)
+    if has_hooks(optimizer):
+        return [optimizer, *beneath]
+    return beneath or _with_same_groups(optimizer) or ([optimizer] if isinstance(optimizer, Optimizer) else [])
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether it is an optimizer, or steps one that it wraps. A learning rate scheduler only has one."""
+    return isinstance(value, Optimizer) or (
+        not isinstance(value, list | tuple | LRScheduler)
+        and callable(getattr(value, "step", None))
+        and bool(stepping_for(value))
+    )
+
+
+def has_hooks(optimizer: object) -> bool:
+    """Whether torch's step hooks run at its steps: `Optimizer.__init__` sets that up."""
+    return (
+        isinstance(optimizer, Optimizer)
+        and "_optimizer_step_pre_hooks" in vars(optimizer)
+        and getattr(type(optimizer).step, "hooked", False)
+    )
+
+
+def _wrapped_by(optimizer: object) -> list[Optimizer]:
+    """The optimizers that it has as attributes, or in lists and dicts of them, and that hold no other parameters than
+    it does; also those that such a one wraps in turn."""
+    held = {id(each) for each in parameters_of(optimizer)}
+    found: list[Optimizer] = []
+    seen = {id(optimizer)}
+    todo = [optimizer]
+    while todo:
+        for each in _attributes(todo.pop()):
+            if id(each) not in seen:
+                seen.add(id(each))
+                todo.append(each)
+                beneath = {id(parameter) for parameter in parameters_of(each)}
+                if has_hooks(each) and (not held or beneath <= held):
+                    found.append(each)
+    return found
+
+
+def _attributes(wrapper: object) -> Iterator[Any]:
+    """Yield the attributes that have a `step` method."""
+    for name, value in list(getattr(wrapper, "__dict__", {}).items()):
+        if name not in ("param_groups", "state", "defaults"):
+            values = value.values() if isinstance(value, dict) else value
+            several = values if isinstance(value, dict | list | tuple) else [value]
+            yield from (each for each in several if callable(getattr(type(each), "step", None)))
+
+
+def _with_same_groups(optimizer: object) -> list[Optimizer]:
+    """The living ones that share a parameter group with it; else those that hold no other parameters than it does."""
+    alive = [each for each in optimizers_alive() if has_hooks(each)]
+    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
+    sharing = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
+    held = {id(each) for each in parameters_of(optimizer)}
+    return sharing or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
+
+
+def parameters_of(optimizer: object) -> list[Tensor]:
+    """All that it holds."""
+    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+
+
+_wrappers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+
+
+def _only_wraps(optimizer: Optimizer) -> bool:
+    """Whether the optimizers that it wraps hold all of its parameters, so that it leaves the steps to them."""
+    known = _wrappers.get(optimizer)
+    if known is None:
+        beneath = {id(parameter) for each in _wrapped_by(optimizer) for parameter in parameters_of(each)}
+        known = bool(beneath) and beneath.issuperset(map(id, parameters_of(optimizer)))
+        _wrappers[optimizer] = known
+    return known
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether a kernel of its own steps some of its parameters (`fused=True`)."""
+    return any(group.get("fused") for group in optimizer.param_groups)
+
+
+def optimizers_alive() -> list[Optimizer]:
+    """All that Python's garbage collector sees; without those that stand around another one (Accelerate's), whose
+    groups are that one's."""
+    with all_objects() as objects:
+        return [each for each in objects if issubclass(type(each), Optimizer) and "param_groups" in vars(each)]
+
+
+def _around_closure(
+    observer: StepObserver,
+    optimizer: Optimizer,
+    closure: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a step, whose closure tells when it runs."""
+
+    @wraps(closure, updated=())
+    def told(*given: Any, **named: Any) -> Any:
+        observer.closure_begins(optimizer)
+        try:
+            return closure(*given, **named)
+        finally:
+            observer.closure_ends(optimizer)
+
+    return (args, kwargs | {"closure": told}) if "closure" in kwargs else ((args[0], told, *args[2:]), kwargs)
+
+
+def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextManager[None]:
+    """Call `observer.step_skipped` where a gradient scaler leaves a step out."""
+
+    def watcher(scaler: object, optimizer: Optimizer, *args: object, **kwargs: object) -> Generator[None, Any, None]:
+        stepped: list[Optimizer] = []
+        steps.of_scaler = stepped
+        try:
+            yield
+        finally:
+            steps.of_scaler = None
+        if not _is_among(optimizer, stepped):
+            for each in stepping_for(optimizer)[:1]:
+                observer.step_skipped(each)
+
+    return watching_scaler_steps(watcher)
+
+
+def _is_among(optimizer: Optimizer, stepped: Sequence[Optimizer]) -> bool:
+    """Whether it, or an optimizer that it wraps, has stepped."""
+    wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
+    return any(each is one for each in stepped for one in wanted)

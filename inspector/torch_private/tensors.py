@@ -1,0 +1,481 @@
+"""Tensors and the bytes below them, and scalars read from a device without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
+
+from ..validation import a_kind
+from .thread_state import functorch_is_active
+
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+Kind = TypeVar("Kind")
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """The tensor of which this one is a view."""
+    return tensor._base
+
+
+def equal_elements(one: Tensor, other: Tensor) -> Tensor:
+    """By element whether two tensors of one shape are equal there; NaN is equal to NaN."""
+    return (one == other) | ((one != one) & (other != other))
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor was modified in place; -1 for an inference tensor, of which nobody counts it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class StorageBytes(NamedTuple):
+    """The bytes below a tensor; `address` is theirs alone as long as they live."""
+
+    address: int
+    nbytes: int
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """The tensor that has the bytes: of one of torch's that wraps another (a DTensor its own rank's part) that one."""
+    while computes_itself(tensor) and type(tensor).__module__.startswith("torch.") and not is_fake(tensor):
+        names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, Tensor)]
+        if len(parts) != 1:
+            break
+        tensor = parts[0]
+    return tensor
+
+
+def storage_of(tensor: Tensor) -> StorageBytes | None:
+    """The tensor's storage, of a DTensor that of its own rank's part; None for those that have none of their own
+    (sparse, nested, not yet initialised)."""
+    try:
+        storage = local_of(tensor).untyped_storage()
+        return StorageBytes(storage._cdata, storage.nbytes())
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None
+
+
+def address_below(strided: Tensor) -> int | None:
+    """Return the address of its storage without asking for the storage (see `look`); None if it has none of its own."""
+    try:
+        address = 0 if is_fake(strided) else strided.data_ptr()  # a fake's is 0, with a warning for the user
+    except (NotImplementedError, RuntimeError):
+        return None
+    return address - int(strided.storage_offset()) * strided.element_size() if address else 0
+
+
+def set_version(tensor: Tensor, version: int) -> None:
+    """Counts the tensor's modifications from here on; for bytes that were put back. Not of an inference tensor."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether it is a leaf: no operation with a node made it."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
+        return False
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold its bytes: itself, or those of which a subclass is made (DTensor); a fake one has none."""
+    if not computes_itself(tensor):
+        yield tensor
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            if isinstance(part := getattr(tensor, name), Tensor):  # a DTensor's mesh is among them
+                yield from parts_of(part)
+
+
+def strided_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield `parts_of`, sparse tensors replaced by their indices and values, without tensors whose bytes are hidden."""
+    for part in parts_of(tensor):
+        if part.layout in SPARSE:
+            yield from stored_parts(part)
+        elif bytes_below(part) is not None:
+            yield part
+
+
+def content_of(tensor: Tensor) -> Callable[[], None]:
+    """Notes what a tensor without a storage of its own (sparse, MKL-DNN) holds, and returns what puts it back. Both to
+    be called `unobserved`."""
+    version = version_of(tensor)
+    is_sparse = tensor.layout in SPARSE
+    # Writing into a sparse tensor may give it other indices and values; an alias keeps those that it had.
+    before = tensor.detach() if is_sparse else tensor.detach().clone()
+    copies = [(part, part.clone()) for part in stored_parts(before)] if is_sparse else []
+
+    def put_back() -> None:
+        for part, copy in copies:
+            part.copy_(copy)
+        if is_sparse:
+            tensor.data = before.detach()
+        else:  # other tensors may be on the same bytes
+            tensor.copy_(before)
+        set_version(tensor, version)
+
+    return put_back
+
+
+def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage itself; None for those that have none of their own."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None
+
+
+_NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64, torch.int64: torch.int8}
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether the tensor stands for a Python number that an operation was given (`x * 2`): type promotion tells.
+
+    `saved_tensors_hooks` never see such a tensor (saved_variable.cpp, is_wrapped_number). A bool's can't be told from
+    other tensors. To be called `unobserved`.
+    """
+    narrower = _NARROWER.get(tensor.dtype)
+    if narrower is None or tensor.is_nested or tensor.dim():
+        return False
+    return torch.result_type(tensor, torch.ones((), dtype=narrower, device="cpu")) is narrower
+
+
+def beneath_transforms(tensor: Tensor) -> Tensor:
+    """The tensor that has the numbers and the graph, where functorch's transforms (vmap, grad) wrap it; else itself."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def nodes_beneath_transforms(tensor: Tensor) -> Iterator[Node]:
+    """Yield the nodes that made the tensors beneath functorch's wrappers, from the innermost transform outwards.
+
+    Each level that differentiates has a graph of its own. A level of `vmap` has none: its wrapper's `grad_fn` is None.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+        if (node := tensor.grad_fn) is not None:
+            yield node
+
+
+def beneath_all_transforms(value: Kind) -> Kind:
+    """Return the value with all its tensors as `beneath_transforms` gives them; itself outside of transforms."""
+    if not functorch_is_active():
+        return value
+    found: Kind = tree_map_only(Tensor, beneath_transforms, value)
+    return found
+
+
+def is_abstract(tensor: Tensor) -> bool:
+    """Whether it has no elements that could be read: it stands for another tensor inside a transform of torch.func, or
+    for zeros of which there are no bytes (in forward mode)."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor())
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """The elements that a sparse tensor stores. Of COO tensors they come as they are, not coalesced: no waiting."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+class Elements(NamedTuple):
+    """The elements of a tensor.
+
+    Attributes:
+        parts: strided tensors that hold them, none of a subclass with operations of its own.
+        unread: why they cannot be read, and there are no parts; "": all are in `parts`.
+    """
+
+    parts: tuple[Tensor, ...] = ()
+    unread: str = ""
+
+
+def elements_of(tensor: Tensor) -> Elements:
+    """Return the tensors that hold a tensor's elements. To be called `unobserved`.
+
+    These are the values of a sparse or nested tensor, this rank's part of a DTensor, and of other wrapper subclasses
+    the inner tensors (`__tensor_flatten__`). Nothing is copied, except for quantized and MKL-DNN tensors.
+    """
+    if tensor.is_meta or is_fake(tensor):
+        return Elements(unread="a tensor on the meta device has no values" if tensor.is_meta else _unread(tensor))
+    if computes_itself(tensor):
+        return _inner_elements(tensor)
+    if is_abstract(tensor):
+        return Elements(unread="a tensor inside a transform of torch.func has no values of its own")
+    if tensor.is_nested:
+        return Elements((tensor.values(),) if tensor.is_contiguous() else tuple(tensor.unbind()))
+    if tensor.is_quantized:
+        return Elements((tensor.dequantize(),))
+    if tensor.layout is torch.strided:
+        return Elements((tensor,))
+    if tensor.layout in SPARSE:
+        return Elements((stored_values(tensor),))
+    if tensor.is_mkldnn:
+        return Elements((tensor.to_dense(),))
+    return Elements(unread=f"layout {tensor.layout}")
+
+
+def _inner_elements(tensor: Tensor) -> Elements:
+    """The elements of a tensor whose subclass has operations of its own."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return Elements(unread=_unread(tensor)) if bytes_are_elsewhere(tensor) else Elements((without_class(tensor),))
+    if tensor.is_nested:
+        values = tensor.unbind() if tensor.lengths() is not None else (tensor.values(),)
+        return _joined(values)
+    inner = [part for name in tensor.__tensor_flatten__()[0] if isinstance(part := getattr(tensor, name), Tensor)]
+    if len(inner) == 1 and hasattr(tensor, "trigger_wait"):  # AsyncCollectiveTensor: a collective is still writing it
+        return elements_of(tensor.trigger_wait())
+    own = [part for part in inner if part.dtype is tensor.dtype]
+    # Integers beside them are indices or masks. Other floats are scales: the elements are stored in another form.
+    is_plain = own == inner if len(inner) == 1 else any(part.shape == tensor.shape for part in own)
+    if not is_plain or any(part.is_floating_point() for part in inner if part.dtype is not tensor.dtype):
+        return Elements(unread=_unread(tensor))
+    return _joined(own)
+
+
+def _joined(tensors: Iterable[Tensor]) -> Elements:
+    found = [elements_of(each) for each in tensors]
+    unread = next((each.unread for each in found if each.unread), "")
+    return Elements(unread=unread) if unread else Elements(tuple(part for each in found for part in each.parts))
+
+
+def _unread(tensor: Tensor) -> str:
+    return f"{a_kind(tensor)} computes in its own way"
+
+
+def bytes_are_elsewhere(tensor: Tensor) -> bool:
+    """Return whether a subclass wraps other tensors, and so has no bytes of its own."""
+    try:
+        return tensor.numel() > 0 and not tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return True
+
+
+def without_class(tensor: Tensor) -> Tensor:
+    """Return a plain tensor on the same bytes, without calling the subclass."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+def computable(values: Tensor) -> Tensor:
+    """Return the same numbers in a dtype that every kernel takes: few take float8 or complex32."""
+    dtype = values.dtype
+    if dtype is torch.complex32:
+        return values.to(torch.complex64)
+    return values.to(torch.float32) if dtype.is_floating_point and dtype.itemsize == 1 else values
+
+
+def all_elements(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's elements as one tensor, a sparse one's with all its zeros; None where they cannot be read."""
+    plain = tensor.detach()
+    if not computes_itself(plain) and not plain.is_nested and not plain.is_quantized:
+        plain = dense(plain)
+    parts = [computable(part) for part in elements_of(plain).parts]
+    return None if not parts else parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the tensor with all its zeros."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes of what a sparse tensor stores: its elements and their indices."""
+    return sum(each.nbytes for each in stored_parts(tensor))
+
+
+def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors inside a sparse tensor: its indices and its values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def computes_itself(tensor: Tensor) -> bool:
+    """Whether it is of a subclass that runs operations in its own way (`__torch_dispatch__`: DTensor, FakeTensor)."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _is_fake(tensor: object) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+# From torch 2.14 on there are fake tensors in C++, too, which are of no class of their own.
+is_fake: Callable[[object], bool] = getattr(fake_tensor, "is_fake_tensor", _is_fake)
+"""Whether it is one of FakeTensorMode's: it has a device, a layout and a storage of some size, and no bytes."""
+
+
+def is_fake_of(tensor: object, mode: FakeTensorMode) -> bool:
+    """Whether it is one of this mode's fakes."""
+    return is_fake(tensor) and getattr(tensor, "fake_mode", None) is mode
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether its storage is that of other tensors, as a DTensor's; a fake one has its own, without bytes."""
+    return computes_itself(tensor) and not is_fake(tensor)
+
+
+def without_bytes(tensor: Tensor) -> str:
+    """Why there is no memory below the tensor, in words; "" where there is."""
+    if tensor.device.type == "meta":
+        return "on the meta device"
+    if is_fake(tensor):
+        return "a fake tensor (FakeTensorMode)"
+    if computes_itself(tensor) and hasattr(tensor, "__tensor_flatten__"):
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return next(filter(None, (without_bytes(part) for part in parts if isinstance(part, Tensor))), "")
+    return ""
+
+
+def identity_of(tensor: Tensor) -> int:
+    """The address of the C++ tensor (TensorImpl), which all Python objects of it share."""
+    identity: int = tensor._cdata
+    return identity
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows it as a view; such a tensor keeps its base, and so holds its storage twice."""
+    return tensor._is_view()
+
+
+class FollowedStorage:
+    """Tells whether a tensor's bytes still live, without keeping them. No others get their address while it is there.
+
+    Attributes:
+        address: that of the bytes.
+    """
+
+    __slots__ = ("_reference", "address")
+
+    def __init__(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.address: int = storage._cdata
+        self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    @property
+    def alive(self) -> bool:
+        return not self._reference.expired()  # type: ignore[no-untyped-call]
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """Return the storage; None if it is gone."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.address)
+        return found
+
+
+def is_lift(operator: object) -> bool:
+    """Whether it hands over a tensor that was filled with Python's or NumPy's numbers, which no operation shows."""
+    return operator is LIFT
+
+
+DETACH, ALIAS, LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The same bytes and version counter, no graph.
+
+    Inside of an operation, where pack hooks run and dispatch modes are called, torch's own detach() gives a tensor with
+    a version counter of its own.
+    """
+    excluded = _key_is_excluded(_IN_PLACE_OR_VIEW)
+    if excluded:
+        _exclude_key(_IN_PLACE_OR_VIEW, False)
+    try:
+        if computes_itself(tensor) or not torch._C._len_torch_dispatch_stack():
+            return tensor.detach()
+        with torch._C._DisableTorchDispatch():  # no mode of this thread needs to see it
+            return tensor.detach()
+    finally:
+        if excluded:
+            _exclude_key(_IN_PLACE_OR_VIEW, True)
+
+
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
+    """A tensor on these bytes."""
+    dtype, offset, shape, strides, conjugated, negated = view
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+    return lazily(tensor, conjugated, negated)
+
+
+def lazily(tensor: Tensor, conjugated: bool, negated: bool) -> Tensor:
+    """A view of a tensor that is conjugated, or negated, when it is read."""
+    if conjugated:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if negated else tensor
+
+
+def has_view(tensor: Tensor) -> bool:
+    """Whether its storage and a `View` are all there is to a tensor: not of sparse, nested, quantized, MKL-DNN ones."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+class View(NamedTuple):
+    """What a tensor is besides its storage; offset and strides are in elements.
+
+    Of a tensor that is more than that (see `has_view`) it is all bytes of the storage.
+    """
+
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugated: bool
+    negated: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> View:
+        if not has_view(tensor):
+            return View(torch.uint8, 0, (tensor.untyped_storage().nbytes(),), (1,), False, False)
+        return View(
+            tensor.dtype,
+            tensor.storage_offset(),  # type: ignore[arg-type]
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+
+class LateTensor:
+    """A tensor on its way to the CPU: its copy is asked for now, and read when it has come."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.Event | None = None
+        if tensor.device.type == "cpu":
+            self._copy = tensor
+            return
+        pinned = tensor.device.type == "cuda"
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._event = torch.Event(tensor.device)
+        self._event.record()
+
+    @property
+    def comes_later(self) -> bool:
+        """Whether its values are another device's, which may still be at work on them."""
+        return self._event is not None
+
+    def has_come(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def read(self) -> Tensor:
+        """Its values on the CPU; where they have not come yet, this waits."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy

@@ -1,0 +1,61 @@
+"""What test_mirror_training.py starts twice: steps of DistributedDataParallel, with a plan and without.
+
+argv: the rank, and the folder for what came of it.
+"""
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tapescope as ts
+from tapescope.engine.api.record_forward import record_forward
+from tapescope.engine.recompute.plan import RecomputePlan
+
+STEPS = 3  # buckets are made up anew in the second
+
+
+def train(rank: int, mirrored: bool) -> tuple[list[Tensor], int]:
+    """All parameters and buffers after some steps, of two backwards each; and how many storages were let go of."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(16, 16), nn.Tanh()
+    )
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    data = torch.randn(STEPS, 2, 12, 8, generator=torch.Generator().manual_seed(rank))
+    first = data[0, 0]
+    program = record_forward(lambda: model(first).square().sum(), 1)
+    plan = RecomputePlan.of(program, [each.number for each in program.storages if each.obstacle is None])
+    dropped = 0
+    torch.manual_seed(rank)
+    for batches in data:
+        optimizer.zero_grad()
+        for number, batch in enumerate(batches):
+            with model.no_sync() if number == 0 else nullcontext():
+                with ts.recompute(plan) if mirrored else nullcontext() as mirrors:
+                    loss = model(batch).square().sum()
+                loss.backward()
+            dropped += mirrors.report.dropped if mirrors is not None else 0
+        optimizer.step()
+    return [value.clone() for value in net.state_dict().values()], dropped
+
+
+def main(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    plain, _ = train(rank, mirrored=False)
+    mirrored, dropped = train(rank, mirrored=True)
+    torch.save((plain, mirrored, dropped), folder / f"{rank}.pt")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may hang at the end

@@ -1,0 +1,160 @@
+"""What a loop holds, by what it is for: to the byte, in the steps that are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tapescope as ts
+from tapescope.engine.training.memory_samples import HELD
+from tapescope.tests.says import says
+
+pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
+
+WEIGHTS = 4 * (4 * 8 + 8 + 8 + 1)
+
+
+def trained(keep: bool, steps: int = 9) -> ts.types.Training:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    kept = []
+    with ts.training(model, optimizer) as training:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            out = model(torch.ones(3, 4))
+            out.sum().backward()
+            optimizer.step()
+            if keep:
+                kept.append(out)
+    return training
+
+
+def test_bytes_are_those_of_the_loops_own_tensors() -> None:
+    training = trained(keep=False)
+    assert training.memory.firsts.tolist() == [1, 2, 4, 8]
+    held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
+    assert held == {
+        "parameters": WEIGHTS,
+        "optimizer": 2 * WEIGHTS + 4 * 4,  # two moments, and a step of each parameter
+        "gradients": WEIGHTS,
+        "batch": 4 * 3 * 4,
+        "activations": 4 * 3 * 8,  # the result of tanh
+        "earlier": 0,
+    }
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_batch_is_not_among_the_activations_and_what_the_forward_makes_is(by_name: bool) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.outer(self.inner(rows) * torch.rand(3, 8))
+
+    model, batch, target = Masked(), torch.ones(3, 4), torch.ones(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ts.training(model, optimizer) as training:
+        for _ in range(4):
+            out = model(rows=batch) if by_name else model(batch)
+            nn.functional.mse_loss(out, target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
+    mask = product = 4 * 3 * 8
+    assert (held["batch"], held["activations"]) == (batch.nbytes + target.nbytes, mask + product + 4 * 3)
+
+
+def test_what_earlier_steps_keep_is_in_it_where_leaks_are_looked_for() -> None:
+    training = trained(keep=True)
+    earlier = training.memory.values[:, HELD.index("earlier")].tolist()
+    leak = next(each for each in training.findings if each.kind == "leak")
+    a_loss = 4  # of the step before, which is read a step late
+    assert earlier[0] <= a_loss and earlier == sorted(earlier) and 0 < earlier[-1] <= (leak.size or 0) + a_loss
+
+
+def test_each_hundredth_step_is_looked_at_and_what_is_seldom_asked_for_costs_no_walk() -> None:
+    training = trained(keep=False, steps=205)
+    assert training.memory.firsts.tolist() == [1, 2, 4, 8, 16, 32, 64, 100, 128, 200]
+
+
+def kept_in_a_loop(keep: Callable[[list[object], Tensor], object], steps: int = 20) -> tuple[ts.types.Training, int]:
+    """The training, and how many bytes a step's features take."""
+    encoder, head = nn.Linear(8, 1024), nn.Linear(1024, 1)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=1e-3)
+    kept: list[object] = []
+    with ts.training([encoder, head], optimizer) as training:
+        for _ in range(steps):
+            features = encoder(torch.ones(64, 8))
+            head(features).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            keep(kept, features)
+    return training, features.nbytes
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        (lambda kept, features: kept.append(features.detach()), "kept[0]"),
+        (lambda kept, features: kept.append(features.detach()[:1]), "kept[0]"),
+        (lambda kept, features: kept.append({"x": features.detach().clone()}), "kept[0]['x']"),
+    ],
+    ids=["detached", "a view", "a copy"],
+)
+def test_tensors_without_a_graph_that_a_loop_keeps_are_in_it_and_named(
+    keep: Callable[[list[object], Tensor], object], name: str
+) -> None:
+    training, nbytes = kept_in_a_loop(keep)
+    earlier = training.memory.values[:, HELD.index("earlier")]
+    firsts = training.memory.firsts
+    assert firsts.tolist() == [1, 2, 4, 8, 16]
+    assert (earlier - firsts * nbytes).abs().max() < nbytes  # one of each step before
+    (leak,) = training.findings
+    assert (leak.kind, leak.step, leak.last_step, leak.certain) == ("leak", 8, 16, False)
+    assert leak.tensor is not None and leak.tensor.endswith(name) and leak.alike == 16
+    assert leak.size is not None and abs(leak.size - 16 * nbytes) < nbytes
+    says(leak, f"{nbytes // 2**10} KiB")
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda kept, features: kept.append(features.detach().mean()),
+        lambda kept, features: kept.__setitem__(slice(None), [features.detach()]),
+        lambda kept, features: kept or kept.append(features.detach()),
+        lambda kept, features: kept.__setitem__(slice(None), [*kept[-3:], features.detach()]),
+    ],
+    ids=["numbers", "the last", "the first", "the last four"],
+)
+def test_what_a_loop_keeps_and_does_not_add_to_is_not_found(keep: Callable[[list[object], Tensor], object]) -> None:
+    training, _ = kept_in_a_loop(keep)
+    assert training.findings == []
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        lambda parts: nn.ModuleDict(parts),
+        lambda parts: nn.ModuleDict({"all": nn.ModuleDict(parts)}),
+        lambda parts: nn.ModuleList(parts.values()),
+    ],
+    ids=["dict", "dict in a dict", "list"],
+)
+def test_a_container_that_only_the_call_holds_names_its_parts(
+    together: Callable[[dict[str, nn.Module]], nn.Module],
+) -> None:
+    parts: dict[str, nn.Module] = {"encoder": nn.Linear(4, 8), "head": nn.Linear(8, 1)}
+    names = [name for name, _ in together(parts).named_parameters()]
+    optimizer = torch.optim.SGD([each for part in parts.values() for each in part.parameters()], lr=0.1)
+    with ts.training(together(parts), optimizer) as training:
+        for _ in range(3):
+            parts["head"](parts["encoder"](torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [name for name, _ in training.watched.parameters()] == names
+    assert training.memory.values[0, HELD.index("parameters")] == 4 * (4 * 8 + 8 + 8 + 1)

@@ -1,0 +1,188 @@
+"""What runs a deck's session: one command after the other, in a thread that lives only while there are any."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, current_thread
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from ...inspector.text.progress import quiet
+from ...inspector.threads import DaemonThread
+from ...inspector.torch_private.thread_state import ThreadState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do, who waits for it, and how often `stop` had been called when it was queued."""
+
+    future: Future[Any]
+    call: Callable[[], Any]
+    stops: int
+
+
+class Driver:
+    """Runs commands in the order in which they come, from whatever thread.
+
+    Handlers of a page's messages may be called in any thread, and the kernel's main one must stay free: so nobody runs
+    a session but this. Its thread has the state of the thread that made the driver: grad mode, autocast, modes, streams
+    (`ThreadState`), and its context variables.
+
+    Raises:
+        NotImplementedError: that thread has a state that can't be given to another one.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._state = ThreadState()
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"a deck runs the backward in a thread of its own, which can't be given {error}"
+            ) from None
+        self._context = contextvars.copy_context()
+        self._commands: deque[_Command] = deque()
+        self._small: deque[_Command] = deque()
+        self._lock = Lock()
+        self._thread: DaemonThread | None = None
+        self._stops = 0
+        self._under_way: _Command | None = None
+        _drivers.add(self)
+
+    @property
+    def is_current_thread(self) -> bool:
+        return current_thread() is self._thread
+
+    def do(self, call: Callable[[], T]) -> Future[T]:
+        """Queues a command. Never waits."""
+        with self._lock:
+            return self._queue(self._commands, call)
+
+    def soon(self, call: Callable[[], T]) -> Future[T]:
+        """Queues a command that takes no time, before all others. One under way does it where it gives way."""
+        with self._lock:
+            return self._queue(self._small, call)
+
+    def give_way(self) -> None:
+        """In a command: does what is to be done soon."""
+        while self._small:
+            with self._lock:
+                command = self._small.popleft() if self._small else None
+            if command is not None:
+                _run(command)
+
+    def finish(self, call: Callable[[], T]) -> Future[T]:
+        """Stops what is under way, drops what waits, and queues a last command, all at once."""
+        with self._lock:
+            self._drop()
+            self._stops += 1
+            return self._queue(self._commands, call)
+
+    def _queue(self, queue: deque[_Command], call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        queue.append(_Command(future, call, self._stops))
+        if self._thread is None or not self._thread.is_at_work:  # an interrupt may have kept it from starting
+            self._start()
+        return future
+
+    def _start(self) -> None:
+        _threads.difference_update([each for each in _threads.copy() if each.ended.is_set() and not each.is_alive()])
+        self._thread = thread = DaemonThread(self._main, "tapescope deck")
+        try:
+            thread.start()
+        finally:  # it may run even if an interrupt comes meanwhile
+            _threads.add(thread)
+
+    def stop(self) -> None:
+        """Asks the command under way, and those that wait, to end early. Later ones don't hear of it."""
+        self._stops += 1
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the command under way is to end."""
+        command = self._under_way
+        return command is not None and command.stops != self._stops
+
+    def drop(self) -> None:
+        """Commands that have not begun never do: who waits for one gets a CancelledError."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        for queue in (self._small, self._commands):
+            for command in queue:
+                command.future.cancel()
+            queue.clear()
+
+    def _main(self) -> None:
+        try:
+            self._context.copy().run(self._run)
+        except BaseException as error:  # the state could not be entered or left: nobody may wait for ever
+            self._fail(error)
+
+    def _run(self) -> None:
+        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
+        with self._state.entered(), quiet():  # what it shows is the deck
+            while (command := self._next()) is not None:
+                self._under_way = command
+                _run(command, self._done)
+                del command  # nobody keeps what it refers to while the next one runs
+
+    def _done(self) -> None:
+        self._under_way = None
+
+    def _next(self) -> _Command | None:
+        with self._lock:
+            if not self.is_current_thread:  # another one was started in its place
+                return None
+            queue = self._small or self._commands
+            if not queue:
+                self._thread = None
+                return None
+            return queue.popleft()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.is_current_thread:
+                self._thread = None
+            for queue in (self._small, self._commands):
+                for command in queue:
+                    if command.future.set_running_or_notify_cancel():
+                        command.future.set_exception(error)
+                queue.clear()
+
+
+def _run(command: _Command, done: Callable[[], None] = lambda: None) -> None:
+    """Whoever waits for it gets what it returns, or raises. `done` is called before he hears of it."""
+    __tracebackhide__ = True
+    if not command.future.set_running_or_notify_cancel():
+        return
+    try:
+        result = command.call()
+    except BaseException as error:
+        done()
+        command.future.set_exception(error)
+    else:
+        done()
+        command.future.set_result(result)
+
+
+_drivers: WeakSet[Driver] = WeakSet()
+_threads: set[DaemonThread] = set()  # a thread that has run all may still be freeing what torch keeps for it
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread must not be inside of torch when the interpreter goes."""
+    for driver in list(_drivers):
+        driver.drop()
+        driver.stop()
+    for thread in _threads.copy():
+        if thread.begun.is_set():
+            thread.join(timeout=5)

@@ -1,0 +1,250 @@
+"""The policy, order and branches of a live session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from ...engine.memory.timeline import Timeline
+from ...engine.planning.policies import POLICIES, TABS, find_policy
+from ...engine.schedule.policy import AnyPolicy, Choice, Policy, names_in_turn, policy_name
+from ...engine.session.branches import Branch
+from ...engine.session.direct_session import Stepper
+from ...engine.session.native_session import NativeSession
+from ...inspector.text.sizes_and_counts import nth
+from ...inspector.validation import expect
+from .live_predictions import Foresight, Prediction
+from .live_state import LiveStanding
+from .page_data import Json
+
+Term = tuple[int, Policy | Choice]
+"""How many tasks had run when a policy began to pick, and the policy."""
+
+
+class Terms:
+    """The policies of a session, in order."""
+
+    def __init__(self, first: Policy | Choice) -> None:
+        self._terms: list[Term] = [(0, first)]
+
+    @property
+    def policy(self) -> Policy | Choice:
+        """The one that picks now."""
+        return self._terms[-1][1]
+
+    @property
+    def name(self) -> str:
+        """What to call an order that they made: "bfs, then heap"."""
+        return names_in_turn(policy for _, policy in self._terms)
+
+    def switch(self, begun: int, policy: Policy | Choice) -> None:
+        """Another one picks once so many tasks have begun."""
+        self._terms = [*(term for term in self._terms if term[0] < begun), (begun, policy)]
+
+    def become(self, terms: Iterable[Term]) -> None:
+        """The session went back, or to another branch."""
+        self._terms = list(terms)
+
+    def named(self, schedule: Json) -> Json:
+        """The session's own schedule by the name of all, and with the rule of the last of them."""
+        if self.name == policy_name(self.policy):
+            return schedule
+        begun, policy = self._terms[-1]
+        rule = policy.title if isinstance(policy, Policy) else "a function of the user's chooses"
+        return schedule | {"policy": self.name, "title": f"from the {nth(begun + 1)} on {rule}"}
+
+
+_Key = tuple[int, tuple[int, ...]]
+
+
+class LiveBranches:
+    """What a session has gone back from, and the way on which it stands.
+
+    A branch that was left is a schedule of its own: what ran on it, and what its policy would have run next, with the
+    memory which that takes.
+
+    Attributes:
+        gradient_bytes: of the gradients that are kept to compare branches, as of the last news.
+    """
+
+    def __init__(self, session: Stepper | NativeSession, foresight: Foresight) -> None:
+        self._session = session
+        self._foresight = foresight
+        self.gradient_bytes = 0
+        self._told: list[Json] = []
+        self._told_left: list[_Key] = []
+        self._simulated: dict[_Key, Json] = {}
+
+    @property
+    def all(self) -> tuple[Branch, ...]:
+        session = self._session
+        return session.branches if isinstance(session, Stepper) and session.over is None else ()
+
+    @property
+    def current(self) -> Branch | None:
+        return next((branch for branch in self.all if branch.is_current), None)
+
+    def news(self) -> tuple[list[Json] | None, bool]:
+        """What the page is told of each, none where there is but one; None where that has been told.
+
+        And whether `schedules` would have something else than the last time.
+        """
+        if self._session.over is not None:
+            return None, False
+        branches = self.all
+        self.gradient_bytes = sum(branch.gradient_bytes for branch in branches)
+        rows = [] if len(branches) < 2 else [_row(branch) for branch in branches]
+        if rows == self._told:
+            return None, False
+        self._told = rows
+        return rows, _keys(branches) != self._told_left
+
+    @property
+    def schedules(self) -> list[Json]:
+        """Of each branch that was left what ran, and what would have."""
+        left = self._left
+        self._told_left = _keys(left)
+        return [self._simulate(branch) for branch in left]
+
+    def forget(self) -> None:
+        """What was predicted is predicted anew."""
+        self._simulated.clear()
+
+    @property
+    def _left(self) -> list[Branch]:
+        return [branch for branch in self.all if not branch.is_current]
+
+    def _simulate(self, branch: Branch) -> Json:
+        key = branch.number, branch.order
+        if key not in self._simulated:
+            policy = branch.terms[-1][1]
+            order = self._foresight.completed(policy, branch.order)
+            content, _ = self._foresight.schedule(policy, order, sorted(branch.by_hand))
+            self._simulated[key] = content | {"policy": branch.name}
+        return self._simulated[key] | {"title": branch.describe()}
+
+
+def _keys(branches: Sequence[Branch]) -> list[_Key]:
+    """What tells branches that were left from others."""
+    return [(branch.number, branch.order) for branch in branches if not branch.is_current]
+
+
+def _row(branch: Branch) -> Json:
+    return {
+        "number": branch.number,
+        "parent": branch.parent,
+        "forked_at": branch.forked_at,
+        "ran": len(branch.order),
+        "policy": branch.policy,
+        "edits": len(branch.edits),
+        "current": branch.is_current,
+        "text": branch.describe(),
+    }
+
+
+class LivePlan:
+    """The order of all tasks, those that have run first, and what other policies and branches have in its place.
+
+    Args:
+        at: the session, nothing run yet.
+        policy: its policy.
+
+    Attributes:
+        order: the ids of all tasks in the order in which they ran and are going to.
+    """
+
+    def __init__(self, at: LiveStanding, foresight: Foresight, branches: LiveBranches, policy: Policy | Choice) -> None:
+        self._at = at
+        self._foresight = foresight
+        self._branches = branches
+        self._terms = Terms(at.session.picks)
+        self._known: dict[str, Policy | Choice] = {name: POLICIES[name] for name in TABS}
+        self._know(policy)
+        self.order = self._made()
+
+    def find(self, policy: AnyPolicy) -> Policy | Choice:
+        """The policy that is meant: one that this session has had may be given by its name, too.
+
+        Raises:
+            ValueError, TypeError: as `find_policy`.
+        """
+        known = self._known.get(policy) if isinstance(policy, str) else None
+        return known or find_policy(policy)
+
+    def switch(self, policy: AnyPolicy) -> bool:
+        """From here on this policy picks. Whether it is another than before."""
+        session, chosen = self._at.session, self.find(policy)
+        if chosen is self._terms.policy and session.over is None:
+            return False
+        if isinstance(chosen, Policy) and chosen.plan is not None and not self._foresight.is_known:
+            raise ValueError(self._foresight.unknown(chosen))
+        session.policy = chosen
+        self._know(chosen)
+        self._terms.switch(len(self._at.started), session.picks)
+        self.order = self._made()
+        return True
+
+    def jumped(self) -> None:
+        """The session stands elsewhere, on another branch maybe."""
+        branch = self._branches.current
+        if branch is not None:
+            self._terms.become(branch.terms)
+        self.order = self._made()
+
+    def follow(self, begun: int, current: int | None) -> bool:
+        """Made again where after so many tasks something else has run, or is the current one, than was planned. Returns
+        whether it was.
+        """
+        found = [*self._at.started[begun:], *([] if current is None else [current])]
+        other = found != self.order[begun : begun + len(found)]
+        if other:
+            self.order = self._made()
+        return other
+
+    def own_schedule(self) -> Json:
+        """What has run, and what is planned."""
+        trace = self._at.session.trace
+        by_hand = () if trace is None else trace.by_hand
+        own = self._foresight.own_schedule(self._terms.policy, self.order, by_hand)
+        if batches := None if trace is None else trace.batches.steps:
+            own["batches"] = batches
+        return self._terms.named(own)
+
+    def others(self) -> list[Json]:
+        """What the other policies that are known would do from the start, and what the branches that were left did."""
+        return [*self._foresight.others(self._known, self._terms.name), *self._branches.schedules]
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        return self._foresight.timelines(self._terms.name)
+
+    def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
+        """The memory from the start on under each policy.
+
+        Raises:
+            ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
+        """
+        if isinstance(policies, str | Policy) or callable(policies):
+            policies = (policies,)
+        expect(policies, Sequence, "policies", 'a policy, or several, such as ("heap", "dfs")')
+        if not policies:
+            raise ValueError("compare which policies? Give at least one")
+        return self._foresight.compare([self.find(policy) for policy in policies])
+
+    def _know(self, policy: Policy | Choice) -> None:
+        """By its name the policy that had it last is meant: a cell that is run again defines another function."""
+        name = policy_name(policy)
+        if self._known.get(name) is not policy:
+            self._known[name] = policy
+            self._foresight.forget(name)
+
+    def _made(self) -> list[int]:
+        """What has run, and the order from here on. A policy that decides as it runs has none: shown is PyTorch's."""
+        session, current = self._at.session, self._at.current
+        ran = [*self._at.started, *([] if current is None else [current])]
+        if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
+            return list(session.planned)  # a user's policy asked again might say something else
+        if isinstance(session, Stepper) and session.batches is not None and session.over is None:
+            with suppress(Exception):  # a user's policy fails to choose: it may do better when its turn comes
+                return session.planned
+        return self._foresight.completed(self._terms.policy, ran)

@@ -1,0 +1,292 @@
+"""Predictions in a deck: the schedules and memory of policies and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...engine.execution.accumulation_rule import PYTORCHS, Accumulation
+from ...engine.memory.dry_run import dry_run
+from ...engine.memory.estimates import bounded_size, estimate_sentence
+from ...engine.memory.task_memory import Footprints
+from ...engine.memory.timeline import Timeline
+from ...engine.planning.simulate import schedule, simulate
+from ...engine.schedule.dependencies import queue_lengths
+from ...engine.schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
+from ...engine.session.compare_branches import BranchComparison
+from ...engine.session.direct_session import Stepper
+from ...engine.session.native_session import NativeSession
+from ...inspector.renderers import GraphTheme
+from ...inspector.text.report import ShownAsTable
+from ...inspector.text.sizes_and_counts import share_text, size_text
+from .live_state import in_words, why
+from .page_data import Json, schedule_content
+from .recompute_data import MirrorContent
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(ShownAsTable):
+    """The memory that a graph would take under several policies. `ts.compare` measures the same on fresh forwards.
+
+    Attributes:
+        timelines: by policy its memory, simulated.
+    """
+
+    timelines: Mapping[str, Timeline]
+
+    words = ("policy", "peak in")
+
+    @property
+    def rows(self) -> tuple[Timeline, ...]:
+        """The timelines, the highest peak first."""
+        return tuple(self.timelines.values())
+
+    @property
+    def highest(self) -> Timeline:
+        """The one with the highest peak, the first of several."""
+        return max(self.rows, key=lambda timeline: timeline.peak_bytes)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table, its headings first."""
+        found = [["policy", "peak", "peak in", "longest queue"]]
+        for policy, timeline in self.timelines.items():
+            task = timeline.peak_task
+            where = "before the first task" if task is None else timeline.graph.describe(task, timeline.peak_place)
+            longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
+            found.append([policy, size_text(timeline.peak_bytes), where, f"{longest:,}"])
+        return found
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the table says."""
+        lowest = min(self.timelines, key=lambda policy: self.timelines[policy].peak_bytes)
+        low, high = self.timelines[lowest].peak_bytes, self.highest.peak_bytes
+        basis = "Predicted; nothing was run."
+        reasons = [reason for timeline in self.rows for reason in timeline.estimates]
+        estimate = estimate_sentence(reasons)
+        why = [estimate] if estimate else []
+        if low == high:
+            return [f"The order makes no difference to the peak: {bounded_size(high, reasons)}. {basis}", *why]
+        return [
+            f"{lowest} needs least, {bounded_size(low, reasons)}: {share_text(low, high)} of the most. {basis}",
+            *why,
+        ]
+
+    def __repr__(self) -> str:
+        peaks = ", ".join(f"{policy} {size_text(each.peak_bytes)}" for policy, each in self.timelines.items())
+        return f"<Prediction: {peaks}>"
+
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
+        """The level over the tasks for each policy, the peaks marked. Needs plotly."""
+        from ..pages.memory_figures import memory_figure
+
+        return memory_figure(self.timelines, theme)
+
+
+_MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
+_LARGE = (
+    "Predicting the memory of {count:,} tasks takes {time}, in which no task can run. "
+    "deck.predict_memory() or %tapescope predict does it."
+)
+_DRY_RUN_S = 120e-6  # a task
+_AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
+_MIRRORED = (
+    "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows the memory that "
+    "a plan of ts.plan_recompute predicts"
+)
+
+
+class Foresight:
+    """The schedules of one session. What was asked of its tasks before the first ran, all of them are predicted from.
+
+    Args:
+        session: nothing run yet.
+        retain_graph, create_graph: as given to the backward.
+        recompute: what is known of the forward's mirroring.
+
+    Attributes:
+        own: the memory of the session's own order, where it is known.
+    """
+
+    def __init__(
+        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, recompute: MirrorContent
+    ) -> None:
+        self._session = session
+        self._mirroring = recompute
+        self._retain_graph = retain_graph
+        self._create_graph = create_graph
+        self._footprints: Footprints | None = None
+        self._note = "" if self.is_small else _large(len(session.graph))
+        self._was_asked = False
+        self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
+        self.own: Timeline | None = None
+        if self.is_small:
+            with suppress(Exception, SystemExit):  # the note says why there is none
+                self.ask_tasks()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all that can be said of the graph ahead is said at once."""
+        return len(self._session.graph) <= _MOST_UNASKED
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the tasks have been asked what they allocate."""
+        return self._footprints is not None
+
+    def ask_tasks(self) -> None:
+        """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
+        self._was_asked = True
+        try:
+            self._footprints = self._asked()
+            self._note = ""
+        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
+            self._note = f"Memory was not predicted: {why(error)}"
+            raise
+
+    def forget(self, name: str | None = None) -> None:
+        """What was predicted is predicted anew: under the policy of this name, or under all."""
+        for each in [*self._simulated] if name is None else [name]:
+            self._simulated.pop(each, None)
+
+    def let_go(self) -> None:
+        """The session is over."""
+        self._footprints = self.own = None
+        self._simulated.clear()
+
+    def _asked(self) -> Footprints:
+        session = self._session
+        if session.over is not None:
+            raise ValueError(f"the session is over ({session.over})")
+        if session.order:
+            raise ValueError("it can only be before the first task has run")
+        if self._create_graph:
+            raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
+        footprints = session.footprints or dry_run(session.graph)
+        if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
+            footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
+        if self._mirroring.saves and _MIRRORED not in footprints.limits:
+            footprints = replace(footprints, limits=(*footprints.limits[:1], _MIRRORED, *footprints.limits[1:]))
+        # A prediction outlives the session, which plans with it, too.
+        session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
+        return session.footprints
+
+    def unknown(self, policy: Policy) -> str:
+        """Why this policy can't plan."""
+        return f"policy {policy.name} plans ahead, and nothing is known of the memory. {self._note}"
+
+    def _order(self, policy: Policy | Choice) -> list[int]:
+        """What a policy would do from the start.
+
+        Raises:
+            ValueError: it plans, and nothing is known of the memory.
+        """
+        if self._footprints is None:
+            if isinstance(policy, Policy) and policy.plan is not None:
+                raise ValueError(self.unknown(policy))
+            return self._schedule(policy)
+        return self._schedule(policy, footprints=self._footprints)
+
+    def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
+        """The session's own: what has run, and what is planned."""
+        content, self.own = self.schedule(policy, order, by_hand)
+        return content
+
+    def others(self, known: dict[str, Policy | Choice], mine: str) -> list[Json]:
+        """What the other policies that are known would do from the start."""
+        for name, policy in known.items():
+            if name == mine or name in self._simulated or is_dynamic(policy):
+                continue
+            try:
+                order = self._order(policy)
+            except Exception:  # a user's policy fails to choose, or plans by memory, of which nothing is known
+                continue
+            self._simulated[name] = self.schedule(policy, order)
+        return [self._simulated[name][0] for name in known if name in self._simulated and name != mine]
+
+    def timelines(self, mine: str) -> dict[str, Timeline]:
+        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        if self.own is None:
+            return {}
+        others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
+        return {mine: self.own} | {name: each for name, each in others.items() if name != mine}
+
+    def compare(self, policies: Collection[Policy | Choice]) -> Prediction:
+        """The memory from the start on under each policy.
+
+        Raises:
+            ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
+        """
+        if self._footprints is None:
+            raise ValueError(self._note)
+        found = {}
+        for policy in policies:
+            if is_dynamic(policy):
+                raise ValueError(
+                    f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
+                )
+            order = self._order(policy)
+            found[policy_name(policy)] = self._simulate(order, self._footprints)
+        return Prediction(found)
+
+    def compare_branches(self, session: Stepper) -> BranchComparison:
+        """How the branches differ, and the memory that each would take from the start on."""
+        return session.compare_branches(self._footprints)
+
+    def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
+        """What has run, and the order from there on. A policy that decides as it runs has none: shown is PyTorch's."""
+        if not is_dynamic(policy):
+            try:
+                return self._schedule(policy, ran)
+            except Exception:  # a user's policy fails to choose: it may do better when its turn comes
+                pass
+        return self._schedule("heap", ran)
+
+    def _schedule(self, policy: AnyPolicy, ran: Sequence[int] = (), footprints: Footprints | None = None) -> list[int]:
+        session = self._session
+        graph = session.graph if footprints is None else footprints.graph
+        return schedule(graph, policy, session.needed, ran, footprints, session.queues)
+
+    def schedule(
+        self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
+    ) -> tuple[Json, Timeline | None]:
+        """An order as the page's data, and its memory where that is known."""
+        footprints, note, graph = self._footprints, self._note, self._session.graph
+        timeline = self._mirroring.timeline(order, self._rule)
+        if timeline is None and (other := self._mirroring.note()) is not None:
+            note = other
+        elif timeline is None and footprints is not None:
+            try:
+                timeline = self._simulate(order, footprints)
+            except Exception as error:  # the deck goes on without
+                note = f"Memory was not predicted: {in_words(error)}"
+        content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
+        if not self._was_asked and note == self._note:
+            content["predict_s"] = len(graph) * _DRY_RUN_S
+        return self._mirroring.with_plan(content, self._rule), timeline
+
+    @property
+    def _rule(self) -> Accumulation:
+        return self._session.accumulation if isinstance(self._session, Stepper) else PYTORCHS
+
+    def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
+        rule = self._rule
+        return simulate(
+            footprints.graph,
+            order,
+            footprints,
+            retain_graph=self._retain_graph,
+            accumulate=rule.accumulate,
+            release=rule.release,
+        )
+
+
+def _large(count: int) -> str:
+    seconds = count * _DRY_RUN_S
+    return _LARGE.format(count=count, time="less than a second" if seconds < 1 else f"some {seconds:.0f} s")

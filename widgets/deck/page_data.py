@@ -1,0 +1,512 @@
+"""The data of a deck's page: one backward as columns of numbers, in gzipped JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from ...engine.execution.run_hooks import Hook
+from ...engine.memory.storage_sentences import MADE_IN_FORWARD, StorageWords
+from ...engine.memory.timeline import Category, Storage, Timeline
+from ...engine.planning.policies import CLASSIC
+from ...engine.recording.peak_report import peak_report
+from ...engine.recording.run import Engine
+from ...engine.recording.statistics import Statistics
+from ...engine.recording.task_records import RecordedGradient, Trace
+from ...engine.schedule.dependencies import Pending
+from ...engine.schedule.policy import Choice, Policy, policy_name
+from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.capture_records import Operation, resolve_sources
+from ...inspector.graph.graph import Graph, TensorMeta, module_name
+from ...inspector.graph.phrases import folded, joined, operation_title, pattern
+from ...inspector.graph.source_lines import Source
+from ...inspector.text.sizes_and_counts import dtype_name, share_text
+from .recompute_data import FIRST_LET_GO, MirrorContent
+
+_MOST_ROWS = 24
+_MOST_BARS = 4  # of one row: of more than that one bar is drawn, from the first birth to the last death
+_MOST_IN_WORDS = 200  # storages of a row whose makers and keepers are counted
+
+_STAYS = (Category.PARAMETER, Category.STATE)  # from step to step: it has no lifetime in one
+
+Alike = tuple[str, str, int, int]
+"""Who made it and where, without numbers, its bytes and its category."""
+
+
+def lifetime_rows(timeline: Timeline) -> list[dict[str, Any]]:
+    """Rows of storages, by bytes × time. Time counts in events of the backward, since tasks without show nothing.
+
+    Each has `name` and `module`: what made them and where, a `*` for numbers that differ; `count`, and `nbytes` of one
+    of them; `storages`: in order of birth, of more than four the first born and the last freed; and in words
+    `made_by`, `kept_by` and `freed_by`.
+    """
+    first, end = timeline.starts[0], len(timeline.events)
+    births, deaths = timeline.births, timeline.deaths
+    groups: dict[Alike, list[int]] = {}
+    areas: dict[Alike, int] = {}
+    makers = _Makers(timeline)
+    for number, nbytes in enumerate(timeline.nbytes):
+        area = nbytes * (deaths.get(number, end) - max(births[number], first))
+        if area > 0 and timeline.born_as[number] not in _STAYS:
+            key = (*makers.of(number), nbytes, int(timeline.category_at(number)))
+            groups.setdefault(key, []).append(number)
+            areas[key] = areas.get(key, 0) + area
+    words = StorageWords(timeline)
+    largest = sorted(groups, key=lambda key: (-areas[key], groups[key][0]))[:_MOST_ROWS]
+    return [_row(key, groups[key], timeline, words) for key in largest]
+
+
+def _row(key: Alike, numbers: Sequence[int], timeline: Timeline, words: StorageWords) -> dict[str, Any]:
+    name, _, nbytes, category = key
+    storages = [timeline.storage(number) for number in numbers[:_MOST_IN_WORDS]]
+    kept_by = words.kept_by(storages, Category(category))
+    if name == MADE_IN_FORWARD and any(storage.kept_by for storage in storages):
+        name = kept_by.partition(";")[0]  # nothing tells them apart but who keeps them
+    return {
+        "name": name,
+        "module": module_name(folded(_path(storage, timeline) for storage in storages)),
+        "count": len(numbers),
+        "nbytes": nbytes,
+        "storages": _drawn(numbers, timeline),
+        "made_by": words.made_by(storages),
+        "kept_by": kept_by,
+        "freed_by": words.freed_by(storages),
+    }
+
+
+def _drawn(numbers: Sequence[int], timeline: Timeline) -> list[int]:
+    if len(numbers) <= _MOST_BARS:
+        return list(numbers)
+    deaths, never = timeline.deaths, len(timeline.events)
+    last = max(numbers, key=lambda number: deaths.get(number, never))
+    return [numbers[0]] if last == numbers[0] else [numbers[0], last]
+
+
+def _path(storage: Storage, timeline: Timeline) -> str:
+    """The module that made it, of a .grad that which has the parameter."""
+    leaf = timeline.grads.get(storage.number)
+    parameter = None if leaf is None else timeline.graph.tasks[leaf].parameter
+    return (storage.made_by.module or "") if parameter is None else parameter.rpartition(".")[0]
+
+
+class _Makers:
+    """What made storages, and where, in words without numbers."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._tasks = timeline.graph.tasks
+        self._known: dict[object, tuple[str, str]] = {}
+
+    def of(self, number: int) -> tuple[str, str]:
+        timeline = self._timeline
+        leaf = timeline.grads.get(number)
+        maker = timeline.maker(number)
+        if leaf is None and timeline.is_of_step and timeline.births[number] >= timeline.starts[-1]:
+            return "made after the backward", ""
+        key = (leaf, maker.task, maker.operation if maker.task is None else None, maker.module)
+        if key not in self._known:
+            self._known[key] = self._words(leaf, maker.task, maker.operation, maker.module)
+        return self._known[key]
+
+    def _words(self, leaf: int | None, task: int | None, operation: Any, module: str | None) -> tuple[str, str]:
+        if leaf is not None:
+            path, _, last = (self._tasks[leaf].parameter or "").rpartition(".")
+            return f"{last}.grad" if last else "gradient of a leaf", pattern(path)
+        where = pattern(module or "")
+        if task is not None:
+            return self._tasks[task].short_name, where
+        return operation_title(operation.name) if operation else MADE_IN_FORWARD, where
+
+
+FORMAT = "tapescope.deck"
+VERSION = 2
+
+NONE = -1
+_MOST_LINES = 4  # before and after a source line
+
+
+_HOOKS = {
+    "tensor": "tensor hook",
+    "retain_grad": "retain_grad",
+    "pre": "pre-hook",
+    "post": "hook",
+    "post_accumulate": "post-accumulate-grad hook",
+}
+
+Json = dict[str, Any]
+
+
+class Document:
+    """The page's data of one graph, and what numbers it gives to strings and shapes.
+
+    `recompute` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
+
+    It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
+    """
+
+    @collector_paused()
+    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: MirrorContent | None = None) -> None:
+        recompute = recompute or MirrorContent(graph)
+        self._texts: dict[str, int] = {}
+        self._metas: dict[TensorMeta, int] = {}
+        self._forms: dict[tuple[int, ...], int] = {}
+        self._lines: dict[Source, int] = {}
+        self.content: Json = {
+            "format": FORMAT,
+            "version": VERSION,
+            "title": title,
+            "engine": engine,
+            "devices": sorted(map(str, graph.devices)),
+            "phases": [{"name": "backward", "elapsed_ns": None}],
+            "keeps_graph": False,
+            "keeps_inputs": any(
+                isinstance(task.operation, Operation) and task.operation.inputs is not None for task in graph.tasks
+            ),
+            "tasks": self._tasks(graph),
+            "edges": {
+                "task": [edge.task for edge in graph.edges],
+                "output": [edge.output for edge in graph.edges],
+                "next": [edge.next_task for edge in graph.edges],
+                "input": [edge.input for edge in graph.edges],
+            },
+            "roots": [[root.task, root.input] for root in graph.roots],
+            "calls": {
+                "path": [self.text(call.path) for call in graph.calls],
+                "class": [self.text(call.class_name) for call in graph.calls],
+                "parent": [NONE if call.parent is None else call.parent for call in graph.calls],
+                "index": [call.index for call in graph.calls],
+            },
+            "saved": self._saved(graph, recompute),
+            "groups": None,
+            "schedules": [],
+            "position": 0,
+            "revision": 0,
+            "records": {},
+        }
+
+    def text(self, text: str | None) -> int:
+        """The number of a string; -1 for None."""
+        return NONE if text is None else self._texts.setdefault(text, len(self._texts))
+
+    def meta(self, meta: TensorMeta) -> int:
+        """The number of a shape, type and device."""
+        return self._metas.setdefault(meta, len(self._metas))
+
+    @property
+    def metas(self) -> list[Json]:
+        """The shapes to which records may refer: more of them come as tasks run."""
+        return [_meta(meta) for meta in list(self._metas)]
+
+    def take(
+        self,
+        position: int,
+        records: Json,
+        live: Json | None,
+        others: Sequence[Json] | None,
+        forgotten: Iterable[int] = (),
+    ) -> None:
+        """What a live session has done since. Where it went back, what is forgotten holds no more, but `records` do."""
+        content = self.content
+        was_live, *were_others = content["schedules"]
+        for task_id in forgotten:
+            content["records"].pop(str(task_id), None)
+        content["records"].update(records)
+        content["schedules"] = [live or was_live, *(were_others if others is None else others)]
+        content["position"] = position
+        content["revision"] += 1
+
+    def packed(self) -> bytes:
+        """The whole as gzipped JSON."""
+        content = self.content.copy()  # its revision first: of news that come meanwhile the page must ask for the rest
+        content["records"] = content["records"].copy()  # before what it refers to
+        return packed(
+            content
+            | {
+                "texts": list(self._texts),
+                "metas": self.metas,
+                "forms": list(self._forms),
+                "lines": [_line(source) for source in self._lines],
+            }
+        )
+
+    def _tasks(self, graph: Graph) -> Json:
+        text, tasks = self.text, graph.tasks
+        resolve_sources(task.operation for task in tasks if isinstance(task.operation, Operation))
+        devices = {device: number for number, device in enumerate(sorted(graph.devices, key=str))}
+        return {
+            "name": [text(task.name) for task in tasks],
+            "kind": [text(task.kind.value) for task in tasks],
+            "call": [NONE if task.call is None else task.call for task in tasks],
+            "line": [self._line(task.source) for task in tasks],
+            "operation": [text(None if task.operation is None else task.operation.name) for task in tasks],
+            "parameter": [text(task.parameter) for task in tasks],
+            "device": [devices[task.device] for task in tasks],
+            "takes": self._takes(graph),
+        }
+
+    def _line(self, source: Source | None) -> int:
+        return NONE if source is None else self._lines.setdefault(source, len(self._lines))
+
+    def _takes(self, graph: Graph) -> list[int]:
+        """The form of each task's inputs. Equal shapes of a graph are one object, mostly."""
+        seen: dict[tuple[int, ...], int] = {}
+        found = []
+        for task in graph.tasks:
+            key = tuple(map(id, task.inputs))
+            if key not in seen:
+                seen[key] = self._forms.setdefault(tuple(map(self.meta, task.inputs)), len(self._forms))
+            found.append(seen[key])
+        return found
+
+    def _saved(self, graph: Graph, recompute: MirrorContent) -> Json:
+        saved = graph.known_saved
+        content: Json = {
+            "task": [each.task for each in saved],
+            "slot": [self.text(each.slot) for each in saved],
+            "storage": [NONE if each.storage is None else each.storage for each in saved],
+            "bytes": [each.storage_bytes or 0 for each in saved],
+            "meta": [self.meta(TensorMeta(each.shape, each.dtype, each.device)) for each in saved],
+            "parameter": [self.text(each.parameter) for each in saved],
+            "held": [int(each.held) for each in saved],
+        }
+        return self.with_let_go(content, recompute)
+
+    def with_let_go(self, saved: Json, recompute: MirrorContent) -> Json:
+        """The rows of saved tensors with those that a mirrored forward let go of."""
+        let_go = recompute.saves
+        if not let_go:
+            return saved
+        there = len(saved["task"])
+        added: Json = {
+            "task": [each.task for each in let_go],
+            "slot": [self.text(each.slot) for each in let_go],
+            "storage": [FIRST_LET_GO + each.storage for each in let_go],
+            "bytes": [each.nbytes for each in let_go],
+            "meta": [NONE if each.meta is None else self.meta(each.meta) for each in let_go],
+            "parameter": [NONE] * len(let_go),
+            "held": [0] * len(let_go),
+        }
+        made_by = [NONE] * there + [self.text(each.made_by) for each in let_go]
+        return {name: column + added[name] for name, column in saved.items()} | {"made_by": made_by}
+
+    def record(
+        self,
+        inputs: Iterable[RecordedGradient | None],
+        outputs: Iterable[RecordedGradient | None] = (),
+        elapsed_ns: int | None = None,
+        hooks: Iterable[Hook] = (),
+        edited: bool = False,
+    ) -> Json:
+        """What is known of a task's gradients, of edits of what came, and of the hooks that ran, if any did."""
+        found: Json = {
+            "inputs": [self._gradient(each) for each in inputs],
+            "outputs": [self._gradient(each) for each in outputs],
+            "elapsed_ns": elapsed_ns,
+        }
+        ran = [f"{_HOOKS.get(hook.kind, hook.kind)} {hook.name}".strip() for hook in hooks]
+        return found | ({"hooks": ran} if ran else {}) | ({"edited": True} if edited else {})
+
+    def records(self, trace: Trace, places: Iterable[int]) -> dict[str, Json]:
+        """By task what a trace has of it."""
+        found, edited = {}, {edit.task for edit in trace.edits}
+        for place in places:
+            record = trace[place]
+            task_id = record.task.id
+            found[str(task_id)] = self.record(
+                record.inputs, record.outputs, record.elapsed_ns, record.hooks, task_id in edited
+            )
+        return found
+
+    def _gradient(self, gradient: RecordedGradient | None) -> Json | None:
+        if gradient is None:
+            return None
+        return {"meta": self.meta(gradient.meta), **_numbers(gradient.statistics)}
+
+
+def packed(content: Mapping[str, Any]) -> bytes:
+    """Gzipped JSON."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=4, mtime=0)
+
+
+def schedule_content(
+    graph: Graph,
+    policy: Policy | Choice,
+    order: Sequence[int],
+    *,
+    by_hand: Sequence[int] = (),
+    timeline: Timeline | None = None,
+    note: str = "",
+    clock: Json | None = None,
+) -> Json:
+    """One policy's order, and the memory that goes with it; without any, `note` says why.
+
+    `clock`: by place `start` and `duration`, nanoseconds since the first task's start, of as many as that is known of.
+    """
+    return {
+        "policy": policy_name(policy),
+        "title": policy.title if isinstance(policy, Policy) else "a function of the user's chooses",
+        "order": list(order),
+        "keys": _keys(graph, policy, order),
+        "by_hand": list(by_hand),
+        "clock": clock,
+        "memory": None if timeline is None else memory_content(timeline),
+        "memory_note": note,
+    }
+
+
+def lane_levels(graph: Graph, timelines: Mapping[str, Timeline]) -> list[Json]:
+    """By device the highest level while each task ran; none where one's memory is all that is known."""
+    names = sorted(map(str, graph.devices))
+    if len(timelines) < 2:
+        return []
+    return [
+        {"device": names.index(device), "levels": list(timeline.task_peaks)}
+        for device, timeline in timelines.items()
+        if device in names
+    ]
+
+
+def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | list[str]:
+    """How the queue labels tasks: for those that need no more than a word by that, else each one's label."""
+    name = policy_name(policy)
+    if name == "heap":
+        return "created"
+    if name in CLASSIC or not isinstance(policy, Policy):
+        return "arrival"
+    if policy.plan is not None:
+        places = {task_id: place for place, task_id in enumerate(order, 1)}
+        return [f"{places[task.id]}." if task.id in places else "" for task in graph.tasks]
+    arrivals = arrivals_of(graph, order)
+    return [policy.label(task, arrivals.get(task.id, 0)) for task in graph.tasks]
+
+
+def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
+    """By task its number in the order of arrival, when tasks run in this order."""
+    pending = Pending(graph, set(order))
+    arrived = list(pending.start())
+    for task_id in order:
+        arrived += pending.run(task_id)
+    return {task_id: number for number, task_id in enumerate(arrived)}
+
+
+def saved_content(document: Document, timeline: Timeline) -> Json:
+    """What the nodes of a graph kept, as far as a measured run has it: shapes and types are not known."""
+    rows = sorted((task, slot, number) for number, slots in timeline.saved.items() for task, slot in slots)
+    return {
+        "task": [task for task, _, _ in rows],
+        "slot": [document.text(slot) for _, slot, _ in rows],
+        "storage": [number for _, _, number in rows],
+        "bytes": [timeline.nbytes[number] for _, _, number in rows],
+        "meta": [NONE] * len(rows),
+        "parameter": [NONE] * len(rows),
+        "held": [int(number in timeline.held) for _, _, number in rows],
+    }
+
+
+def memory_content(timeline: Timeline) -> Json:
+    """A timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
+    return {
+        "device": timeline.device,
+        "basis": timeline.basis,
+        "estimates": list(timeline.estimates),
+        "before": timeline.before,
+        "nbytes": list(timeline.nbytes),
+        "events": list(timeline.events),
+        "starts": list(timeline.starts),
+        "born_as": list(timeline.born_as),
+        "changes": [number for change in _changes(timeline) for number in change],
+        "peak": peak_words(timeline),
+        "forward_ns": list(timeline.forward_ns),
+        "rows": lifetime_rows(timeline),
+        **({"event_places": list(timeline.event_places)} if timeline.event_places else {}),
+    }
+
+
+def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
+    """(Event, place, storage, category): between two events many tasks may run, and the page needs to know in which."""
+    found = [
+        (event, place, number, int(category))
+        for number, changes in timeline.changes_of.items()
+        for event, place, category in changes
+    ]
+    return sorted(found, key=itemgetter(0, 1))
+
+
+def peak_words(timeline: Timeline) -> str:
+    """What most of the peak is: who waits for the gradients, or how much of it the largest category holds."""
+    groups = peak_report(timeline).groups
+    if not groups:
+        return ""
+    first = groups[0]
+    if first.category in (Category.BUFFER, Category.LISTED):
+        return first.kept_by.partition(";")[0]
+    nbytes = sum(group.nbytes for group in groups if group.category is first.category)
+    verb = "holds" if first.category.plural == first.category.title else "hold"
+    return f"{first.category.plural} {verb} {share_text(nbytes, timeline.peak_bytes)}"
+
+
+def _meta(meta: TensorMeta) -> Json:
+    return {
+        "shape": None if meta.shape is None else list(meta.shape),
+        "dtype": dtype_name(meta.dtype),
+        "device": str(meta.device),
+        "bytes": meta.nbytes,
+    }
+
+
+def _line(source: Source) -> Json:
+    code = source.code(_MOST_LINES, _MOST_LINES)
+    return {
+        "file": source.file,
+        "short": source.short,
+        "line": source.line,
+        "function": source.function,
+        "first": max(source.line - _MOST_LINES, 1),
+        "code": [line[:400] for line in code],
+    }
+
+
+def _numbers(statistics: Statistics | None) -> Json:
+    """Those of a gradient, non-finite ones left out: JSON has none."""
+    if statistics is None:
+        return {}
+    if statistics.unavailable is not None:
+        return {"why": statistics.unavailable}
+    found: Json = {
+        "min": _rounded(statistics.min),
+        "max": _rounded(statistics.max),
+        "mean": _rounded(statistics.mean),
+        "norm": _rounded(statistics.norm),
+        "nan": statistics.nan_count,
+        "inf": statistics.inf_count,
+        "zero": statistics.zero_count,
+    }
+    if statistics.histogram is not None:
+        counts = statistics.histogram.counts
+        used = [index for index, count in enumerate(counts) if count]
+        if used:
+            found |= {"first_bin": used[0], "bins": list(counts[used[0] : used[-1] + 1])}
+    return found
+
+
+def _rounded(number: float | None) -> float | None:
+    """Six digits are enough to read; infinite sums of large numbers can't be written."""
+    if number is None or number != number or number in (float("inf"), float("-inf")):
+        return None
+    return float(f"{number:.6g}")
+
+
+def title_of(graph: Graph) -> str:
+    """The model's class where a capture saw one, the classes of several models, else the name of the first task."""
+    outermost = {call.path: call for call in graph.calls if call.parent is None}
+    if not outermost:
+        return graph.tasks[graph.roots[0].task].short_name
+    with_parts = {call.parent for call in graph.calls}
+    models = {path: call for path, call in outermost.items() if call.id in with_parts} or outermost
+    classes = Counter(call.class_name for call in models.values())
+    return joined([name if count == 1 else f"{count:,} × {name}" for name, count in classes.most_common()], most=2)

@@ -1,0 +1,220 @@
+"""A recorded backward as a page's data, with its devices over time, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import add, sub
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engine.memory.task_memory import Footprints
+from ...engine.memory.timeline import Timeline
+from ...engine.planning.policies import CLASSIC, POLICIES, TABS
+from ...engine.planning.simulate import schedule, simulate
+from ...engine.recording.run import Run
+from ...engine.recording.task_records import Trace
+from ...engine.schedule.dependencies import Pending
+from ...engine.schedule.policy import Policy
+from ...engine.studies.gantt import Gantt
+from ...engine.studies.makespan import makespan
+from .groups_data import with_batches
+from .page_data import Document, Json, lane_levels, saved_content, schedule_content, title_of
+from .recompute_data import MirrorContent
+from .save_deck import save_page
+
+if TYPE_CHECKING:
+    from ...engine.recompute.plan import RecomputePlan
+
+
+def clock_content(gantt: Gantt) -> Json:
+    """By place when each task started, how long it took, and when it was ready; and `still_content`."""
+    bars = [gantt.bars[task_id] for task_id in gantt.order]
+    return {
+        "start": [bar.start_ns for bar in bars],
+        "duration": [bar.elapsed_ns for bar in bars],
+        "ready": [bar.ready_ns for bar in bars],
+        "still": still_content(gantt),
+    }
+
+
+def still_content(gantt: Gantt) -> list[Json]:
+    """The longest time in which a device stood still for the sake of an order, in words; none where that is hardly any.
+
+    `device` is its number among the page's, which are in the order of their names.
+    """
+    idle = gantt.starved
+    if idle is None:
+        return []
+    device = sorted(gantt.rows).index(idle.device)
+    return [{"device": device, "from": idle.start_ns, "to": idle.end_ns, "text": gantt.starved_text}]
+
+
+Other = tuple[str, list[int], Timeline | None]
+"""A policy's name, the order that it makes, and the memory of that where it is known."""
+
+_NOT_MEASURED = (
+    "The memory of this run was not measured: ts.profile(make_loss) and ts.backward(..., memory=True) measure it."
+)
+_STEPPED = 1.05  # by how much the clocks of a trace and of a run may differ
+_NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
+
+
+def save_run(
+    run: Run, path: str | Path, title: str = "", source: str = "", recompute: RecomputePlan | None = None
+) -> Path:
+    """Writes a run as one page that plays it without a kernel or a network; see `save_page`."""
+    document = run_document(run, title, recompute=recompute)
+    return save_page(document.packed(), Path(path), document.content["title"], source)
+
+
+def run_document(
+    run: Run, title: str = "", others: Iterable[Other] | None = None, recompute: RecomputePlan | None = None
+) -> Document:
+    """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph.
+
+    Args:
+        others: what `other_policies` says, where that is known already.
+        recompute: the plan by which the forward was mirrored.
+
+    Raises:
+        TypeError, ValueError: that is no plan, or the graph is another's.
+    """
+    graph, timeline = run.graph, run.timeline
+    bare = replace(graph, nodes=())
+    mirrored = MirrorContent(graph if recompute is None else bare, recompute)  # it has run: the plan knows what went
+    document = Document(graph, title or title_of(graph), run.engine, MirrorContent(bare))
+    content = document.content
+    if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
+        content["saved"] = saved_content(document, timeline)
+    content["saved"] = document.with_let_go(content["saved"], mirrored)
+    schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
+    content["schedules"] = [mirrored.with_plan(each, run.accumulation) for each in schedules]
+    if run.batches is not None:
+        content["groups"] = with_batches(None, run.batches, graph)
+    content["phases"] = list(_phases(run, schedules[0]["clock"]))
+    content["position"] = len(run.order)
+    content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
+    if run.trace is not None:
+        content["records"] = document.records(run.trace, range(len(run.trace)))
+        content["queues"] = "per device" if _side_by_side(run) else "one"
+    return document
+
+
+def _own_schedule(run: Run) -> Json:
+    by_hand = () if run.trace is None else run.trace.by_hand
+    known = POLICIES.get(run.policy)
+    policy = Policy(run.policy, known.title if known else "as the run had it", key=lambda task, arrival: (arrival,))
+    order = [*run.order, *_left(run)]
+    own = schedule_content(
+        run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED, clock=_clock(run)
+    )
+    if levels := lane_levels(run.graph, run.timelines):
+        own["lane_levels"] = levels
+    if run.batches:
+        own["batches"] = run.batches.steps
+    if run.policy not in CLASSIC and run.trace is not None:
+        own["keys"] = _labels(run.trace)
+    return own
+
+
+def _phases(run: Run, clock: Json | None) -> Iterator[Json]:
+    """What was recorded, by name, and how long it took: forward, backward."""
+    timeline = run.timeline
+    if timeline is not None and not timeline.before and timeline.starts[0]:
+        forward = timeline.forward_ns
+        yield {"name": "forward", "elapsed_ns": forward[-1] if forward else None}
+    ended = 0 if clock is None else max(map(add, clock["start"], clock["duration"]))
+    yield {"name": "backward", "elapsed_ns": ended or run.elapsed_ns or None}
+
+
+def _clock(run: Run) -> Json | None:
+    """When each task ran; None where that was not recorded."""
+    timeline, trace = run.timeline, run.trace
+    if timeline is not None and timeline.task_ns and timeline.order == run.order:
+        starts, ends = list(timeline.task_ns[::2]), list(timeline.task_ns[1::2])
+    elif trace is not None:
+        starts = [trace.columns.started_ns[task_id] for task_id in run.order]
+        ends = [trace.columns.ended_ns[task_id] for task_id in run.order]
+    else:
+        return None
+    durations = list(map(sub, ends, starts))
+    if not durations or min(starts) < 0 or min(durations) < 0:
+        return None
+    if max(ends) - min(starts) > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
+        starts = list(accumulate(durations[:-1], initial=0))
+    first = min(starts)  # of two threads the first to be noted may have looked at the clock last
+    starts = [start - first for start in starts]
+    clock: Json = {"start": starts, "duration": durations}
+    if _side_by_side(run):
+        ends = list(map(add, starts, durations))
+        clock["still"] = still_content(Gantt.of(run.graph, run.policy, run.order, starts, ends))
+    return clock
+
+
+def _side_by_side(run: Run) -> bool:
+    """Whether its devices had a queue and a thread each."""
+    return run.trace is not None and len(set(run.trace.columns.thread)) > 1
+
+
+def _left(run: Run) -> list[int]:
+    """What a session that was left early would have run next, in order; nothing where `inputs=` limited it."""
+    trace, ran = run.trace, len(run.order)
+    if trace is None or run.timeline is not None or not trace.queue(len(trace)):
+        return []
+    if run.planned[:ran] == run.order and len(run.planned) > ran:
+        return list(run.planned[ran:])
+    pending = Pending(run.graph)
+    arrived = set(pending.start())
+    for task_id in run.order:
+        arrived.update(pending.run(task_id))
+    if not arrived <= set(trace.columns.arrivals):  # some were needless
+        return []
+    last = trace.terms[-1].policy
+    return schedule(run.graph, last if last in CLASSIC else "heap", None, run.order)[ran:]
+
+
+def _labels(trace: Trace) -> list[str]:
+    labels = [""] * len(trace.graph)
+    for arrival, task_id in enumerate(trace.columns.arrivals):
+        labels[task_id] = trace.label(arrival)
+    return labels
+
+
+def _others(run: Run, others: Iterable[Other]) -> list[Json]:
+    found = []
+    for name, order, timeline in others:
+        clock = clock_content(makespan(run.graph, name, run)) if _simulates(run, name) else None
+        policy = POLICIES[name]
+        content = schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED, clock=clock)
+        elsewhere = [each for _, each in run.elsewhere if each is not None]
+        if timeline is not None and elsewhere:
+            timelines = [timeline, *(_predicted(run, order, each) for each in elsewhere)]
+            content["lane_levels"] = lane_levels(run.graph, {each.device: each for each in timelines})
+        found.append(content)
+    return found
+
+
+def _simulates(run: Run, policy: str) -> bool:
+    """Whether what its devices would do under another policy is simulated, with the times that tasks took in it."""
+    return _side_by_side(run) and len(run.order) == len(run.graph) and POLICIES[policy].plan is None
+
+
+def _predicted(run: Run, order: Sequence[int], footprints: Footprints) -> Timeline:
+    rule = run.accumulation
+    return simulate(footprints.graph, order, footprints, accumulate=rule.accumulate, release=rule.release)
+
+
+def other_policies(run: Run) -> Iterator[Other]:
+    """What known policies would make of its graph: their names, orders, and the memory where that is known."""
+    runs = {*run.order, *_left(run)}
+    needed = None if len(runs) == len(run.graph) else runs
+    footprints = run.footprints
+    for name in TABS:
+        if name != run.policy and (footprints is not None or POLICIES[name].plan is None):
+            if _simulates(run, name):
+                order = list(makespan(run.graph, name, run).order)
+            else:
+                order = schedule(run.graph, name, needed, footprints=footprints)
+            yield name, order, None if footprints is None else _predicted(run, order, footprints)

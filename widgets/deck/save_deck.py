@@ -1,0 +1,148 @@
+"""Saves a deck: as one HTML page that needs neither kernel nor network, or as a picture of its graph."""
+
+from __future__ import annotations
+
+import gzip
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Protocol
+
+from ...engine.schedule.ready_queue import ReadyTask
+from ...inspector.drawing.progress_states import states_of
+from ...inspector.drawing.svg import graph_to_svg
+from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source_lines import PACKAGE
+from ..pages.html_page import html_page
+from ..pages.png import png_of
+
+_HEAD_BYTES = 4096  # which hold the page's meta elements
+
+CODE = PACKAGE / "widgets" / "static" / "deck.js"
+
+_STYLE = """
+body{padding:0;font-size:14px;line-height:20px}
+.said{margin:24px;max-width:72ch}
+#deck{--page:calc(100vh - 16px)}
+"""
+
+# What stands there where no script runs.
+_NEEDS_SCRIPT = "This deck plays with JavaScript. Switch it on for this file: all it needs is inside."
+# In the words of an old browser, which would not understand those of the page's own script.
+_CHECK = """
+var said = document.getElementById("said");
+if (window.DecompressionStream && [].toSorted) said.hidden = true;
+else said.textContent = "This deck needs a newer browser: Chrome 110, Firefox 115, Safari 16.4, or a later one.";
+"""
+
+_SCRIPT = """
+const bytes = id => Uint8Array.from(atob(document.getElementById(id).textContent), each => each.charCodeAt(0));
+if (document.getElementById("said").hidden) {
+  const unpacked = new Blob([bytes("code")]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const code = new Blob([await new Response(unpacked).text()], {type: "text/javascript"});
+  const address = URL.createObjectURL(code);
+  const {show} = await import(address);
+  URL.revokeObjectURL(address);
+  const host = document.getElementById("deck");
+  await show(host, bytes("document"));
+  const deck = host.shadowRoot?.querySelector(".deck");
+  if (deck) {
+    const paint = () => { document.documentElement.style.background = getComputedStyle(deck).backgroundColor; };
+    new MutationObserver(paint).observe(deck, {attributeFilter: ["data-theme"]});
+    paint();
+    deck.focus({preventScroll: true, focusVisible: false});  // its keys work at once
+    const sheet = document.head.appendChild(document.createElement("style"));
+    addEventListener("beforeprint", () => {  // the paper is as large as the deck, which is not drawn anew for it
+      const {width, height} = deck.getBoundingClientRect();
+      sheet.textContent = `@page{size:${Math.ceil(width)}px ${Math.ceil(height)}px;margin:0}`;
+    });
+  }
+}
+"""
+
+
+def save_page(document: bytes, path: str | Path, title: str, source: str = "") -> Path:
+    """Writes the page.
+
+    Args:
+        document: the deck's data as `Document.packed` gives it.
+        path: where to.
+        title: what the browser shows as the page's name.
+        source: the file that it was made from, for `is_page_of`.
+    """
+    found = Path(path)
+    # A lone surrogate is no text, but may be in the name of a file, and so in a title.
+    found.write_bytes(page_html(document, title, source).encode("utf-8", "replace"))
+    return found
+
+
+def is_page_of(path: Path, source: str) -> bool:
+    """Whether the file is a page that `save_page` made from this source."""
+    with path.open("rb") as file:
+        return _source_line(source).encode("utf-8", "replace") in file.read(_HEAD_BYTES)
+
+
+def _source_line(source: str) -> str:
+    return f'<meta name="tapescope-source" content="{escape(source)}">\n'
+
+
+def page_html(document: bytes, title: str, source: str = "") -> str:
+    """The page. Code and data are base64, so that nothing in them can end their element."""
+    code = gzip.compress(CODE.read_bytes(), mtime=0)
+    body = f"""<div class="tapescope-deck" id="deck"></div>
+<p class="said" id="said">{_NEEDS_SCRIPT}</p>
+<script>{_CHECK}</script>
+<script type="application/octet-stream" id="code">{_base64(code)}</script>
+<script type="application/octet-stream" id="document">{_base64(document)}</script>
+<script type="module">{_SCRIPT}</script>"""
+    return html_page(title, body, _STYLE, _source_line(source) if source else "")
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode("ascii")
+
+
+ENDINGS = (".svg", ".png")
+
+
+class Stands(Protocol):
+    """A session, or a deck."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def order(self) -> Sequence[int]: ...
+
+    @property
+    def ready(self) -> Sequence[ReadyTask]: ...
+
+    @property
+    def current(self) -> Task | None: ...
+
+
+def save_picture(session: Stands, path: str | Path) -> Path:
+    """Writes the graph as it stands now, as SVG or PNG: by the ending of the file.
+
+    Raises:
+        ValueError: it ends otherwise.
+        ModuleNotFoundError: PNG, and resvg-py is not installed.
+    """
+    path = Path(path)
+    write: dict[str, Callable[[], object]] = {
+        ".svg": lambda: path.write_text(picture_of(session), encoding="utf-8"),
+        ".png": lambda: path.write_bytes(png_of(picture_of(session))),
+    }
+    if path.suffix not in write:
+        raise ValueError(f"{path.name}: a picture is written as {' or '.join(ENDINGS)}")
+    write[path.suffix]()
+    return path
+
+
+def picture_of(session: Stands) -> str:
+    """The same as SVG."""
+    current = session.current
+    ready = [entry.task.id for entry in session.ready]
+    states = states_of(len(session.graph), session.order, ready, None if current is None else current.id)
+    return graph_to_svg(session.graph, states=states)

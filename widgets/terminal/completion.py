@@ -1,0 +1,148 @@
+"""What Tab offers at the prompt."""
+
+from __future__ import annotations
+
+import re
+import rlcompleter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from glob import glob
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...engine.planning.policies import POLICIES
+from ...engine.schedule.ready_queue import ReadyTask
+from ...inspector.text.sizes_and_counts import nth
+from ..deck.task_and_stop_syntax import Running, run_of
+
+
+class Debugged(Running, Protocol):
+    """A session, or a deck."""
+
+    @property
+    def ready(self) -> Sequence[ReadyTask]: ...
+
+
+class Numbered(Protocol):
+    """A breakpoint or watchpoint."""
+
+    @property
+    def number(self) -> int: ...
+
+
+CONDITIONS = ("nan", "inf", "zero", "norm>", "norm<", "ratio>", "ratio<", "upcast", "shape", "missing")
+DELIMITERS = " \t\n"  # names of modules, lines and conditions are one word
+_MOST = 1000
+
+_WORD = re.compile(r"[\w.]*$")
+
+
+def offered(
+    command: str,
+    session: Debugged,
+    stops: Iterable[Numbered],
+    names: Callable[[], dict[str, Any]],
+    word: str,
+    before: str,
+) -> list[str]:
+    """The words that can stand where `word` does.
+
+    Args:
+        command: its full name.
+        names: gives the variables which an expression may name.
+        before: what stands between the command and the word.
+    """
+    if command in ("print", "pp", "execute", "replace", "scale", "clip"):
+        return _expressions(word, names)
+    if command == "save":
+        return _files(word)
+    if command in ("break", "tbreak") and ("," in before or re.search(r"(^|\s)if\s", before)):
+        return _expressions(word, names)
+    if command == "watch" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
+        return [*_expressions(word, names), *(["at"] if "at".startswith(word) else [])]
+    words = _words(command, session, stops, word, before)
+    return whole(sorted({each for each in words if each.startswith(word)}, key=_in_order)[:_MOST])
+
+
+def whole(words: list[str]) -> list[str]:
+    """With a space behind the word if it is the only one, and does not want to be gone on with as `norm>` does."""
+    return [f"{words[0]} "] if len(words) == 1 and not words[0].endswith((">", "<")) else words
+
+
+def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str, before: str) -> Iterable[str]:
+    match command:
+        case "step":
+            places = {task_id: place for place, task_id in enumerate(run_of(session))}
+            return (nth(places[entry.task.id] + 1) for entry in session.ready if entry.task.id in places)
+        case "until":
+            return map(nth, range(len(session.order) + 1, len(run_of(session)) + 1))
+        case "goto" | "where" | "list" | "saved" | "check" | "restore" | "zero":
+            return map(nth, range(1, len(run_of(session)) + 1))
+        case "info":
+            return ("stops", *map(nth, range(1, len(run_of(session)) + 1)))
+        case "policy":
+            return POLICIES
+        case "break" | "tbreak":
+            return _places(session, word)
+        case "watch":
+            if re.search(r"(^|\s)at\s*$", before):
+                return (call.path for call in session.graph.calls if call.path)
+            return (*CONDITIONS, *(("and", "or", "at") if before.strip() else ("if",)))
+        case "enable" | "disable" | "delete":
+            return (str(each.number) for each in stops)
+        case "branch":
+            return (str(branch.number) for branch in getattr(session, "branches", ()))
+        case "find":
+            return _names(session)
+    return ()
+
+
+def _places(session: Debugged, word: str) -> Iterable[str]:
+    if re.fullmatch(r"\d[\d,]*[a-z]*", word):  # "0.weight" is a name
+        return map(nth, range(1, len(run_of(session)) + 1))
+    prefix, colon, _ = word.partition(":")
+    graph = session.graph
+    found: dict[str, list[str]] = {
+        "kind": [task.short_name for task in graph.tasks],
+        "module": [call.path for call in graph.calls if call.path],
+        "grad": [task.parameter for task in graph.tasks if task.parameter],
+        "line": [task.source.short for task in graph.tasks if task.source],
+        "task": [str(task.id) for task in graph.tasks],
+    }
+    if colon and prefix in found:
+        return (f"{prefix}:{each}" for each in found[prefix])
+    del found["task"]
+    return (each for words in found.values() for each in words)
+
+
+def _names(session: Debugged) -> Iterable[str]:
+    for task in session.graph.tasks:
+        yield task.short_name
+        if task.parameter:
+            yield task.parameter
+    yield from (call.path for call in session.graph.calls if call.path)
+
+
+def _expressions(word: str, names: Callable[[], dict[str, Any]]) -> list[str]:
+    """Names and attributes, at the end of whatever is being typed."""
+    match = _WORD.search(word)
+    assert match is not None, "the pattern matches nothing, too"
+    head, tail = word[: match.start()], match[0]
+    completer = rlcompleter.Completer(names())
+    found: list[str] = []
+    with suppress(Exception):  # an attribute of the user's may raise anything when it is looked at
+        while len(found) < _MOST and (each := completer.complete(tail, len(found))) is not None:
+            found.append(each)
+    return [f"{head}{each.rstrip('()')}" for each in found if each.strip()]
+
+
+def _files(word: str) -> list[str]:
+    found = [f"{path}/" if Path(path).is_dir() else path for path in glob(f"{word}*")]
+    if not word or "." in Path(word).name:
+        return sorted(found)
+    return [*sorted(found), *(f"{word}{ending}" for ending in (".json", ".html", ".svg", ".png"))]
+
+
+def _in_order(word: str) -> tuple[object, ...]:
+    """9th before 10th."""
+    return tuple(int(part) if part.isdecimal() else -1 for part in re.split(r"(\d+)", word)), word

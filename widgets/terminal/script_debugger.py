@@ -1,0 +1,320 @@
+"""`tapescope debug SCRIPT.py`: a prompt at each `.backward()` that a script calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ...engine.api.debug import debug
+from ...engine.execution.accumulation_rule import PYTORCHS, Accumulation
+from ...engine.execution.backward_arguments import BackwardCall
+from ...engine.planning.policies import find_policy
+from ...engine.recording.run import Engine
+from ...engine.recording.statistics import Level
+from ...engine.schedule.device_queues import Queues
+from ...engine.schedule.policy import AnyPolicy
+from ...engine.session.batching.run_batches import AnyBatch
+from ...engine.session.breakpoints.breakpoints import Stop
+from ...engine.session.native_engine import Plan, run_native
+from ...inspector.capture.capture import capture
+from ...inspector.torch_private.distributed import world
+from ...inspector.torch_private.engine import redirect_backward
+from ...inspector.torch_private.sequence_numbers import pins_open
+from .commands import EndCommands, RunCommands
+from .console import say
+from .prompt import GROUPS, Prompt
+from .prompt_session import Debuggee, Names, users_frame
+from .stops import Session, read_break, read_watch
+
+
+def ended_well(error: BaseException) -> bool:
+    """Whether a script that ends with this says that all is well: `sys.exit()`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+class Quit(SystemExit):
+    """The user has had enough: the script ends as with `sys.exit()`."""
+
+
+class InScript(Debuggee):
+    """One backward after the other of a script: each is headed by what it is, once."""
+
+    def __init__(self) -> None:
+        super().__init__(Names(None))
+        self.heading = ""
+        self.runs_on = False
+
+    def greet(self) -> None:
+        self._head()
+        super().greet()
+
+    def show_stop(self, stop: Stop | None) -> None:
+        if stop is None and not self.session.left:
+            if not self.runs_on:
+                say(f"all {len(self.session.order)} tasks have run; continue goes on with the script", style="dim")
+            return
+        self._head()
+        super().show_stop(stop)
+
+    def _head(self) -> None:
+        if self.heading:
+            say(f"{self.heading}:")
+            self.heading = ""
+
+
+class ScriptPrompt(Prompt):
+    """The prompt over one backward after the other of a script that runs."""
+
+    at: InScript
+
+    def __init__(self, first: Sequence[str]) -> None:
+        super().__init__(InScript(), first)
+        self.groups = {**GROUPS, "end": ("save", "close", "detach", "quit", "help")}
+        self.detached = False
+        self.has_quit = False
+        self._closed = False
+        self._continue, self._close = RunCommands(self.at).do_continue, EndCommands(self.at).do_close
+
+    def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
+        """Breakpoints and watchpoints from the first backward on: of each that has what they name.
+
+        Raises:
+            ValueError: one can't be read.
+        """
+        for text in places:
+            self.at.stops.ask_for_later("break", text, read_break(text, self.at.test))
+        for text in conditions:
+            self.at.stops.ask_for_later("watch", text, read_watch(text, self.at.watch_test))
+
+    def debug(self, session: Session, what: str, names: Names) -> None:
+        """Opens before the first task; where there are breakpoints or watchpoints, when one of them stops the backward.
+
+        Raises:
+            Quit: the user has had enough.
+        """
+        self.at.names, self.at.heading, self._closed = names, what, False
+        try:
+            self.at.enter(session)
+            self._debug(session)
+        finally:
+            self.at.names = Names(None)  # the frame would hold its variables after its end
+
+    def _debug(self, session: Session) -> None:
+        if not self.at.stops.wait:
+            self.at.greet()
+            self.talk()
+        elif (stop := session.stop_here()) is not None:
+            self.at.show_stop(stop)
+            self.talk()
+        elif not self.run_on():
+            self.talk()
+        if self.at.error is not None:
+            raise self.at.error
+        if self.has_quit:
+            raise Quit
+        if self.detached:
+            for each in session.stops:
+                session.stops.disable(each.number)
+        if session.left and not self._closed:
+            session.run()
+
+    def run_on(self) -> bool:
+        """Runs to a stop, or to the end of the backward. Whether it got there."""
+        self.at.runs_on = True
+        try:
+            self._continue("")
+        finally:
+            self.at.runs_on = False
+        return self.at.error is None and not self.at.session.left and self.at.session.stopped is None
+
+    def do_continue(self, arg: str) -> bool:
+        """continue  (c, cont, run): run to the next breakpoint or watchpoint, or on to the script's next backward
+
+        There the prompt opens before the first task; with breakpoints or watchpoints, where one of them stops it.
+        Ctrl-C stops before the next task; a second one raises KeyboardInterrupt in the script. What a task has raised
+        is raised in the script.
+        """
+        if self.at.session.over is None and self.at.session.left:
+            return self.run_on()
+        return True
+
+    def do_close(self, arg: str) -> bool:
+        """close: end this backward here; the tasks that are left do not run, and the script goes on"""
+        self._closed = self._close(arg)
+        return self._closed
+
+    def do_detach(self, arg: str) -> bool:
+        """detach: no prompt any more: this backward and the script run on by themselves"""
+        self.detached = True
+        return True
+
+    def do_quit(self, arg: str) -> bool:
+        """quit  (q, exit, Ctrl-D): end the script"""
+        self.has_quit = True
+        return True
+
+
+class EveryBackward:
+    """While it is open, each `.backward()` of this thread opens a prompt, and the forward is captured for it.
+
+    While nothing but watchpoints waits, no statistics are recorded, and by the native engine no trace at all.
+
+    The capture is one for all of the script, and renewed after each backward. Backwards of other threads, of processes
+    forked off, and those inside another backward (reentrant checkpoints, hooks), are PyTorch's own.
+
+    Args:
+        engine: "direct" or "native"; None: direct, and native for what the direct engine refuses.
+        policy: of each session.
+        skip: how many backwards run by themselves first.
+        rank: which rank of a process group has the prompt; the others' backwards run by themselves, in the same order.
+        commands: for the first prompt.
+        keep_inputs: what forward operations are given is kept, which `check` needs.
+        batch: what the direct engine runs as one, as for `ts.debug`.
+        accumulation: of each session; another rule than PyTorch's needs the direct engine.
+        queues: of each session of the direct engine, as for `ts.debug`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        policy: AnyPolicy = "heap",
+        skip: int = 0,
+        commands: Sequence[str] = (),
+        keep_inputs: bool = False,
+        batch: AnyBatch = None,
+        accumulation: Accumulation = PYTORCHS,
+        rank: int = 0,
+        queues: Queues | None = None,
+    ) -> None:
+        self._queues = queues
+        self._accumulation = accumulation
+        self._rank = rank
+        self._told = False
+        self.prompt = ScriptPrompt(commands)
+        self._batch = batch
+        self._engine = engine
+        self._policy = policy
+        self._skip = skip
+        self._capture = capture(keep_inputs=keep_inputs, every_call=True)
+        self._here = os.getpid(), threading.get_ident()
+        self._count = 0
+        self._inside = False
+        self._exits = ExitStack()
+
+    def __enter__(self) -> EveryBackward:
+        with ExitStack() as stack:
+            stack.enter_context(self._capture)
+            stack.callback(redirect_backward(self._backward))
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exits.__exit__(None, None, None)  # the capture need not keep what the error's frames hold
+        if not self.prompt.detached and not self.prompt.has_quit and (error is None or ended_well(error)):
+            for line in self._never():
+                print(f"tapescope: {line}", file=sys.stderr)
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the user waited for breakpoints or watchpoints, and no backward had what any of them names."""
+        return self.prompt.at.stops.in_vain and not self.prompt.detached and not self.prompt.has_quit
+
+    def _never(self) -> Iterator[str]:
+        """What the user may have waited for."""
+        if not self._count:
+            yield "the script called no .backward() in its main thread"
+        elif self._count <= self._skip:
+            yield f"the script called .backward() {self._count} times, so --skip {self._skip} left none to debug"
+        else:
+            yield from self.prompt.at.stops.never_met()
+
+    def _backward(
+        self,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+    ) -> None:
+        call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs or None)
+        if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
+            call.run()
+            return
+        if self.prompt.has_quit:  # the script did not let itself be ended
+            raise Quit
+        self._count += 1
+        self._inside = True
+        try:
+            if self._count <= self._skip or self.prompt.detached:
+                call.run()
+            elif self._is_others():
+                run_native(call, Plan.of(call, find_policy(self._policy)))
+            else:
+                self._debug(call)
+        finally:
+            self._inside = False
+            self._capture.renew()
+
+    def _is_others(self) -> bool:
+        """Whether another rank has the prompt. Says what that means, once."""
+        group = world()
+        if group is None:
+            return False
+        here = group.rank() == self._rank
+        if not self._told and here:
+            say(
+                f"rank {self._rank} of {group.size()} has the prompt. The others wait for it in their collectives, "
+                "no longer than the timeout of their group: init_process_group(timeout=...) sets it",
+                style="yellow",
+            )
+        elif not self._told:
+            say(f"rank {group.rank()} runs without a prompt; rank {self._rank} has it (--rank)", style="dim")
+        self._told = True
+        return not here
+
+    def _debug(self, call: BackwardCall) -> None:
+        try:
+            session, why_not = self._session(call), ""
+        except (RuntimeError, NotImplementedError) as error:
+            session, why_not = None, str(error)
+        if session is None:
+            call.run()  # if it is PyTorch's to complain, it does
+            say(f"backward {self._count} ran without a prompt: {why_not}", style="yellow")
+            return
+        with session:
+            self.prompt.debug(session, f"backward {self._count}", Names(users_frame()))
+
+    def _session(self, call: BackwardCall) -> Session:
+        if self._engine != "native":
+            try:
+                return self._session_of(call, "direct")
+            except NotImplementedError as error:
+                if self._engine == "direct" or self._accumulation != PYTORCHS:
+                    raise
+                say(f"backward {self._count}: {error}, as it does now (--engine native)", style="yellow")
+        return self._session_of(call, "native")
+
+    def _session_of(self, call: BackwardCall, engine: Engine) -> Session:
+        level: Level | None = "cheap"
+        if self.prompt.at.stops.only_watch:  # most backwards are then looked at by nobody
+            level = "off" if engine == "direct" else None
+        return debug(
+            call,
+            policy=self._policy,
+            engine=engine,
+            trace=level,
+            history=True if engine == "direct" and self._batch is None else "auto",
+            batch=self._batch if engine == "direct" else None,
+            accumulation=self._accumulation,
+            queues=self._queues if engine == "direct" or self._engine == "native" else None,
+        )
