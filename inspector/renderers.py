@@ -44,7 +44,7 @@ DRAWN_BY = {
     "step as a table": "engine.training.step_exports:step_frame",
     "steps as a table": "engine.training.step_exports:steps_frame",
     "run for Perfetto": "engine.recording.perfetto:save_run",
-    "steps for Perfetto": "engine.recording.perfetto:save_steps",
+    "steps for Perfetto": "engine.training.step_exports:save_steps",
     "run as a file": "engine.recording.run_file:save",
     "run as a page": "widgets.deck.run_page_data:save_run",
     "step as a page": "widgets.deck.run_player:save_step",

@@ -46,7 +46,7 @@ def test_importing_it_loads_neither_torch_nor_what_draws_or_runs() -> None:
         "print('torch' in sys.modules, *sorted({each.__name__ for each in ours if not hasattr(each, '__path__')}))"
     )
     assert loaded == (
-        "False tapescope.errors tapescope.public.hips tapescope.public tapescope.public.orders "
+        "False tapescope.errors tapescope.public.hips tapescope.public.orders "
         "tapescope.public.studies tapescope.public.types"
     )
 
