@@ -10,7 +10,7 @@ from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
 from .figure_page import figure_page, words_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
-from .mirrored_comparison import mirrored_html
+from .recompute_figures import mirrored_html
 from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER
 
