@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { barsOf, drawLifetimes } from "../src/charts/lifetimes.ts";
-import type { Picture } from "../src/charts/picture.ts";
+import type { Picture } from "../src/charts/timeline_picture.ts";
 import { Axis, type AxisOf, mostZoom, shifted, WHOLE, zoomed, zoomOf } from "../src/model/axis.ts";
 import { bandsOf } from "../src/model/bands.ts";
 import { timesOf } from "../src/model/clock.ts";

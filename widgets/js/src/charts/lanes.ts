@@ -3,8 +3,8 @@
 import { BAR } from "../model/bands.ts";
 import type { Lane } from "../model/lanes.ts";
 import type { Axis } from "../model/axis.ts";
-import { FAINT, type Picture } from "./picture.ts";
 import { mixed } from "./surface.ts";
+import { FAINT, type Picture } from "./timeline_picture.ts";
 
 /** Bars that are wider have a gap between them. */
 const WIDE = 3;

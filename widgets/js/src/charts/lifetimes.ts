@@ -4,22 +4,8 @@ import type { Axis } from "../model/axis.ts";
 import { HEADING, ROW } from "../model/bands.ts";
 import { CATEGORIES, type LifetimeRow } from "../model/document.ts";
 import type { MemoryLevels, Segment } from "../model/memory.ts";
-import { FAINT, type Picture } from "./picture.ts";
 import { mixed } from "./surface.ts";
-
-export interface LifetimeBar {
-  storage: number;
-  segments: Segment[];
-  /** Whether something tells when it was born, and whether it is alive at the end. */
-  isBorn: boolean;
-  stays: boolean;
-}
-
-export interface LifetimeBars {
-  row: LifetimeRow;
-  /** One for each storage, or one for all. */
-  bars: LifetimeBar[];
-}
+import { FAINT, type LifetimeBar, type LifetimeBars, type Picture } from "./timeline_picture.ts";
 
 const THIN = 2.4;
 const PITCH = 3.1;

@@ -1,32 +1,10 @@
-/** The timeline's picture: what of it stands still from frame to frame, drawn twice: as it has run, and as it is to come. */
+/** Paints what of the timeline stands still from frame to frame, twice: as it has run, and as it is to come. */
 
-import type { Axis } from "../model/axis.ts";
-import type { Bands } from "../model/bands.ts";
-import type { Times } from "../model/clock.ts";
-import type { Lane } from "../model/lanes.ts";
-import type { Colours } from "../view.ts";
 import { drawLanes } from "./lanes.ts";
-import { drawLifetimes, type LifetimeBars } from "./lifetimes.ts";
-import { drawScale, drawStack, type StackPaths } from "./stack.ts";
+import { drawLifetimes } from "./lifetimes.ts";
+import { drawScale, drawStack } from "./stack.ts";
 import { fit } from "./surface.ts";
-
-/** How much of its colour is left of what has not run yet. */
-export const FAINT = 0.36;
-
-export interface Picture {
-  axis: Axis;
-  bands: Bands;
-  width: number;
-  height: number;
-  colours: Colours;
-  times: Times | null;
-  lanes: readonly Lane[];
-  /** null where the memory is not known. */
-  stack: StackPaths | null;
-  lifetimes: readonly LifetimeBars[];
-  /** How many storages were born in the forward; 0 where that was not recorded. */
-  forward: number;
-}
+import type { Picture } from "./timeline_picture.ts";
 
 /** Draws all of it on a canvas; `isSolid`: as what has run. */
 export function paint(canvas: HTMLCanvasElement, picture: Picture, isSolid: boolean): HTMLCanvasElement {

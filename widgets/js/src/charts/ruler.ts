@@ -5,8 +5,8 @@ import { BAR, PHASES } from "../model/bands.ts";
 import { NEVER } from "../model/replay.ts";
 import type { Store } from "../store.ts";
 import { count, nanoseconds, nth } from "../text.ts";
-import type { Picture } from "./picture.ts";
 import { smallType } from "./surface.ts";
+import type { Picture } from "./timeline_picture.ts";
 
 const FLAG = 14;
 /** Between a tick's text and the playhead's, pixels. */

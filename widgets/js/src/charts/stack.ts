@@ -8,8 +8,8 @@ import { CATEGORIES, FROM_BELOW } from "../model/document.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../text.ts";
 import type { Colours } from "../view.ts";
-import { FAINT, type Picture } from "./picture.ts";
 import { mixed, smallType } from "./surface.ts";
+import { FAINT, type Picture, type StackPaths } from "./timeline_picture.ts";
 
 const LINE = 1.2;
 /** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
@@ -40,15 +40,6 @@ export interface Stack {
 }
 
 /** The same as paths. */
-export interface StackPaths {
-  /** The level at the top of the scale. */
-  most: number;
-  areas: [colour: keyof Colours, path: Path2D][];
-  outlines: Path2D[];
-  others: { dash: readonly number[]; path: Path2D }[];
-  curves: { name: CurveLevels["curve"]["name"]; path: Path2D; area: Path2D }[];
-}
-
 /** Whether another policy's level is worth a line of its own. */
 export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
   return Math.abs(other.peak.bytes - shown.peak.bytes) >= DIFFERENT * shown.peak.bytes;

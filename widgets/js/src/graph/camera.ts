@@ -1,17 +1,12 @@
 /** Where the camera should be. Of a view a point of the picture times `k`, plus (x, y), is a point of the screen. */
 
-import type { PlacedBox, Rect } from "../layout/placed.ts";
+import type { PlacedBox, Rect, Size } from "../layout/placed.ts";
 import type { Scene } from "./scene.ts";
 
 export interface CameraView {
   x: number;
   y: number;
   k: number;
-}
-
-export interface Size {
-  width: number;
-  height: number;
 }
 
 /** Free around the whole picture, pixels of the screen. */

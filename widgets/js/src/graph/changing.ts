@@ -5,7 +5,7 @@ import { parameterAt, type Tree } from "../layout/tree.ts";
 import { NONE } from "../model/document.ts";
 import type { Ragged } from "../model/graph.ts";
 import { type Choice, inChosen, layersOfTask } from "./layer_choice.ts";
-import type { Scene, Spot, Wire } from "./scene.ts";
+import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 
 /** A spot with the tasks of the drawn layers; of a parameter the output of its user that leads to it, else NONE. */
 interface ChangingSpot {
@@ -34,7 +34,7 @@ export class Changing {
   private readonly wires: readonly ChangingWire[];
 
   constructor(
-    private readonly scene: Pick<Scene, "spots" | "wires" | "graph" | "tree" | "layout">,
+    private readonly scene: SceneParts,
   ) {
     const { tree, layout } = scene;
     const open = new Set(layout.boxes.filter(({ closed }) => !closed).map(({ box }) => box.id));

@@ -5,7 +5,7 @@ import { type Mark, markSays, type Sign, signsOf } from "../model/mirroring.ts";
 import type { Colours } from "../view.ts";
 import { cardOpacity, type Facts, opacityOf } from "./facts.ts";
 import type { Pen } from "./pen.ts";
-import type { Spot } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 /** A sign's square, pixels, and what is free between two. */
 const SIDE = 12;

@@ -7,7 +7,7 @@ import { breakpointOf, type Facts, opacityOf, shareOf, stateOf } from "./facts.t
 import { drawBreakpoint, drawGlyph, drawStubArrow } from "./glyphs.ts";
 import { grown } from "./grid.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
-import type { Spot } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 export const LABEL = 11;
 /** Below this size on the screen text is not drawn. */

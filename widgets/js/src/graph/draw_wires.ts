@@ -8,7 +8,8 @@ import { type Facts } from "./facts.ts";
 import { touch } from "./grid.ts";
 import type { Paint, Pen } from "./pen.ts";
 import { DOWNSTREAM, UPSTREAM } from "./reach.ts";
-import type { Scene, Wire } from "./scene.ts";
+import type { Scene } from "./scene.ts";
+import type { Wire } from "./scene_types.ts";
 
 /** In the order in which they are drawn. */
 const STATES = ["consumed", "not yet", "waits", "out", "into"] as const;

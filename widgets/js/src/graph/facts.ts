@@ -12,7 +12,8 @@ import { LAST_NUMBERED } from "./glyphs.ts";
 import { Grouping } from "./grouping.ts";
 import { type Course, LayerChoice } from "./layer_choice.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./reach.ts";
-import type { Scene, Spot } from "./scene.ts";
+import type { Scene } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 /** How opaque is what neither matches the search, while one is typed, nor lies up- or downstream of what does. */
 const NO_MATCH = 0.35;

@@ -4,7 +4,8 @@ import type { PlacedBox } from "../layout/placed.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
 import { layerAt } from "./draw_layers.ts";
 import { inside } from "./grid.ts";
-import type { Scene, Spot, Wire } from "./scene.ts";
+import type { Scene } from "./scene.ts";
+import type { Spot, Wire } from "./scene_types.ts";
 
 export type Hit = { spot: Spot } | { box: PlacedBox } | { layersOf: PlacedBox; layer: number } | null;
 

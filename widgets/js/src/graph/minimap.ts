@@ -1,16 +1,16 @@
 /** The whole graph in a corner, with what is seen of it: shown when something is out of view. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect, Size } from "../layout/placed.ts";
 import { el } from "../dom.ts";
 import type { Colours } from "../view.ts";
-import { type CameraView, areaOf, type Size } from "./camera.ts";
+import { type CameraView, areaOf } from "./camera.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
 import { hueOf } from "./draw_groups.ts";
 import { cardOpacity, countOf, type Facts, opacityOf, stateOf } from "./facts.ts";
 import { touch } from "./grid.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { ShownState } from "../model/replay.ts";
-import type { Spot } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 /** Free inside of the map, pixels. */
 const MARGIN = 6;

@@ -13,7 +13,8 @@ import { countOf, type Facts, stateOf } from "./facts.ts";
 import { grown, touch } from "./grid.ts";
 import { layerRect } from "./draw_layers.ts";
 import { nameOfBox, nameOfSpot, tipOfLayer } from "./says.ts";
-import type { Scene, Spot } from "./scene.ts";
+import type { Scene } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 const MOST = 300;
 /** So much beyond the edges is listed too, pixels of the picture: an arrow key goes on there. */

@@ -3,7 +3,8 @@
 import type { Rect } from "../layout/placed.ts";
 import type { CameraView } from "./camera.ts";
 import { between } from "./grid.ts";
-import type { Scene, Spot } from "./scene.ts";
+import type { Scene } from "./scene.ts";
+import type { Spot } from "./scene_types.ts";
 
 const DURATION = 220;
 /** More are not seen flying into a card. */

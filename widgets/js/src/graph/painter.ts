@@ -1,8 +1,8 @@
 /** Draws the graph on its canvas: all of it, or only what a step has changed. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect, Size } from "../layout/placed.ts";
 import type { Colours } from "../view.ts";
-import { areaOf, type CameraView, sameView, type Size } from "./camera.ts";
+import { areaOf, type CameraView, sameView } from "./camera.ts";
 import { damageBetween } from "./damage.ts";
 import { drawScene } from "./draw_scene.ts";
 import type { Facts } from "./facts.ts";

@@ -11,7 +11,7 @@ import { layerState } from "./draw_layers.ts";
 import { cardSays } from "./draw_folded.ts";
 import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./facts.ts";
-import type { Spot, Wire } from "./scene.ts";
+import type { Spot, Wire } from "./scene_types.ts";
 
 const STUBS: Record<PlacedStub["kind"], string> = {
   parameter: "further use of",

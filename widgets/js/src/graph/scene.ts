@@ -1,36 +1,14 @@
 /** One layout, indexed for those who draw it, point at it or move between two of them. */
 
-import type { Layout, PlacedBox, PlacedStub, PlacedWire, Rect } from "../layout/placed.ts";
+import type { Layout, PlacedBox, PlacedWire, Rect } from "../layout/placed.ts";
 import type { Tree } from "../layout/tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { Changing } from "./changing.ts";
 import { Grid } from "./grid.ts";
 import { type Choice, layersOfTask } from "./layer_choice.ts";
+import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 import { WireIndex } from "./wire_index.ts";
 import { Outline, pathData } from "./wire_path.ts";
-
-/** A task, a pill or a stub, where it is. */
-export interface Spot {
-  kind: "task" | "pill" | "stub";
-  /** The task that it stands for; of a pill of several and of a stub to several, the first. */
-  task: number;
-  tasks: readonly number[];
-  /** Of a pill the task that it is beside; otherwise the task itself. */
-  user: number;
-  rect: Rect;
-  label: string;
-  caption: string;
-  /** A chip or a dot: too small for a label. */
-  small: boolean;
-  stub: PlacedStub["kind"] | null;
-}
-
-export interface Wire extends PlacedWire {
-  outline: Outline;
-  bounds: Rect;
-  /** One of many at an end: drawn thin. */
-  fan: boolean;
-}
 
 /** How many edges make a fan. */
 const FAN = 8;
@@ -40,7 +18,7 @@ const NOWHERE = -1;
 /** Free between the label of a row and the edge of its box, pixels. */
 const BESIDE_ROW = 8;
 
-export class Scene {
+export class Scene implements SceneParts {
   readonly spots: readonly Spot[];
   readonly wires: readonly Wire[];
   readonly grid: Grid;

@@ -1,7 +1,6 @@
 /** The wires by where their pieces are: bounds of whole wires overlap by the thousand, pieces are thin. */
 
-import type { PlacedWire, Rect } from "../layout/placed.ts";
-import type { Size } from "./camera.ts";
+import type { PlacedWire, Rect, Size } from "../layout/placed.ts";
 import { Grid } from "./grid.ts";
 
 export class WireIndex {

@@ -2,6 +2,11 @@
 
 import type { Box } from "./tree.ts";
 
+export interface Size {
+  width: number;
+  height: number;
+}
+
 export interface Rect {
   x: number;
   y: number;

@@ -3,7 +3,7 @@
 import { size } from "../text.ts";
 import { HELD, rowAt, type Loop } from "./data.ts";
 import { hatch, write } from "./pen.ts";
-import { type Drawing } from "./picture.ts";
+import type { Drawing } from "./drawing.ts";
 
 const TALL = 122;
 const LOW = 96;

@@ -2,8 +2,9 @@
 
 import { bins, running, scaleOf, type Scale } from "./curves.ts";
 import { ABSENT, isBad, said, titleOf } from "./data.ts";
+import type { Drawing, Frame, Pen } from "./drawing.ts";
 import { drawMemory, HEAD as MEMORY_HEAD, memoryHeight } from "./memory.ts";
-import { badCell, coloursOf, FONT, penOf, rampOf, write, type Colours } from "./pen.ts";
+import { badCell, coloursOf, FONT, penOf, rampOf, write } from "./pen.ts";
 import { MOST_ROW, type State } from "./state.ts";
 import { decades, outliers, pooled } from "./table.ts";
 
@@ -15,21 +16,6 @@ const GAP = 18; // below the heat map
 const LINES = ["ink", "pgrad", "held", "work"];
 const MOST_NAMED = 3; // beside the losses
 
-/** Where things stand, in CSS pixels. */
-export interface Frame {
-  width: number;
-  height: number;
-  /** Left and right of all that is over steps. */
-  left: number;
-  right: number;
-  lossTop: number;
-  rateTop: number;
-  heatTop: number;
-  heatHeight: number;
-  memoryTop: number;
-  rulerTop: number;
-}
-
 export function frameOf(width: number, height: number, looks = 0, lines = Infinity): Frame {
   const [left, right] = width > 900 ? [176, 80] : [152, 64];
   const rateTop = LOSS;
@@ -37,16 +23,6 @@ export function frameOf(width: number, height: number, looks = 0, lines = Infini
   const rulerTop = height - RULER;
   const memoryTop = rulerTop - memoryHeight(height, looks, rulerTop - GAP - heatTop - Math.max(1, lines) * MOST_ROW);
   return { width, height, left, right, lossTop: 0, rateTop, heatTop, heatHeight: memoryTop - 6 - heatTop, memoryTop, rulerTop };
-}
-
-type Pen = CanvasRenderingContext2D;
-
-export interface Drawing {
-  pen: Pen;
-  c: Colours;
-  state: State;
-  frame: Frame;
-  x: (step: number) => number;
 }
 
 export function xOf(state: State, { width, left, right }: Frame): (step: number) => number {

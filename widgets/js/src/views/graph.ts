@@ -3,14 +3,12 @@
 import { el } from "../dom.ts";
 import { firstView } from "../layout/first_view.ts";
 import { layOut, LayoutCache, TALL } from "../layout/layout.ts";
-import type { PlacedBox } from "../layout/placed.ts";
+import type { PlacedBox, Size } from "../layout/placed.ts";
 import { makeTree, type Tree } from "../layout/tree.ts";
 import type { Changed, Store } from "../store.ts";
 import { count } from "../text.ts";
 import type { MakeView, Stage, View } from "../view.ts";
-import {
-  areaOf, type CameraView, centred, fitView, followView, kept, reveal, roomIn, sameView, scaledAbout, type Size,
-} from "../graph/camera.ts";
+import { areaOf, type CameraView, centred, fitView, followView, kept, reveal, roomIn, sameView, scaledAbout } from "../graph/camera.ts";
 import { Crumbs } from "../graph/crumbs.ts";
 import { around } from "../graph/damage.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";

@@ -3,10 +3,11 @@
  * cursor and one playhead. It is the deck's slider, too.
  */
 
-import { barsOf, type LifetimeBars } from "../charts/lifetimes.ts";
-import { paint, type Picture } from "../charts/picture.ts";
+import { barsOf } from "../charts/lifetimes.ts";
+import { paint } from "../charts/picture.ts";
 import { drawCursor, drawMarks, drawPlayhead, drawRuler, drawRunning } from "../charts/ruler.ts";
 import { drawRing, type Stack, stackPaths } from "../charts/stack.ts";
+import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
 import { fit } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { Axis } from "../model/axis.ts";

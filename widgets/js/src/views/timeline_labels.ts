@@ -1,8 +1,8 @@
 /** What the timeline says in words: phases, devices, the peak's sentence, the names of lifetimes. */
 
-import { type LifetimeBars, rowTop } from "../charts/lifetimes.ts";
-import type { Picture } from "../charts/picture.ts";
+import { rowTop } from "../charts/lifetimes.ts";
 import { differs, type Stack } from "../charts/stack.ts";
+import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
 import { smallType } from "../charts/surface.ts";
 import { el } from "../dom.ts";
 import { WHOLE, type PlacedPhase } from "../model/axis.ts";

@@ -1,7 +1,7 @@
 /** The pointer on the timeline: hover, drag to scrub, the wheel's zoom, double click on a phase. */
 
 import { rowTop } from "../charts/lifetimes.ts";
-import type { Picture } from "../charts/picture.ts";
+import type { Picture } from "../charts/timeline_picture.ts";
 import { mostZoom, shifted, WHOLE, type Zoom, zoomed, zoomOf } from "../model/axis.ts";
 import { HEADING, PHASES, ROW } from "../model/bands.ts";
 import { levelsOfMemory } from "../model/memory.ts";
