@@ -2,7 +2,7 @@
 
 What says least is folded first: chains of views, then modules that hold no other. Where that is not enough all modules
 are rows, and those are opened again that leave room for the rest, the outermost and largest first.
-widgets/js/src/layout/first_view.ts does the same for the size of the deck's panel.
+widgets/js/src/layout/fit_to_size.ts does the same for the size of the deck's panel.
 """
 
 from __future__ import annotations

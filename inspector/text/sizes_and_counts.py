@@ -29,7 +29,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def nth(number: int) -> str:
-    """`1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run. widgets/js/src/text.ts writes it in the same way."""
+    """`1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run. widgets/js/src/format.ts writes it the same way."""
     ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
 

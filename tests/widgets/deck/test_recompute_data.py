@@ -78,7 +78,7 @@ def curves_of(content: Content, schedule: int = 0) -> dict[str, Content]:
 
 
 def levels_by_task(curve: Content) -> list[int]:
-    """As the page decodes it, see model/curves.ts."""
+    """As the page decodes it, see model/recompute_curves.ts."""
     starts, levels = curve["starts"], curve["levels"]
     return [max(levels[first : end + 1]) for first, end in pairwise(starts)]
 

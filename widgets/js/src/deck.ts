@@ -5,20 +5,20 @@ import queueStyles from "./views/queue.css";
 import { type Changed, hasMoved, type Store } from "./store.ts";
 import { el } from "./dom.ts";
 import { playerOf } from "./player.ts";
-import type { Colours, Stage, View } from "./view.ts";
+import type { Colours, Stage, View } from "./view_types.ts";
 import { keepFocus } from "./views/keep_focus.ts";
 import { bindKeys } from "./views/keyboard.ts";
 import { makeAnnouncer } from "./views/announcer.ts";
-import { makeBar } from "./views/bar.ts";
+import { makeBar } from "./views/top_bar.ts";
 import { makeGraph } from "./views/graph.ts";
 import { makeInspector } from "./views/inspector.ts";
 import { makeQueue } from "./views/queue.ts";
 import { makeFullWindow } from "./views/full_window.ts";
-import { makeGrip } from "./views/grip.ts";
+import { makeGrip } from "./views/splitter.ts";
 import { keepInPrint } from "./views/print.ts";
 import { followTheme, readColours } from "./views/theme.ts";
 import { makeTimeline } from "./views/timeline.ts";
-import { makeTip } from "./views/tip.ts";
+import { makeTip } from "./views/tooltip.ts";
 
 /** Builds the deck in `host`. Returns what takes it away, with all listeners and timers. */
 export function mountDeck(host: HTMLElement, store: Store): () => void {

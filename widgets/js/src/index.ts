@@ -4,7 +4,7 @@ import { el } from "./dom.ts";
 import { DocumentError } from "./model/check_document.ts";
 import { readDocument } from "./model/read_document.ts";
 import { mountDeck } from "./deck.ts";
-import { type Model, openLink, tell } from "./link.ts";
+import { type Model, openLink, tell } from "./kernel_link.ts";
 import { Store } from "./store.ts";
 
 /**

@@ -8,7 +8,7 @@ import { type Decades, decadesOf, joined } from "./model/histogram.ts";
 import { type Outline, Outlines } from "./model/outlines.ts";
 import { Replay } from "./model/replay.ts";
 import { endOfCall, type Marks, marksOf, ownStops, type Stopped, type StopPoint } from "./model/stops.ts";
-import type { Unreal } from "./model/when.ts";
+import type { Unreal } from "./model/task_timing_words.ts";
 
 export type Theme = "light" | "dark";
 export type Status = "trace" | "stopped" | "running" | "finished" | "failed" | "closed";
@@ -57,7 +57,7 @@ export interface State {
   zoom: Zoom;
   /** Whether the deck takes the whole window. */
   isFull: boolean;
-  /** The boxes that are open, see layout/tree.ts. */
+  /** The boxes that are open, see layout/box_tree.ts. */
   open: ReadonlySet<number>;
   /** The equal layers that were asked for, by the box that is drawn for them. */
   layers: ReadonlyMap<number, number>;

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ticks } from "../src/frontier/plot.ts";
+import { ticks } from "../src/frontier/svg_elements.ts";
 
 test("a scale of bytes has some four round sizes, however high it is", () => {
   for (const highest of [1, 7, 1000, 3 * 1024 ** 2, 37.5 * 1024 ** 3]) {

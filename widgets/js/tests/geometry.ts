@@ -1,8 +1,8 @@
 /** What must be true of every layout: nothing overlaps, boxes hold what is theirs, wires cross nothing foreign. */
 
 import assert from "node:assert/strict";
-import type { Layout, PlacedWire, Rect } from "../src/layout/placed.ts";
-import type { Box, Tree } from "../src/layout/tree.ts";
+import type { Layout, PlacedWire, Rect } from "../src/layout/layout_types.ts";
+import type { Box, Tree } from "../src/layout/box_tree.ts";
 
 const TOLERANCE = 0.4;
 

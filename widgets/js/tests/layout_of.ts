@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";
 import { layOut } from "../src/layout/layout.ts";
-import { makeTree } from "../src/layout/tree.ts";
+import { makeTree } from "../src/layout/box_tree.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 
 const tree = makeTree(new DeckGraph(JSON.parse(gunzipSync(readFileSync(0)).toString())));

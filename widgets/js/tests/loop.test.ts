@@ -3,11 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bins, running, scaleOf } from "../src/loop/curves.ts";
-import { ABSENT, floats, NO_SCALAR, rowAt, said, type Finding, type Loop } from "../src/loop/data.ts";
-import { frameOf, stepTicks } from "../src/loop/picture.ts";
-import { shell } from "../src/loop/side.ts";
+import { ABSENT, floats, NO_SCALAR, rowAt, said, type Finding, type Loop } from "../src/loop/loop_data.ts";
+import { frameOf, stepTicks } from "../src/loop/draw_loop.ts";
+import { shell } from "../src/loop/side_panel.ts";
 import { State } from "../src/loop/state.ts";
-import { columnsOf, decades, fittingDepth, folded, outliers, pooled, shownRow } from "../src/loop/table.ts";
+import { columnsOf, decades, fittingDepth, folded, outliers, pooled, shownRow } from "../src/loop/heat_map.ts";
 
 const MODULES = ["head", "blocks.1.fc", "blocks.1.qkv", "blocks.0.fc", "blocks.0.qkv", "wte"];
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { byteTicks } from "../src/charts/stack.ts";
+import { byteTicks } from "../src/charts/memory_stack.ts";
 import { momentOf } from "../src/views/memory_legend.ts";
 import { CATEGORIES, type Memory } from "../src/model/document.ts";
 import { MemoryLevels } from "../src/model/memory.ts";

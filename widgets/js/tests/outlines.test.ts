@@ -1,11 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { FactFinder } from "../src/graph/facts.ts";
-import { svgPicture, wholeOf } from "../src/graph/picture.ts";
+import { FactFinder } from "../src/graph/frame_state.ts";
+import { svgPicture, wholeOf } from "../src/graph/export_picture.ts";
 import type { Direction, Groups } from "../src/model/document.ts";
 import { HUES, Outlines } from "../src/model/outlines.ts";
 import { Store } from "../src/store.ts";
-import type { Colours } from "../src/view.ts";
+import type { Colours } from "../src/view_types.ts";
 import { smallDocument } from "./small_document.ts";
 import { smallScene } from "./small_scene.ts";
 

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { timesOf } from "../src/model/clock.ts";
+import { timesOf } from "../src/model/task_times.ts";
 import { DeckGraph } from "../src/model/graph.ts";
 import { deviceBusy, deviceQueue, devicesWithQueues, heldUp, shownRows } from "../src/model/queues.ts";
 import { Replay } from "../src/model/replay.ts";

@@ -1,8 +1,8 @@
 /** The scene of the small document, laid out by hand: one box, open or closed, around Mm with its parameter and Relu. */
 
 import { Scene } from "../src/graph/scene.ts";
-import type { Layout, Rect } from "../src/layout/placed.ts";
-import type { Box, Tree } from "../src/layout/tree.ts";
+import type { Layout, Rect } from "../src/layout/layout_types.ts";
+import type { Box, Tree } from "../src/layout/box_tree.ts";
 import { Store } from "../src/store.ts";
 import { smallDocument } from "./small_document.ts";
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { DeckDocument } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
-import { suggestPlaces } from "../src/model/places.ts";
+import { suggestPlaces } from "../src/model/breakpoint_places.ts";
 import { Replay } from "../src/model/replay.ts";
 import { endOfCall, marksOf, ownStops, type StopPoint, stopsBefore, taskOf } from "../src/model/stops.ts";
 import { smallDocument } from "./small_document.ts";

@@ -5,14 +5,14 @@ import { test } from "node:test";
 import { barsOf, drawLifetimes } from "../src/charts/lifetimes.ts";
 import type { Picture } from "../src/charts/timeline_picture.ts";
 import { Axis, type AxisOf, mostZoom, shifted, WHOLE, zoomed, zoomOf } from "../src/model/axis.ts";
-import { bandsOf } from "../src/model/bands.ts";
-import { timesOf } from "../src/model/clock.ts";
+import { bandsOf } from "../src/model/timeline_rows.ts";
+import { timesOf } from "../src/model/task_times.ts";
 import type { LifetimeRow, Phase } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
-import { lanesOf } from "../src/model/lanes.ts";
+import { lanesOf } from "../src/model/device_lanes.ts";
 import { MemoryLevels } from "../src/model/memory.ts";
 import { Replay } from "../src/model/replay.ts";
-import { nanoseconds } from "../src/text.ts";
+import { nanoseconds } from "../src/format.ts";
 import { smallDocument } from "./small_document.ts";
 
 const FORWARD: Phase = { name: "forward", elapsed_ns: 50 };

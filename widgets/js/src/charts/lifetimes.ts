@@ -1,10 +1,10 @@
 /** Lifetimes: a row for storages that equal layers made alike, with up to four thin bars, or one with all of them. */
 
 import type { Axis } from "../model/axis.ts";
-import { HEADING, ROW } from "../model/bands.ts";
+import { HEADING, ROW } from "../model/timeline_rows.ts";
 import { CATEGORIES, type LifetimeRow } from "../model/document.ts";
 import type { MemoryLevels, Segment } from "../model/memory.ts";
-import { mixed } from "./surface.ts";
+import { mixed } from "../canvas.ts";
 import { FAINT, type LifetimeBar, type LifetimeBars, type Picture } from "./timeline_picture.ts";
 
 const THIN = 2.4;

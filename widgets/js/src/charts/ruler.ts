@@ -1,11 +1,11 @@
 /** The ruler below all rows, and what moves over them: the playhead with its number, the pointer's line, breakpoints. */
 
 import type { Axis } from "../model/axis.ts";
-import { BAR, PHASES } from "../model/bands.ts";
+import { BAR, PHASES } from "../model/timeline_rows.ts";
 import { NEVER } from "../model/replay.ts";
 import type { Store } from "../store.ts";
-import { count, nanoseconds, nth } from "../text.ts";
-import { smallType } from "./surface.ts";
+import { count, nanoseconds, nth } from "../format.ts";
+import { smallType } from "../canvas.ts";
 import type { Picture } from "./timeline_picture.ts";
 
 const FLAG = 14;

@@ -1,13 +1,13 @@
 /** The timeline's picture: the axis, the bands and the paths that its parts draw. */
 
 import type { Axis } from "../model/axis.ts";
-import type { Bands } from "../model/bands.ts";
-import type { Times } from "../model/clock.ts";
-import type { CurveLevels } from "../model/curves.ts";
+import type { Bands } from "../model/timeline_rows.ts";
+import type { Times } from "../model/task_times.ts";
+import type { CurveLevels } from "../model/recompute_curves.ts";
 import type { LifetimeRow } from "../model/document.ts";
-import type { Lane } from "../model/lanes.ts";
+import type { Lane } from "../model/device_lanes.ts";
 import type { Segment } from "../model/memory.ts";
-import type { Colours } from "../view.ts";
+import type { Colours } from "../view_types.ts";
 
 /** How much of its colour is left of what has not run yet. */
 export const FAINT = 0.36;

@@ -3,7 +3,7 @@
 import { unpacked } from "./data.ts";
 import { Plot } from "./plot.ts";
 import { workTabs } from "./tabs.ts";
-import { Tip } from "./tip.ts";
+import { Tip } from "./tooltip.ts";
 import { Tree } from "./tree.ts";
 
 workTabs(document);

@@ -1,7 +1,7 @@
 /** The points and bars of a plot that have a hover text. */
 
 import { type PlotTold, type Told, linesOf, numbers } from "./data.ts";
-import type { Line } from "./tip.ts";
+import type { Line } from "./tooltip.ts";
 import type { Window } from "./window.ts";
 
 /** From `start` to `stop`, shares of the axis, and from `top` to `bottom`, pixels. */

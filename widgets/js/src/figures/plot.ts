@@ -4,7 +4,7 @@ import { el, svg } from "../dom.ts";
 import { area, stacked } from "./areas.ts";
 import { type PlotTold, type Told, linesOf, numberText, numbers } from "./data.ts";
 import { type Item, distance, itemsOf, placeOf, told as toldOf } from "./items.ts";
-import type { Line, Tip } from "./tip.ts";
+import type { Line, Tip } from "./tooltip.ts";
 import { Window } from "./window.ts";
 
 const NEAR = 30; // pixels between the pointer and an item, at most

@@ -1,7 +1,7 @@
 /** A treemap: the tooltips of its boxes, and zooming into a box, which then fills the figure. */
 
 import { type Told, type TreeTold, linesOf, numbers } from "./data.ts";
-import type { Tip } from "./tip.ts";
+import type { Tip } from "./tooltip.ts";
 
 const HEAD = 18; // pixels of an outer box's title bar, as in widgets/pages/treemap.py
 const PAD = 3;

@@ -1,11 +1,11 @@
 /** Plans for mirroring under a slider, which curve, prices, modules and storages follow. */
 
 import { el } from "../dom.ts";
-import { followAround } from "../theme_around.ts";
-import { drawCurve, lineColour } from "./curve.ts";
-import type { Frontier, Plan } from "./data.ts";
-import { put } from "./plot.ts";
-import { drawPrice } from "./price.ts";
+import { followAround } from "../page_theme.ts";
+import { drawCurve, lineColour } from "./memory_curve.ts";
+import type { Frontier, Plan } from "./frontier_data.ts";
+import { put } from "./svg_elements.ts";
+import { drawPrice } from "./cost_chart.ts";
 import { addModules, addStorages } from "./tables.ts";
 
 /** Shows the plans that stand as JSON in `root`. */

@@ -1,8 +1,8 @@
 /** Below the charts: what the plan does by module, and what becomes of the storages. */
 
-import { size } from "../text.ts";
-import { type Fate, FATES, type Frontier, type Plan } from "./data.ts";
-import { put } from "./plot.ts";
+import { size } from "../format.ts";
+import { type Fate, FATES, type Frontier, type Plan } from "./frontier_data.ts";
+import { put } from "./svg_elements.ts";
 
 const WORDS = ["module", "operations"];
 

@@ -2,8 +2,8 @@
 
 import { NEVER, type Replay, type ShownState } from "../model/replay.ts";
 import type { Layers } from "../layout/layers.ts";
-import { layersAround } from "../layout/tree.ts";
-import { countBelow } from "./count_below.ts";
+import { layersAround } from "../layout/box_tree.ts";
+import { countBelow } from "../binary_search.ts";
 import { inChosen } from "./layer_choice.ts";
 import type { Scene } from "./scene.ts";
 

@@ -1,6 +1,6 @@
 /** Where the camera should be. Of a view a point of the picture times `k`, plus (x, y), is a point of the screen. */
 
-import type { PlacedBox, Rect, Size } from "../layout/placed.ts";
+import type { PlacedBox, Rect, Size } from "../layout/layout_types.ts";
 import type { Scene } from "./scene.ts";
 
 export interface CameraView {

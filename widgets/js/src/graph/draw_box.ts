@@ -1,12 +1,12 @@
 /** Open boxes around their tasks, and the labels of rows of chips. */
 
-import type { PlacedBox, Rect } from "../layout/placed.ts";
-import { grouped } from "../text.ts";
-import type { Colours } from "../view.ts";
-import type { Facts } from "./facts.ts";
+import type { PlacedBox, Rect } from "../layout/layout_types.ts";
+import { grouped } from "../format.ts";
+import type { Colours } from "../view_types.ts";
+import type { Facts } from "./frame_state.ts";
 import { drawChevron } from "./glyphs.ts";
 import type { Pen, Span } from "./pen.ts";
-import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
+import { LABEL, SMALLEST_TEXT } from "./draw_task.ts";
 
 const RADIUS = 8;
 /** The cards behind equal layers stand out so far, pixels. */

@@ -1,14 +1,14 @@
 /** Closed boxes, each one row: a module with a line that says how far it is, or a quiet chain of views. */
 
 import { runningView } from "../layout/box_cells.ts";
-import type { PlacedBox, Rect } from "../layout/placed.ts";
+import type { PlacedBox, Rect } from "../layout/layout_types.ts";
 import type { ShownState } from "../model/replay.ts";
-import { count, grouped } from "../text.ts";
-import type { Colours } from "../view.ts";
+import { count, grouped } from "../format.ts";
+import type { Colours } from "../view_types.ts";
 import type { BoxCount } from "./box_counts.ts";
 import { drawCardsBehind, fitted } from "./draw_box.ts";
-import { captionInk, drawRing, farPaint, LABEL, labelInk, paintOf, SMALLEST_TEXT } from "./draw_spot.ts";
-import { cardOpacity, countOf, type Facts } from "./facts.ts";
+import { captionInk, drawRing, farPaint, LABEL, labelInk, paintOf, SMALLEST_TEXT } from "./draw_task.ts";
+import { cardOpacity, countOf, type Facts } from "./frame_state.ts";
 import { drawBreakpoint, drawGlyph } from "./glyphs.ts";
 import type { Pen, Span } from "./pen.ts";
 

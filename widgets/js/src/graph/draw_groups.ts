@@ -1,11 +1,11 @@
 /** Outlines around the members of groups, and their names. Forward groups are dashed and their names hollow. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect } from "../layout/layout_types.ts";
 import type { Outline } from "../model/outlines.ts";
-import type { Colours } from "../view.ts";
-import { cardOpacity, type Facts, opacityOf } from "./facts.ts";
-import { grown } from "./grid.ts";
-import type { Grouping } from "./grouping.ts";
+import type { Colours } from "../view_types.ts";
+import { cardOpacity, type Facts, opacityOf } from "./frame_state.ts";
+import { grown } from "./spatial_index.ts";
+import type { Grouping } from "./group_outlines.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
 
 /** From a task to its outline, and from one outline to the next around it, pixels. */

@@ -1,11 +1,11 @@
 /** The buttons of equal layers, in the order in which they run: numbers, cells where there are more, or one strip. */
 
 import { BUTTON, CELL, type Layers, MOST_BUTTONS, MOST_CELLS, STRIP_WIDTH } from "../layout/layers.ts";
-import type { PlacedBox, Rect } from "../layout/placed.ts";
-import type { Colours } from "../view.ts";
-import { LABEL, SMALLEST_TEXT } from "./draw_spot.ts";
-import type { Facts } from "./facts.ts";
-import { grown } from "./grid.ts";
+import type { PlacedBox, Rect } from "../layout/layout_types.ts";
+import type { Colours } from "../view_types.ts";
+import { LABEL, SMALLEST_TEXT } from "./draw_task.ts";
+import type { Facts } from "./frame_state.ts";
+import { grown } from "./spatial_index.ts";
 import type { Course } from "./layer_choice.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
 

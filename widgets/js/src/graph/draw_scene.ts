@@ -1,18 +1,18 @@
 /** The whole graph, with any pen. */
 
-import type { Rect } from "../layout/placed.ts";
-import type { Colours } from "../view.ts";
+import type { Rect } from "../layout/layout_types.ts";
+import type { Colours } from "../view_types.ts";
 import { areNamesFar, drawHeader, drawOpenBox, drawRowLabel } from "./draw_box.ts";
 import { drawLayers } from "./draw_layers.ts";
 import { drawFolded } from "./draw_folded.ts";
-import { drawFar, drawSpot, isFar, paintOf } from "./draw_spot.ts";
+import { drawFar, drawSpot, isFar, paintOf } from "./draw_task.ts";
 import { drawWires } from "./draw_wires.ts";
-import { drawCardMarks, drawMarks } from "./draw_marks.ts";
-import { drawFound, drawFoundCard } from "./draw_found.ts";
+import { drawCardMarks, drawMarks } from "./draw_recompute_badges.ts";
+import { drawFound, drawFoundCard } from "./draw_search_hits.ts";
 import { drawCardGroups, drawNames, drawOutlines } from "./draw_groups.ts";
-import { type Facts, stateOf } from "./facts.ts";
-import { between, grown, touch } from "./grid.ts";
-import type { Motion } from "./motion.ts";
+import { type Facts, stateOf } from "./frame_state.ts";
+import { between, grown, touch } from "./spatial_index.ts";
+import type { Motion } from "./layout_animation.ts";
 import type { Pen } from "./pen.ts";
 
 /** Rings, cards behind and labels of rows reach so far out of their rectangles. */

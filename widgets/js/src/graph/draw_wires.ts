@@ -1,13 +1,13 @@
 /** The wires: quiet, unless a gradient waits on one, a task runs at its end, or the reader asks for it. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect } from "../layout/layout_types.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import type { Replay } from "../model/replay.ts";
-import type { Colours } from "../view.ts";
-import { type Facts } from "./facts.ts";
-import { touch } from "./grid.ts";
+import type { Colours } from "../view_types.ts";
+import { type Facts } from "./frame_state.ts";
+import { touch } from "./spatial_index.ts";
 import type { Paint, Pen } from "./pen.ts";
-import { DOWNSTREAM, UPSTREAM } from "./reach.ts";
+import { DOWNSTREAM, UPSTREAM } from "./upstream_downstream.ts";
 import type { Scene } from "./scene.ts";
 import type { Wire } from "./scene_types.ts";
 

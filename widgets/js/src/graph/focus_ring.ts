@@ -1,11 +1,11 @@
 /** Around what has the keyboard's focus in the picture: the button that has it is in a list that nobody sees. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
 import { layerRect } from "./draw_layers.ts";
 import type { CameraView } from "./camera.ts";
-import type { Entry } from "./mirror.ts";
-import type { Motion } from "./motion.ts";
+import type { Entry } from "./accessible_list.ts";
+import type { Motion } from "./layout_animation.ts";
 import type { Scene } from "./scene.ts";
 
 export class FocusRing {

@@ -1,8 +1,8 @@
 /** The signs of the four states, of breakpoints, of boxes that fold and of stubs. */
 
-import type { PlacedStub } from "../layout/placed.ts";
+import type { PlacedStub } from "../layout/layout_types.ts";
 import type { ShownState } from "../model/replay.ts";
-import type { Colours } from "../view.ts";
+import type { Colours } from "../view_types.ts";
 import type { Pen } from "./pen.ts";
 
 /** Places in the queue up to this one are written on the disc. */

@@ -1,9 +1,9 @@
 /** Which of equal layers the graph shows at a moment: the one that runs, or has run last, unless another is asked for. */
 
 import type { Layers } from "../layout/layers.ts";
-import type { Tree } from "../layout/tree.ts";
+import type { Tree } from "../layout/box_tree.ts";
 import { NEVER, type Replay } from "../model/replay.ts";
-import { countBelow } from "./count_below.ts";
+import { countBelow } from "../binary_search.ts";
 
 /** By the id of the box that is drawn for equal layers, the one that it shows. */
 export type Choice = ReadonlyMap<number, number>;

@@ -1,13 +1,13 @@
 /** The whole graph in a corner, with what is seen of it: shown when something is out of view. */
 
-import type { Rect, Size } from "../layout/placed.ts";
+import type { Rect, Size } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
-import type { Colours } from "../view.ts";
+import type { Colours } from "../view_types.ts";
 import { type CameraView, areaOf } from "./camera.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
 import { hueOf } from "./draw_groups.ts";
-import { cardOpacity, countOf, type Facts, opacityOf, stateOf } from "./facts.ts";
-import { touch } from "./grid.ts";
+import { cardOpacity, countOf, type Facts, opacityOf, stateOf } from "./frame_state.ts";
+import { touch } from "./spatial_index.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Spot } from "./scene_types.ts";

@@ -1,12 +1,12 @@
 /** Draws the graph on its canvas: all of it, or only what a step has changed. */
 
-import type { Rect, Size } from "../layout/placed.ts";
-import type { Colours } from "../view.ts";
+import type { Rect, Size } from "../layout/layout_types.ts";
+import type { Colours } from "../view_types.ts";
 import { areaOf, type CameraView, sameView } from "./camera.ts";
-import { damageBetween } from "./damage.ts";
+import { damageBetween } from "./dirty_area.ts";
 import { drawScene } from "./draw_scene.ts";
-import type { Facts } from "./facts.ts";
-import type { Motion } from "./motion.ts";
+import type { Facts } from "./frame_state.ts";
+import type { Motion } from "./layout_animation.ts";
 import { CanvasPen } from "./pen.ts";
 import type { Outline } from "./wire_path.ts";
 

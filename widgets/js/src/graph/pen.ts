@@ -1,6 +1,6 @@
 /** What the graph is drawn with: the canvas on the screen, and SVG for the export. One drawing, two pens. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect } from "../layout/layout_types.ts";
 import type { Outline } from "./wire_path.ts";
 
 export interface Paint {

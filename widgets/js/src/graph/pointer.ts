@@ -1,12 +1,12 @@
 /** The pointer on the graph: hover, click, double click, and whose the wheel is. */
 
-import type { PlacedBox } from "../layout/placed.ts";
-import type { Stage } from "../view.ts";
-import type { Facts } from "./facts.ts";
-import { type Hit, hitAt, wiresNear } from "./hit.ts";
+import type { PlacedBox } from "../layout/layout_types.ts";
+import type { Stage } from "../view_types.ts";
+import type { Facts } from "./frame_state.ts";
+import { type Hit, hitAt, wiresNear } from "./hit_test.ts";
 import type { Painter } from "./painter.ts";
-import type { Pilot } from "./pilot.ts";
-import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./says.ts";
+import type { Pilot } from "./camera_controls.ts";
+import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./tooltips.ts";
 
 /** The hint how to zoom stays so long, milliseconds. */
 const HINT = 1600;

@@ -1,10 +1,10 @@
 /** One layout, indexed for those who draw it, point at it or move between two of them. */
 
-import type { Layout, PlacedBox, PlacedWire, Rect } from "../layout/placed.ts";
-import type { Tree } from "../layout/tree.ts";
+import type { Layout, PlacedBox, PlacedWire, Rect } from "../layout/layout_types.ts";
+import type { Tree } from "../layout/box_tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
-import { Changing } from "./changing.ts";
-import { Grid } from "./grid.ts";
+import { Changing } from "./layer_substitution.ts";
+import { Grid } from "./spatial_index.ts";
 import { type Choice, layersOfTask } from "./layer_choice.ts";
 import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 import { WireIndex } from "./wire_index.ts";

@@ -1,7 +1,7 @@
 /** The parts of a scene: spots and wires, with the graph, the boxes and the layout that they come from. */
 
-import type { Layout, PlacedStub, PlacedWire, Rect } from "../layout/placed.ts";
-import type { Tree } from "../layout/tree.ts";
+import type { Layout, PlacedStub, PlacedWire, Rect } from "../layout/layout_types.ts";
+import type { Tree } from "../layout/box_tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import type { Outline } from "./wire_path.ts";
 

@@ -1,6 +1,6 @@
 /** A pen that writes SVG. */
 
-import type { Rect } from "../layout/placed.ts";
+import type { Rect } from "../layout/layout_types.ts";
 import { BASELINE, FONT, type Paint, type Pen, type Span } from "./pen.ts";
 import type { Outline } from "./wire_path.ts";
 

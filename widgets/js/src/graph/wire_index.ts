@@ -1,7 +1,7 @@
 /** The wires by where their pieces are: bounds of whole wires overlap by the thousand, pieces are thin. */
 
-import type { PlacedWire, Rect, Size } from "../layout/placed.ts";
-import { Grid } from "./grid.ts";
+import type { PlacedWire, Rect, Size } from "../layout/layout_types.ts";
+import { Grid } from "./spatial_index.ts";
 
 export class WireIndex {
   private readonly grid: Grid;

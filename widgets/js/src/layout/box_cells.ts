@@ -3,9 +3,9 @@
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell, Inside } from "./cells.ts";
 import { layersWidth } from "./layers.ts";
-import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
+import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./pills_and_stubs.ts";
 import { shorten, shortenPath, textWidth } from "./text_width.ts";
-import type { Box, Tree } from "./tree.ts";
+import type { Box, Tree } from "./box_tree.ts";
 
 /** Around what is in an open box. */
 export const PAD = 10;

@@ -1,7 +1,7 @@
 /** What a box holds: cells, which have a size, are arranged and then placed. Each kind is in a file of its own. */
 
 import type { Arrangement, Extent } from "./arrangement.ts";
-import type { Layout } from "./placed.ts";
+import type { Layout } from "./layout_types.ts";
 
 /** What has been placed so far. Wires between cells come in pieces, the outermost first. */
 export interface Canvas extends Omit<Layout, "width" | "height"> {

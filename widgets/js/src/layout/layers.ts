@@ -1,8 +1,8 @@
 /** Equal layers, of which one is drawn: which task of another layer stands where, and what the layers are called. */
 
 import type { DeckGraph } from "../model/graph.ts";
-import { grouped } from "../text.ts";
-import { type Child, Part } from "./parts.ts";
+import { grouped } from "../format.ts";
+import { type Child, Part } from "./module_parts.ts";
 import { tasksOf } from "./repeats.ts";
 
 /** So many layers at most are told by numbers on buttons, and by cells; more are one strip. */

@@ -1,21 +1,22 @@
 /**
  * Where everything in the picture of a graph is: `layOut(tree, open)`. Every box is laid out on its own, from the
- * innermost outwards (layered.ts), from what it holds (task_cell.ts, row_cell.ts, box_cells.ts) and the wires across
- * its edge (wiring.ts). Only what is seen is laid out. inspector/drawing/layout.py does the same for the SVG: with all boxes
- * open, both place tasks alike, and what is changed here is changed there (tests/widgets/deck/test_layout_agrees.py).
+ * innermost outwards (layered_layout.ts), from what it holds (task_cell.ts, row_cell.ts, box_cells.ts) and the wires
+ * across its edge (edges_across_boxes.ts). Only what is seen is laid out. inspector/drawing/layout.py does the same for
+ * the SVG: with all boxes open, both place tasks alike, and what is changed here is changed there
+ * (tests/widgets/deck/test_layout_agrees.py).
  */
 
 import type { Arrangement, Contained } from "./arrangement.ts";
 import { BoxCell, FoldedCell, HEADER, PAD } from "./box_cells.ts";
 import { type Canvas, type Cell, type Inside, placeInside } from "./cells.ts";
-import { arrange } from "./layered.ts";
-import type { Layout, PlacedWire } from "./placed.ts";
+import { arrange } from "./layered_layout.ts";
+import type { Layout, PlacedWire } from "./layout_types.ts";
 import { RowCell, type Shared } from "./row_cell.ts";
-import type { Side } from "./sides.ts";
+import type { Side } from "./pills_and_stubs.ts";
 import { TaskCell } from "./task_cell.ts";
 import { shorten, shortenMiddle } from "./text_width.ts";
-import { isInModule, type Tree } from "./tree.ts";
-import { type Contents, type Item, type Use, Wiring } from "./wiring.ts";
+import { isInModule, type Tree } from "./box_tree.ts";
+import { type Contents, type Item, type Use, Wiring } from "./edges_across_boxes.ts";
 
 /** The columns of the picture are cut to be no taller, where nothing else is asked for. */
 export const TALL = 640;

@@ -2,7 +2,7 @@
 
 import { type DeckDocument, NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";
-import { type Child, firstTask, Part } from "./parts.ts";
+import { type Child, firstTask, Part } from "./module_parts.ts";
 
 /** To draw a run once must hide so many tasks to be worth a frame. */
 const LEAST_HIDDEN = 8;

@@ -1,11 +1,11 @@
 /** A row of chips. */
 
-import { grouped } from "../text.ts";
+import { grouped } from "../format.ts";
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
-import type { Rect } from "./placed.ts";
-import { ROW_LINE } from "./settling.ts";
-import { PILL_HEIGHT, placeSide, type Side, sideWidth, wireTo } from "./sides.ts";
+import type { Rect } from "./layout_types.ts";
+import { ROW_LINE } from "./group_siblings.ts";
+import { PILL_HEIGHT, placeSide, type Side, sideWidth, wireTo } from "./pills_and_stubs.ts";
 import { WIDEST_LABEL } from "./task_cell.ts";
 import { shorten, textWidth } from "./text_width.ts";
 

@@ -2,7 +2,7 @@
 
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
-import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./sides.ts";
+import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./pills_and_stubs.ts";
 import { shorten, shortenPath, textWidth } from "./text_width.ts";
 
 export const WIDEST_LABEL = 190;

@@ -1,6 +1,6 @@
 /** Losses and learning rates over the steps: what there is to draw of them, whatever the width. */
 
-import { NO_SCALAR, rowAt } from "./data.ts";
+import { NO_SCALAR, rowAt } from "./loop_data.ts";
 
 /** What several rows of steps have in common, at the place of one pixel or some. */
 export interface Bin {

@@ -1,6 +1,6 @@
 /** What each part of the picture is drawn with: a pen, the colours, the state, and where things stand. */
 
-import type { Colours } from "./pen.ts";
+import type { Colours } from "./loop_canvas.ts";
 import type { State } from "./state.ts";
 
 /** Where things stand, in CSS pixels. */

@@ -1,14 +1,14 @@
 /** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
 
 import { el } from "../dom.ts";
-import { followAround } from "../theme_around.ts";
-import { readLoop, said, titleOf } from "./data.ts";
+import { followAround } from "../page_theme.ts";
+import { readLoop, said, titleOf } from "./loop_data.ts";
 import style from "./loop.css";
 import type { Frame } from "./drawing.ts";
-import { cellAt, draw, drawChosen, frameOf } from "./picture.ts";
-import { findingsOf, showBackward, showCell } from "./side.ts";
+import { cellAt, draw, drawChosen, frameOf } from "./draw_loop.ts";
+import { findingsOf, showBackward, showCell } from "./side_panel.ts";
 import { State } from "./state.ts";
-import { pooled, type Measure } from "./table.ts";
+import { pooled, type Measure } from "./heat_map.ts";
 
 const NUMBERS = new Intl.NumberFormat("en-US");
 const MEASURES: Measure[] = ["gradient norm", "update ratio"];

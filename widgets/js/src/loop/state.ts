@@ -1,6 +1,6 @@
 /** What the page shows, and what can be chosen in it. */
 
-import { isBad, median, rowAt, type Finding, type Loop } from "./data.ts";
+import { isBad, median, rowAt, type Finding, type Loop } from "./loop_data.ts";
 import {
   columnsOf,
   deepest,
@@ -13,7 +13,7 @@ import {
   type Line,
   type Measure,
   type Numbers,
-} from "./table.ts";
+} from "./heat_map.ts";
 
 const FEWEST_STEPS = 8; // that a view shows
 export const COLUMN = 4; // pixels that a column has at least

@@ -6,8 +6,8 @@
  */
 
 import type { Phase } from "./document.ts";
-import type { Times } from "./clock.ts";
-import { nanoseconds, nth } from "../text.ts";
+import type { Times } from "./task_times.ts";
+import { nanoseconds, nth } from "../format.ts";
 
 export type AxisKind = "task" | "clock";
 

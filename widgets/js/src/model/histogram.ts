@@ -1,7 +1,7 @@
 /** A gradient's histogram as bars. The bins are those of engine/recording/statistics.py: see EDGES there. Zeros are in none. */
 
 import type { Gradient } from "./document.ts";
-import { grouped } from "../text.ts";
+import { grouped } from "../format.ts";
 
 /** Two per power of ten from 1e-12 to 1e3 on both sides of zero, and what lies beyond. */
 const BINS = 64;

@@ -1,6 +1,6 @@
 /** The ready queues of a schedule: one, or one for each device. */
 
-import type { Times } from "./clock.ts";
+import type { Times } from "./task_times.ts";
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 

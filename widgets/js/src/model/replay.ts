@@ -2,7 +2,7 @@
 
 import type { Schedule } from "./document.ts";
 import type { DeckGraph } from "./graph.ts";
-import { nth } from "../text.ts";
+import { nth } from "../format.ts";
 
 export type TaskState = "waiting" | "ready" | "running" | "done";
 

@@ -3,9 +3,9 @@
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
 import { whatAndWhere } from "../model/replay.ts";
-import { when } from "../model/when.ts";
-import { count } from "../text.ts";
-import type { MakeView } from "../view.ts";
+import { when } from "../model/task_timing_words.ts";
+import { count } from "../format.ts";
+import type { MakeView } from "../view_types.ts";
 import { sessionWords } from "./transport.ts";
 
 export const makeAnnouncer: MakeView = ({ store }, parent) => {

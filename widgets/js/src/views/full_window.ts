@@ -3,7 +3,7 @@
  * browser's top layer, since a notebook may contain what is in its cells.
  */
 
-import type { MakeView } from "../view.ts";
+import type { MakeView } from "../view_types.ts";
 
 const FIXED = {
   position: "fixed", inset: "0", width: "100vw", height: "100vh", "z-index": "1000", margin: "0", padding: "0", border: "0",

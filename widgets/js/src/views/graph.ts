@@ -1,33 +1,33 @@
 /** The graph panel: the picture of the backward, and the camera over it. */
 
 import { el } from "../dom.ts";
-import { firstView } from "../layout/first_view.ts";
+import { firstView } from "../layout/fit_to_size.ts";
 import { layOut, LayoutCache, TALL } from "../layout/layout.ts";
-import type { PlacedBox, Size } from "../layout/placed.ts";
-import { makeTree, type Tree } from "../layout/tree.ts";
+import type { PlacedBox, Size } from "../layout/layout_types.ts";
+import { makeTree, type Tree } from "../layout/box_tree.ts";
 import type { Changed, Store } from "../store.ts";
-import { count } from "../text.ts";
-import type { MakeView, Stage, View } from "../view.ts";
+import { count } from "../format.ts";
+import type { MakeView, Stage, View } from "../view_types.ts";
 import { areaOf, type CameraView, centred, fitView, followView, kept, reveal, roomIn, sameView, scaledAbout } from "../graph/camera.ts";
-import { Crumbs } from "../graph/crumbs.ts";
-import { around } from "../graph/damage.ts";
+import { Crumbs } from "../graph/breadcrumbs.ts";
+import { around } from "../graph/dirty_area.ts";
 import { edgeBytes } from "../graph/draw_wires.ts";
-import { type Facts, FactFinder } from "../graph/facts.ts";
+import { type Facts, FactFinder } from "../graph/frame_state.ts";
 import { FocusRing } from "../graph/focus_ring.ts";
-import { grown } from "../graph/grid.ts";
+import { grown } from "../graph/spatial_index.ts";
 import { Minimap } from "../graph/minimap.ts";
-import { Mirror } from "../graph/mirror.ts";
-import { Motion } from "../graph/motion.ts";
+import { Mirror } from "../graph/accessible_list.ts";
+import { Motion } from "../graph/layout_animation.ts";
 import { Painter } from "../graph/painter.ts";
-import { download, fileName, pngPicture, svgPicture, wholeOf } from "../graph/picture.ts";
-import { Pilot } from "../graph/pilot.ts";
+import { download, fileName, pngPicture, svgPicture, wholeOf } from "../graph/export_picture.ts";
+import { Pilot } from "../graph/camera_controls.ts";
 import { bindPointer, isForCamera } from "../graph/pointer.ts";
-import { reachedFrom } from "../graph/reach.ts";
+import { reachedFrom } from "../graph/upstream_downstream.ts";
 import { Scene } from "../graph/scene.ts";
-import { Strip } from "../graph/strip.ts";
+import { Strip } from "../graph/graph_toolbar.ts";
 import { makeGroups } from "./groups.ts";
 import { foldAll } from "./keyboard.ts";
-import { makeStopped } from "./stopped.ts";
+import { makeStopped } from "./stop_banner.ts";
 import styles from "./graph.css";
 
 /** What is seen of the picture around a group that is brought into view, pixels. */

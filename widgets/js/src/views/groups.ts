@@ -4,8 +4,8 @@ import { el } from "../dom.ts";
 import type { Direction } from "../model/document.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { Store } from "../store.ts";
-import { grouped, size } from "../text.ts";
-import type { MakeView } from "../view.ts";
+import { grouped, size } from "../format.ts";
+import type { MakeView } from "../view_types.ts";
 import { icon } from "./icons.ts";
 
 const TITLES: Record<Direction, string> = { backward: "backward", forward: "forward", ran: "ran as one" };

@@ -1,9 +1,40 @@
 /** All keys, over the deck. */
 
 import { el } from "../dom.ts";
-import type { Stage } from "../view.ts";
+import type { Stage } from "../view_types.ts";
 import { icon } from "./icons.ts";
-import { caps, KEYS } from "./keys.ts";
+
+/** The keys, and what they do. */
+const KEYS: readonly (readonly [keys: string, does: string])[] = [
+  ["Space", "play"],
+  ["← →", "step"],
+  ["⇧← ⇧→", "10 tasks"],
+  ["Home End", "to the start, to the end"],
+  ["1 2 … 9", "policy, by its tab"],
+  ["O ⇧O", "step over, out of a module"],
+  ["B", "breakpoint"],
+  ["R", "run to it"],
+  ["S", "all stops"],
+  ["[ ]", "fold, unfold"],
+  ["⇧[ ⇧]", "fold all, unfold all"],
+  ["F", "fit"],
+  ["G", "follow"],
+  ["M", "groups"],
+  ["P", "to the peak"],
+  ["Y", "scale of memory"],
+  ["C", "axis: tasks, clock"],
+  ["+ − 0", "zoom the timeline, show all"],
+  ["W", "full window, Esc leaves"],
+  ["/", "find"],
+  ["T", "theme"],
+  ["Esc", "search no more, deselect"],
+  ["?", "all keys"],
+];
+
+/** The keys as they are drawn. */
+function caps(keys: string): HTMLElement[] {
+  return keys.split(" ").map((key) => el("kbd", {}, key));
+}
 
 /** Opens the help, or closes it; the focus goes in and comes back. */
 export function toggleHelp({ root }: Stage): void {

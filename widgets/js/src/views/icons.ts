@@ -1,7 +1,7 @@
 /** The deck's pictures: 16 px line icons for buttons, and the four signs of a task's state. */
 
 import { svg } from "../dom.ts";
-import type { Sign } from "../model/mirroring.ts";
+import type { Sign } from "../model/recompute.ts";
 import type { ShownState } from "../model/replay.ts";
 
 /** By name the strokes of an icon, and where there are any the shapes that are filled. */

@@ -2,12 +2,12 @@
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
-import type { MakeView } from "../view.ts";
-import { replayTimes } from "../model/mirroring.ts";
-import { readyBefore } from "../model/waiting.ts";
+import type { MakeView } from "../view_types.ts";
+import { replayTimes } from "../model/recompute.ts";
+import { readyBefore } from "../model/input_buffer_bytes.ts";
 import { NEVER } from "../model/replay.ts";
-import { when } from "../model/when.ts";
-import { nth } from "../text.ts";
+import { when } from "../model/task_timing_words.ts";
+import { nth } from "../format.ts";
 import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
 import { checkSection } from "./inspector_check.ts";
@@ -15,8 +15,8 @@ import { groupSection } from "./groups.ts";
 import { gradientSections } from "./inspector_gradients.ts";
 import { savedSection } from "./inspector_saved.ts";
 import { sourceSection } from "./inspector_source.ts";
-import { LongText } from "./long_text.ts";
-import { paced } from "./paced.ts";
+import { LongText } from "./text_elements.ts";
+import { paced } from "./throttled_view.ts";
 import { followLinks } from "./task_links.ts";
 
 /** Kinds of nodes that most graphs don't have, in the words of inspector/graph/kinds.py. */

@@ -4,7 +4,7 @@ import { el } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
 import type { Decades } from "../model/histogram.ts";
 import type { Store } from "../store.ts";
-import { count, grouped, number, shape, size } from "../text.ts";
+import { count, grouped, number, shape, size } from "../format.ts";
 import { histogram } from "./histogram.ts";
 import { icon } from "./icons.ts";
 

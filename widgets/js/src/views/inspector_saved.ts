@@ -2,9 +2,9 @@
 
 import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
-import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved.ts";
+import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved_tensors.ts";
 import type { Store } from "../store.ts";
-import { grouped, shape, size } from "../text.ts";
+import { grouped, shape, size } from "../format.ts";
 
 /** More are not listed. */
 const MOST = 40;

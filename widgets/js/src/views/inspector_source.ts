@@ -4,8 +4,7 @@ import { el } from "../dom.ts";
 import { type DeckDocument, NONE } from "../model/document.ts";
 import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
-import { breakable } from "./breakable.ts";
-import { lineName } from "./line_name.ts";
+import { breakable, lineName } from "./text_elements.ts";
 
 /** A line that wraps goes on so many characters to the right of its beginning, but not beyond the deepest. */
 const HANG = 2;

@@ -1,12 +1,12 @@
 /** The deck's keys. They work while the focus is in the deck, and JupyterLab doesn't see them. */
 
-import type { Box, Tree } from "../layout/tree.ts";
+import type { Box, Tree } from "../layout/box_tree.ts";
 import { WHOLE } from "../model/axis.ts";
-import { timesOf } from "../model/clock.ts";
+import { timesOf } from "../model/task_times.ts";
 import { levelsOfMemory } from "../model/memory.ts";
-import type { Stage } from "../view.ts";
+import type { Stage } from "../view_types.ts";
 import { toggleHelp } from "./help.ts";
-import { toggleStops } from "./stops.ts";
+import { toggleStops } from "./stops_button.ts";
 import { nextTheme } from "./theme.ts";
 import { playOrStop, sessionWords } from "./transport.ts";
 

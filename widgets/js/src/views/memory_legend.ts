@@ -1,10 +1,10 @@
 /** The legend of memory, which is its read-out, too: bytes by category at the cursor. */
 
 import { el } from "../dom.ts";
-import { type CurveLevels, CURVES } from "../model/curves.ts";
+import { type CurveLevels, CURVES } from "../model/recompute_curves.ts";
 import { CATEGORIES } from "../model/document.ts";
 import type { MemoryLevels } from "../model/memory.ts";
-import { count, nth, size } from "../text.ts";
+import { count, nth, size } from "../format.ts";
 
 const LONGEST_REASON = 90;
 /** Of a step's peak. */

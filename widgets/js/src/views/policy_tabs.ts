@@ -4,9 +4,9 @@ import { el, svg } from "../dom.ts";
 import { levelsOfMemory } from "../model/memory.ts";
 import type { Schedule } from "../model/document.ts";
 import type { Store } from "../store.ts";
-import { size } from "../text.ts";
-import type { MakeView } from "../view.ts";
-import { dashes } from "./dashes.ts";
+import { size } from "../format.ts";
+import type { MakeView } from "../view_types.ts";
+import { dashes } from "./policy_line_styles.ts";
 import { icon } from "./icons.ts";
 
 export const makePolicyTabs: MakeView = ({ store }, parent) => {

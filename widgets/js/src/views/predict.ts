@@ -1,7 +1,7 @@
 /** Has the memory of a large graph predicted, which is not done unasked: it takes a while, in which no task can run. */
 
 import { el } from "../dom.ts";
-import type { MakeView } from "../view.ts";
+import type { MakeView } from "../view_types.ts";
 
 export const makePredict: MakeView = ({ store }, parent) => {
   const button = el("button", { class: "sm predict" }, "predict memory");

@@ -1,18 +1,18 @@
 /** The ready queues: one, or one for each device. */
 
 import { el } from "../dom.ts";
-import { timesOf } from "../model/clock.ts";
-import { lanesOf } from "../model/lanes.ts";
+import { timesOf } from "../model/task_times.ts";
+import { lanesOf } from "../model/device_lanes.ts";
 import { devicesWithQueues, deviceName } from "../model/queues.ts";
 import type { Replay } from "../model/replay.ts";
-import { waitingBytes } from "../model/waiting.ts";
+import { waitingBytes } from "../model/input_buffer_bytes.ts";
 import { hasMoved, type Store } from "../store.ts";
-import { grouped, size } from "../text.ts";
-import type { MakeView, Stage } from "../view.ts";
-import { paced } from "./paced.ts";
+import { grouped, size } from "../format.ts";
+import type { MakeView, Stage } from "../view_types.ts";
+import { paced } from "./throttled_view.ts";
 import { QueueHeight } from "./queue_height.ts";
 import { canSteer, type LaneClock, OneOfSeveral, OneQueue } from "./queue_section.ts";
-import { makeRunOn } from "./run_on.ts";
+import { makeRunOn } from "./adopt_policy.ts";
 import { SideTabs } from "./side_tabs.ts";
 
 /** From so many devices on each has one line, but for the one that is open. */

@@ -1,6 +1,6 @@
 /** How high the ready queue is: what it leaves, the inspector below has. It must not jump at each step. */
 
-import type { Stage } from "../view.ts";
+import type { Stage } from "../view_types.ts";
 
 const LEAST = 150;
 const MOST = 344;

@@ -2,11 +2,11 @@
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
-import type { Stage } from "../view.ts";
-import { isSwift } from "./paced.ts";
+import type { Stage } from "../view_types.ts";
+import { isSwift } from "./throttled_view.ts";
 import { arrive, fly, type Place, placeIn, slide } from "./queue_motion.ts";
 import { QueueRow, ROW_HEIGHT } from "./queue_row.ts";
-import { grouped } from "../text.ts";
+import { grouped } from "../format.ts";
 
 /** Changes that come faster don't slide, milliseconds: the reader scrubs, or holds a key. */
 const UNHURRIED = 100;

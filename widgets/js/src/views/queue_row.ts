@@ -1,12 +1,12 @@
 /** One ready task in the queue's list. */
 
 import { el } from "../dom.ts";
-import { replays } from "../model/mirroring.ts";
+import { replays } from "../model/recompute.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import type { Store } from "../store.ts";
-import { size } from "../text.ts";
+import { size } from "../format.ts";
 import { icon } from "./icons.ts";
-import { pathEnd } from "./path_end.ts";
+import { pathEnd } from "./text_elements.ts";
 
 /** As in the style sheet, pixels. */
 export const ROW_HEIGHT = 24;

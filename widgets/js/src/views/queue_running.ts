@@ -1,11 +1,11 @@
 /** The block of the running task above the ready queue. */
 
 import { el } from "../dom.ts";
-import { replays } from "../model/mirroring.ts";
+import { replays } from "../model/recompute.ts";
 import type { Store } from "../store.ts";
-import { count, size } from "../text.ts";
+import { count, size } from "../format.ts";
 import { glyph, icon } from "./icons.ts";
-import { pathEnd } from "./path_end.ts";
+import { pathEnd } from "./text_elements.ts";
 import { titled } from "./queue_row.ts";
 
 /** The page cuts names to the width that there is; this only spares it the longest. */

@@ -2,10 +2,10 @@
 
 import { el } from "../dom.ts";
 import { deviceBusy, deviceQueue, type DeviceQueue, heldUp, shownRows } from "../model/queues.ts";
-import type { Times } from "../model/clock.ts";
+import type { Times } from "../model/task_times.ts";
 import type { Store } from "../store.ts";
-import { grouped, nanoseconds, size } from "../text.ts";
-import type { Stage } from "../view.ts";
+import { grouped, nanoseconds, size } from "../format.ts";
+import type { Stage } from "../view_types.ts";
 import { glyph, icon } from "./icons.ts";
 import { QueueList, type Ready } from "./queue_list.ts";
 import { named, ROW_HEIGHT, titled } from "./queue_row.ts";

@@ -2,12 +2,12 @@
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
-import type { MakeView } from "../view.ts";
-import { suggest } from "../model/suggest.ts";
+import type { MakeView } from "../view_types.ts";
+import { suggest } from "../model/search_ranking.ts";
 import { bindCombobox } from "./combobox.ts";
 import { glyph, icon } from "./icons.ts";
-import { lineName } from "./line_name.ts";
-import { grouped } from "../text.ts";
+import { lineName } from "./text_elements.ts";
+import { grouped } from "../format.ts";
 
 const MOST = 12;
 

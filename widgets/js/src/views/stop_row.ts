@@ -3,7 +3,7 @@
 import { el } from "../dom.ts";
 import { type StopPoint, stopsBefore, taskOf } from "../model/stops.ts";
 import type { Store } from "../store.ts";
-import { count } from "../text.ts";
+import { count } from "../format.ts";
 import { icon } from "./icons.ts";
 
 export class StopRow {

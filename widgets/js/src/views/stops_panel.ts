@@ -2,13 +2,13 @@
 
 import { el } from "../dom.ts";
 import { find, typedTask } from "../model/find.ts";
-import { suggestPlaces } from "../model/places.ts";
-import { suggest } from "../model/suggest.ts";
+import { suggestPlaces } from "../model/breakpoint_places.ts";
+import { suggest } from "../model/search_ranking.ts";
 import type { Store } from "../store.ts";
-import { count, nth } from "../text.ts";
+import { count, nth } from "../format.ts";
 import { bindCombobox, type Offers } from "./combobox.ts";
 import { icon } from "./icons.ts";
-import { lineName } from "./line_name.ts";
+import { lineName } from "./text_elements.ts";
 import { itemOf } from "./search.ts";
 import { StopRow } from "./stop_row.ts";
 

@@ -1,10 +1,10 @@
 /** Light or dark: what the reader chose, else what the page around the deck is, followed live. */
 
-import { mixed } from "../charts/surface.ts";
+import { mixed } from "../canvas.ts";
 import { el } from "../dom.ts";
 import type { Store, Theme } from "../store.ts";
-import { themeAround, watchAround } from "../theme_around.ts";
-import type { Colours, Stage } from "../view.ts";
+import { themeAround, watchAround } from "../page_theme.ts";
+import type { Colours, Stage } from "../view_types.ts";
 
 const NAMES: readonly (keyof Colours)[] = [
   "bg",

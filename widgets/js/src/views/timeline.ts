@@ -4,25 +4,25 @@
  */
 
 import { barsOf } from "../charts/lifetimes.ts";
-import { paint } from "../charts/picture.ts";
+import { paint } from "../charts/paint_timeline.ts";
 import { drawCursor, drawMarks, drawPlayhead, drawRuler, drawRunning } from "../charts/ruler.ts";
-import { drawRing, type Stack, stackPaths } from "../charts/stack.ts";
+import { drawRing, type Stack, stackPaths } from "../charts/memory_stack.ts";
 import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
-import { fit } from "../charts/surface.ts";
+import { fit } from "../canvas.ts";
 import { el } from "../dom.ts";
 import { Axis } from "../model/axis.ts";
-import { type Bands, bandsOf } from "../model/bands.ts";
-import { type Times, timesOf } from "../model/clock.ts";
-import { curvesOf, levelsOfCurve } from "../model/curves.ts";
+import { type Bands, bandsOf } from "../model/timeline_rows.ts";
+import { type Times, timesOf } from "../model/task_times.ts";
+import { curvesOf, levelsOfCurve } from "../model/recompute_curves.ts";
 import { CATEGORIES } from "../model/document.ts";
-import { type Lane, lanesOf } from "../model/lanes.ts";
+import { type Lane, lanesOf } from "../model/device_lanes.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { type Replay, whatAndWhere } from "../model/replay.ts";
-import { when } from "../model/when.ts";
+import { when } from "../model/task_timing_words.ts";
 import { hasMoved, type Store } from "../store.ts";
-import { count } from "../text.ts";
-import type { Colours, MakeView, Stage } from "../view.ts";
-import { dashes } from "./dashes.ts";
+import { count } from "../format.ts";
+import type { Colours, MakeView, Stage } from "../view_types.ts";
+import { dashes } from "./policy_line_styles.ts";
 import { makeLegend, TIGHT_ROW } from "./memory_legend.ts";
 import { makePredict } from "./predict.ts";
 import { busyWords, TimelineLabels } from "./timeline_labels.ts";

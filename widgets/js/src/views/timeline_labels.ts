@@ -1,19 +1,19 @@
 /** What the timeline says in words: phases, devices, the peak's sentence, the names of lifetimes. */
 
 import { rowTop } from "../charts/lifetimes.ts";
-import { differs, type Stack } from "../charts/stack.ts";
+import { differs, type Stack } from "../charts/memory_stack.ts";
 import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
-import { smallType } from "../charts/surface.ts";
+import { smallType } from "../canvas.ts";
 import { el } from "../dom.ts";
 import { WHOLE, type PlacedPhase } from "../model/axis.ts";
-import type { Lane } from "../model/lanes.ts";
+import type { Lane } from "../model/device_lanes.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { pathsOf } from "../model/short_paths.ts";
 import type { Changed } from "../store.ts";
-import { grouped, nanoseconds, nth, size } from "../text.ts";
-import type { Stage } from "../view.ts";
+import { grouped, nanoseconds, nth, size } from "../format.ts";
+import type { Stage } from "../view_types.ts";
 import { basisWords, chartWords, type Legend, peakWords } from "./memory_legend.ts";
-import { pathEnd } from "./path_end.ts";
+import { pathEnd } from "./text_elements.ts";
 
 /** Beside a name in a phase's bar, pixels. */
 const PADDING = 12;

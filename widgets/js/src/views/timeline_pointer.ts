@@ -3,12 +3,12 @@
 import { rowTop } from "../charts/lifetimes.ts";
 import type { Picture } from "../charts/timeline_picture.ts";
 import { mostZoom, shifted, WHOLE, type Zoom, zoomed, zoomOf } from "../model/axis.ts";
-import { HEADING, PHASES, ROW } from "../model/bands.ts";
+import { HEADING, PHASES, ROW } from "../model/timeline_rows.ts";
 import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
-import { grouped, nanoseconds, nth, size } from "../text.ts";
-import type { Stage } from "../view.ts";
-import { bindLetGo } from "./let_go.ts";
+import { grouped, nanoseconds, nth, size } from "../format.ts";
+import type { Stage } from "../view_types.ts";
+import { bindLetGo } from "./cancel_drag.ts";
 import { momentOf } from "./memory_legend.ts";
 
 /** So many pixels of a wheel double the scale. */

@@ -2,10 +2,10 @@
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
-import type { MakeView } from "../view.ts";
+import type { MakeView } from "../view_types.ts";
 import { icon, type IconName } from "./icons.ts";
-import { makeStops } from "./stops.ts";
-import { count, grouped, nth } from "../text.ts";
+import { makeStops } from "./stops_button.ts";
+import { count, grouped, nth } from "../format.ts";
 
 /** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;

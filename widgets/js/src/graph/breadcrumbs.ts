@@ -1,0 +1,38 @@
+/** The open boxes around what is seen whose headers are not: without them nobody knows where they are. */
+
+import type { PlacedBox, Rect } from "../layout/layout_types.ts";
+import { el } from "../dom.ts";
+import { HEADER_HEIGHT } from "./draw_box.ts";
+import type { Scene } from "./scene.ts";
+
+export class Crumbs {
+  readonly element = el("nav", { class: "crumbs", "aria-label": "modules around what is in view" });
+  private shown: readonly PlacedBox[] = [];
+
+  /** A click closes the box. */
+  constructor(private readonly close: (box: PlacedBox) => void) {}
+
+  update(scene: Scene, area: Rect): void {
+    const boxes = hiddenHeaders(scene, area);
+    if (boxes.length === this.shown.length && boxes.every((box, index) => box === this.shown[index])) return;
+    this.shown = boxes;
+    this.element.replaceChildren(...(boxes.length ? ["in "] : []), ...boxes.map((box) => this.crumb(box)));
+  }
+
+  get isEmpty(): boolean {
+    return !this.shown.length;
+  }
+
+  private crumb(box: PlacedBox): HTMLElement {
+    const made = el("button", { type: "button", title: `fold ${box.box.path || box.box.title}` }, box.box.title);
+    made.addEventListener("click", () => this.close(box));
+    return made;
+  }
+}
+
+/** Outermost first. */
+function hiddenHeaders(scene: Scene, area: Rect): PlacedBox[] {
+  return scene
+    .boxesAround(area.x + area.width / 2, area.y + area.height / 2)
+    .filter(({ rect }) => rect.y + HEADER_HEIGHT < area.y || rect.x + HEADER_HEIGHT < area.x);
+}

@@ -1,0 +1,104 @@
+/** What of the picture a step or the pointer changes: that is drawn anew, not 20,000 tasks. */
+
+import { HEADER } from "../layout/box_cells.ts";
+import { layersWidth } from "../layout/layers.ts";
+import type { Rect } from "../layout/layout_types.ts";
+import type { Facts } from "./frame_state.ts";
+import { grown } from "./spatial_index.ts";
+
+/** More tasks at once change too much. */
+const MOST_TASKS = 64;
+/** Rings, thick outlines and breakpoints reach so far out of a task: pixels of the screen, or of the picture. */
+const OVERHANG = 12;
+/** From the middle of a row's label to its top and its bottom. */
+const ROW_LABEL = { above: 16, height: 44 };
+
+/** "none": the picture is as it was. "all": it must be drawn anew. */
+export function damageBetween(before: Facts, after: Facts, scale: number): Rect | "none" | "all" {
+  if (!sameButTimeAndPointer(before, after)) return "all";
+  const run = tasksBetween(after, before.t, after.t);
+  const told = tasksBetween(after, before.ran, after.ran); // planned, and now they have run
+  if (run.length > MOST_TASKS || told.length > MOST_TASKS) return "all";
+  const changed = new Set(told);
+  const wired = new Set(run);
+  if (before.t !== after.t) {
+    for (const { queuePlaces } of [before, after]) for (const task of queuePlaces.keys()) changed.add(task);
+    for (const task of run) for (const next of nextOf(after, task)) changed.add(next);
+  }
+  if (before.ringed !== after.ringed) for (const { ringed } of [before, after]) if (ringed >= 0) changed.add(ringed);
+  if (before.hovered !== after.hovered) {
+    for (const { hovered } of [before, after]) if (hovered !== null) wired.add(hovered);
+  }
+  const rects = [...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];
+  if (before.t !== after.t || before.ran !== after.ran) rects.push(...buttonsOf(after));
+  return rects.length ? grown(around(rects), OVERHANG * Math.max(1, 1 / scale)) : "none";
+}
+
+/** Those at the places from one position to another, both included; none where the position is the same. */
+function tasksBetween({ replay }: Facts, one: number, other: number): number[] {
+  return one === other ? [] : replay.schedule.order.slice(Math.min(one, other), Math.max(one, other) + 1);
+}
+
+/** Of tasks, or the closed boxes around them, and of the labels of their rows. */
+function rectsOf(facts: Facts, tasks: Iterable<number>): Rect[] {
+  const { scene } = facts;
+  const rects: Rect[] = [];
+  for (const task of tasks) {
+    const rect = scene.rectOf(task);
+    if (rect) rects.push(rect);
+    const row = scene.rowOf[task];
+    if (row >= 0) rects.push(rowLabel(facts, row));
+  }
+  return rects;
+}
+
+/** The buttons of equal layers say which of them runs, and which are done. */
+function buttonsOf({ scene }: Facts): Rect[] {
+  return scene.layout.boxes.flatMap(({ box, rect, closed, layersAt }) => {
+    if (!box.layers || closed) return [];
+    return [{ x: rect.x + layersAt, y: rect.y, width: layersWidth(box.layers.count), height: HEADER }];
+  });
+}
+
+function wiresOf({ scene }: Facts, tasks: Iterable<number>): Rect[] {
+  return [...tasks].flatMap((task) => [...scene.wiresAt(task)].map((wire) => scene.wires[wire].bounds));
+}
+
+function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
+  return (
+    before.scene === after.scene &&
+    before.version === after.version &&
+    before.layers === after.layers &&
+    before.replay === after.replay &&
+    before.unreal === after.unreal &&
+    before.matches === after.matches &&
+    before.fades === after.fades &&
+    before.reach === after.reach &&
+    before.grouping === after.grouping &&
+    before.breakpoints === after.breakpoints
+  );
+}
+
+function nextOf({ scene }: Facts, task: number): number[] {
+  const { outEdges, document } = scene.graph;
+  const edges = outEdges.values.subarray(outEdges.starts[task], outEdges.starts[task + 1]);
+  return Array.from(edges, (edge) => document.edges.next[edge]);
+}
+
+function rowLabel({ scene }: Facts, row: number): Rect {
+  const { rect } = scene.layout.rows[row];
+  const width = scene.rowRooms[row];
+  return { x: rect.x + rect.width - width, y: rect.y - ROW_LABEL.above, width, height: ROW_LABEL.height };
+}
+
+/** The smallest rectangle around all. */
+export function around(rects: readonly Rect[]): Rect {
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+  for (const { x, y, width, height } of rects) {
+    left = Math.min(left, x);
+    top = Math.min(top, y);
+    right = Math.max(right, x + width);
+    bottom = Math.max(bottom, y + height);
+  }
+  return { x: left, y: top, width: right - left, height: bottom - top };
+}

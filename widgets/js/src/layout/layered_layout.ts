@@ -1,0 +1,136 @@
+/**
+ * The layered layout of what is directly in one box: ranks from top to bottom, columns from left to right.
+ *
+ * The steps are Sugiyama's (ranks, order within ranks, positions), with three changes. A long column is cut, and goes
+ * on in the next one at the right. The heaviest path is the spine of its column and exactly straight; everything else
+ * is packed towards it, as rigid chains that are aligned where they can be (after Brandes and Köpf, Fast and Simple
+ * Horizontal Coordinate Assignment, 2001). Where a wire passes a rank it holds a place of its own there, so it never
+ * crosses a box: between its places it only moves sideways in the gap between two ranks, or in the lanes around the
+ * columns. inspector/drawing/layered_layout.py does the same for the SVG.
+ */
+
+import { type Arrangement, type Contained, type Extent, GUTTER, ITEM_GAP, type Link, RANK_GAP } from "./arrangement.ts";
+import { Net } from "./crossing_reduction.ts";
+import { pack } from "./column_positions.ts";
+import { draw } from "./wire_routes.ts";
+
+const WIDEST_RANK = 1500;
+/** No picture is made so many times as wide as it is high to keep its columns low. */
+const WIDEST_SHAPE = 6;
+/** So often the height of balanced columns is halved in. */
+const HALVINGS = 12;
+
+export function arrange({ extents, ranks: given, links, entries, exits, tall }: Contained): Arrangement {
+  const ranks = withoutWideRanks(extents, given);
+  const net = new Net(extents, ranks, cutsOf(extents, ranks, links, tall));
+  net.thread(links, entries, exits);
+  net.sort();
+  pack(net);
+  return draw(net, extents);
+}
+
+/** Ranks none of which is too wide: the items of one don't depend on each other, so some can go further down. */
+function withoutWideRanks(extents: readonly Extent[], ranks: readonly number[]): number[] {
+  const rows: number[][] = Array.from({ length: highest(ranks) + 1 }, () => []);
+  ranks.forEach((rank, item) => rows[rank].push(item));
+  const narrow: number[] = new Array(ranks.length).fill(0);
+  let rank = -1;
+  for (const row of rows) {
+    rank++;
+    let width = 0;
+    for (const item of row) {
+      const needed = extents[item].left + extents[item].right + ITEM_GAP;
+      if (width && width + needed > WIDEST_RANK) {
+        rank++;
+        width = 0;
+      }
+      width += needed;
+      narrow[item] = rank;
+    }
+  }
+  return narrow;
+}
+
+/** The first rank of each column, and the number of ranks: as few columns as are no taller than they may be. */
+function cutsOf(extents: readonly Extent[], ranks: readonly number[], links: readonly Link[], tall: number): number[] {
+  const count = highest(ranks) + 1;
+  const heights: number[] = new Array(count).fill(0);
+  const widths: number[] = new Array(count).fill(-ITEM_GAP);
+  ranks.forEach((rank, item) => {
+    const { left, right, height } = extents[item];
+    heights[rank] = Math.max(heights[rank], height + RANK_GAP);
+    widths[rank] += left + right + ITEM_GAP;
+  });
+  const ends = runningSums([0, ...heights]);
+  const whole = ends[count];
+  if (whole <= tall + RANK_GAP) return [0, count];
+  const changes: number[] = new Array(count + 1).fill(0);
+  for (const { source, target } of links) {
+    changes[ranks[source] + 1]++;
+    changes[ranks[target] + 1]--;
+  }
+  const typical = widths.toSorted((a, b) => a - b)[Math.floor(0.8 * (count - 1))] + GUTTER;
+  const most = Math.max(tall, Math.sqrt((whole * typical) / WIDEST_SHAPE)) + RANK_GAP;
+  return balancedCuts(ends, runningSums(changes), most);
+}
+
+/** As many columns as it takes where none is taller than `most`, and none much taller than it has to be. */
+function balancedCuts(ends: readonly number[], crossing: readonly number[], most: number): number[] {
+  let cuts = fill(ends, crossing, most);
+  let [low, high] = [ends[ends.length - 1] / (cuts.length - 1), most];
+  for (let left = HALVINGS; left; left--) {
+    const middle = (low + high) / 2;
+    const lower = fill(ends, crossing, middle);
+    if (lower.length > cuts.length) low = middle;
+    else [cuts, high] = [lower, middle];
+  }
+  return cuts;
+}
+
+/** Cuts where the fewest wires cross, each column at most so high unless one rank is higher. */
+function fill(ends: readonly number[], crossing: readonly number[], height: number): number[] {
+  const cuts = [0];
+  const last = ends.length - 1;
+  let start = 0;
+  while (ends[last] - ends[start] > height) {
+    const full = Math.max(start + 1, firstAbove(ends, ends[start] + height) - 1);
+    const early = Math.min(full, Math.max(start + 1, firstFrom(ends, ends[start] + height * 0.8)));
+    let cut = full;
+    for (let at = full - 1; at >= early; at--) if (crossing[at] < crossing[cut]) cut = at;
+    cuts.push(cut);
+    start = cut;
+  }
+  if (start !== last) cuts.push(last);
+  return cuts;
+}
+
+/** The first place of a sorted list that holds more than `value`. */
+function firstAbove(sorted: readonly number[], value: number): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] > value) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/** The first place of a sorted list that holds `value` or more. */
+function firstFrom(sorted: readonly number[], value: number): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] >= value) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+function highest(numbers: readonly number[]): number {
+  return numbers.reduce((most, each) => Math.max(most, each), 0);
+}
+
+function runningSums(numbers: readonly number[]): number[] {
+  let sum = 0;
+  return numbers.map((each) => (sum += each));
+}

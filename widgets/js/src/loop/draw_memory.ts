@@ -1,0 +1,105 @@
+/** What the loop held in the steps in which it was looked at, stacked upwards: what is of earlier steps is hatched. */
+
+import { size } from "../format.ts";
+import { HELD, rowAt, type Loop } from "./loop_data.ts";
+import { hatch, write } from "./loop_canvas.ts";
+import type { Drawing } from "./drawing.ts";
+
+const TALL = 122;
+const LOW = 96;
+export const HEAD = 20;
+const FAINT = 0.16;
+
+/** Pixels for it: none where memory was not looked at, or there is no room beside the heat map; else at least so many,
+ * and all that the heat map leaves. */
+export function memoryHeight(height: number, looks: number, spare: number): number {
+  if (!looks || height < 420) return 0;
+  return Math.max(height < 620 ? LOW : TALL, spare);
+}
+
+/** The bytes of a row, as HELD has them. */
+function bytesOf(loop: Loop, row: number): number[] {
+  return [...loop.memory.subarray(HELD.length * row, HELD.length * (row + 1))];
+}
+
+const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
+
+/** Round sizes below the highest one, two at most. */
+export function sizeTicks(most: number): number[] {
+  const unit = 2 ** Math.floor(Math.log2(Math.max(2, most / 2)));
+  return [unit, 2 * unit].filter((each) => each <= 0.96 * most);
+}
+
+export function drawMemory({ pen, c, state, frame, x }: Drawing): void {
+  const { loop } = state;
+  const tall = frame.rulerTop - frame.memoryTop;
+  const looks = loop.looks.length / 2;
+  if (!tall) return;
+  const [top, low] = [frame.memoryTop + HEAD, frame.rulerTop - 8];
+  const most = Math.max(1, ...Array.from({ length: looks }, (_, row) => sum(bytesOf(loop, row))));
+  const y = (bytes: number) => low - (low - top) * (bytes / most);
+  const right = frame.width - frame.right;
+  pen.fillStyle = c.line;
+  pen.fillRect(0, frame.memoryTop, frame.width, 1);
+  for (const tick of sizeTicks(most)) {
+    pen.fillStyle = c.line;
+    pen.fillRect(frame.left, Math.round(y(tick)), right - frame.left, 1);
+    write(pen, size(tick), right + 8, y(tick), c.ink3);
+  }
+  pen.save();
+  pen.beginPath();
+  pen.rect(frame.left, frame.memoryTop, right - frame.left, tall);
+  pen.clip();
+  const outline: [number, number][] = [];
+  for (let row = 0; row < looks; row++) {
+    const from = x(row ? loop.looks[2 * row] : 0);
+    const to = x(row + 1 < looks ? loop.looks[2 * row + 2] : state.end);
+    let below = 0;
+    bytesOf(loop, row).forEach((bytes, kind) => {
+      const [colour] = HELD[kind];
+      const box = [from, y(below + bytes), to - from + (colour === "bad" ? 0 : 0.5), y(below) - y(below + bytes)] as const;
+      below += bytes;
+      pen.fillStyle = c[colour];
+      if (colour === "bad") pen.globalAlpha = FAINT;
+      pen.fillRect(...box);
+      pen.globalAlpha = 1;
+      if (colour === "bad" && box[3] > 0.5) hatch(pen, box, c.bad, 5);
+    });
+    outline.push([from, y(below)], [to, y(below)]);
+  }
+  pen.beginPath();
+  for (const point of outline) pen.lineTo(...point);
+  pen.strokeStyle = c.ink;
+  pen.lineWidth = 1.2;
+  pen.stroke();
+  pen.restore();
+  legend({ pen, c, state, frame, x });
+}
+
+/** What is held for what, at the chosen step. */
+function legend({ pen, c, state, frame }: Drawing): void {
+  const { loop } = state;
+  const row = Math.max(0, rowAt(loop.looks, state.step));
+  const bytes = bytesOf(loop, row);
+  const y = frame.memoryTop + 13;
+  const isWide = frame.left > 160;
+  const right = frame.left - (isWide ? 10 : 4);
+  write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
+  write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
+  const seen = loop.looks[2 * row];
+  const said = `as step ${new Intl.NumberFormat("en-US").format(seen)} had it; without what operators need while they run`;
+  write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
+  const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
+  [...HELD].reverse().forEach(([colour, name], at) => {
+    const middle = y + 8 + pitch * (at + 0.5);
+    pen.fillStyle = c[colour];
+    if (colour === "bad") {
+      pen.globalAlpha = FAINT;
+      pen.fillRect(12, middle - 4, 8, 8);
+      pen.globalAlpha = 1;
+      hatch(pen, [12, middle - 4, 8, 8], c.bad, 4);
+    } else pen.fillRect(12, middle - 4, 8, 8);
+    write(pen, name, 24, middle, c.ink2);
+    write(pen, size(bytes[HELD.length - 1 - at]), right, middle, c.ink2, { align: "right" });
+  });
+}

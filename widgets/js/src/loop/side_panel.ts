@@ -1,0 +1,201 @@
+/** Beside the picture: findings, the chosen cell, and how one gets at its backward. */
+
+import { el, svg } from "../dom.ts";
+import { size } from "../format.ts";
+import { ABSENT, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./loop_data.ts";
+import { type State } from "./state.ts";
+import { worst, type Numbers } from "./heat_map.ts";
+
+const NUMBERS = new Intl.NumberFormat("en-US");
+const GRAVE = new Set(["non-finite", "leak", "silent write", "second backward"]);
+
+function steps({ step, last_step: last }: Finding): string {
+  return last === null || last === step ? `step ${NUMBERS.format(step)}` : `steps ${NUMBERS.format(step)}–${NUMBERS.format(last)}`;
+}
+
+/** A sign that is told by its shape: a triangle, or a square for what was kept. */
+function sign(finding: Finding): Element {
+  const kept = finding.kind === "black box";
+  const path = kept ? "M3 3.5h10v9H3zM3 6.5h10" : "M8 2.6 14 13H2zM8 6.6v3M8 11.2v.1";
+  const attributes = { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" };
+  const made = svg("svg", attributes, svg("path", { d: path }));
+  made.setAttribute("class", kept ? "kept" : GRAVE.has(finding.kind) ? "bad" : "warn");
+  return made;
+}
+
+/** A leak's sentence in parts, who holds it on a line of its own; null: it is none, or the sentence is another. */
+function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElement[] | null {
+  const at = kind === "leak" && tensor ? sentence.indexOf(tensor) : -1;
+  if (at < 0 || !tensor) return null;
+  const others = NUMBERS.format((alike ?? 1) - 1);
+  const more = ` and ${others} more like it`;
+  const rest = sentence.slice(at + tensor.length);
+  const isFolded = rest.startsWith(more) && bytes !== null;
+  const parts = [el("small", {}, sentence.slice(0, at).trimEnd()), el("code", {}, tensor)];
+  if (isFolded) parts.push(el("small", { class: "more" }, `and ×${others} more of this kind, ${size(bytes)} in all`));
+  return [...parts, el("small", {}, (isFolded ? rest.slice(more.length) : rest).replace(/^[.,]? /, ""))];
+}
+
+/** The list, made once; `choose` is given a finding's place. */
+export function findingsOf(state: State, choose: (finding: number) => void): { root: HTMLElement; mark: () => void } {
+  const { findings, sentences } = state.loop;
+  const list = el("div", { class: "findings" });
+  const buttons = findings.map((finding, number) => {
+    const kind = `${finding.kind[0].toUpperCase()}${finding.kind.slice(1)}${finding.certain ? "" : ", likely"}`;
+    const made = el(
+      "button",
+      { class: "finding", type: "button", "aria-pressed": "false" },
+      sign(finding),
+      el("b", {}, kind),
+      el("span", { class: "when" }, steps(finding)),
+      ...(leak(finding) ?? [el("small", {}, finding.sentence)]),
+    );
+    made.addEventListener("click", () => choose(number));
+    list.append(made);
+    return made;
+  });
+  if (!findings.length) list.append(el("p", {}, "Nothing was found."));
+  for (const note of sentences.slice(1)) list.append(el("p", { class: "soft" }, note));
+  const count = findings.length ? `${NUMBERS.format(findings.length)}, N goes to the next` : "";
+  const root = el("section", { class: "all" }, el("h2", {}, "Findings", el("span", {}, count)), list);
+  const mark = () =>
+    buttons.forEach((button, number) => {
+      const on = number === state.finding;
+      if ((button.getAttribute("aria-pressed") === "true") === on) return;
+      button.setAttribute("aria-pressed", String(on));
+      // not scrollIntoView, which would scroll a notebook's page
+      if (on) list.scrollTop = button.offsetTop - list.offsetTop - Math.max(0, (list.clientHeight - button.offsetHeight) / 2);
+    });
+  // Sentences are cut where there is not room for all of them.
+  const fit = () => {
+    list.classList.remove("tight");
+    list.classList.toggle("tight", list.scrollHeight > list.clientHeight);
+  };
+  new ResizeObserver(fit).observe(list);
+  return { root, mark };
+}
+
+function row(host: HTMLElement, name: string, value: string, kind = ""): void {
+  host.append(el("div", { class: "fact" }, el("span", {}, name), el("b", { class: kind }, value)));
+}
+
+/** The chosen step and module in numbers. */
+export function showCell(host: HTMLElement, state: State): void {
+  host.textContent = "";
+  const { loop, step, numbers } = state;
+  const line = state.lines[state.line];
+  if (!line) return void host.append(el("p", {}, "No step has been measured."));
+  const name = titleOf(loop, line.name);
+  const many = line.modules.length > 1 ? `, the largest of ${line.modules.length} modules` : "";
+  host.append(el("h3", {}, `step ${NUMBERS.format(step)} · ${name}`));
+  const at = rowIn(loop.rows, step);
+  const gradient = at < 0 ? ABSENT : worst({ spans: loop.rows, values: loop.gradients, width: loop.modules.length }, at, line.modules);
+  if (at >= 0 && loop.rows[2 * at] !== loop.rows[2 * at + 1]) {
+    row(host, "pooled", `steps ${NUMBERS.format(loop.rows[2 * at])}–${NUMBERS.format(loop.rows[2 * at + 1])}, the largest`);
+  }
+  row(host, `gradient norm${many}`, said(gradient), isBad(gradient) ? "bad" : "");
+  const usual = state.usual(line);
+  const value = state.row < 0 ? ABSENT : worst(numbers, state.row, line.modules);
+  const times = Number.isFinite(value) && value > 0 && value / usual >= 2 ? `, now ${said(Number((value / usual).toPrecision(2)))} ×` : "";
+  row(host, `usual ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
+  updates(host, state, line.modules);
+  const [losses, rates] = [loop.losses, loop.learning_rates].map((values) =>
+    loop.optimizers.map((_, each) => (at < 0 ? NO_SCALAR : values[at * loop.optimizers.length + each])),
+  );
+  loop.optimizers.forEach((optimizer, each) => {
+    const of = loop.optimizers.length > 1 ? `, ${optimizer}` : "";
+    row(host, `loss${of}`, said(losses[each]), losses[each] !== NO_SCALAR && isBad(losses[each]) ? "bad" : "");
+    row(host, `learning rate${of}`, said(rates[each]));
+  });
+  if (at >= 0 && loop.skipped.has(at)) row(host, "its update", "none: the gradient scaler left the step out");
+  host.append(spark(numbers, line.modules, state));
+}
+
+/** The row that a step is in, or -1. */
+function rowIn(spans: readonly number[], step: number): number {
+  const found = rowAt(spans, step);
+  return found >= 0 && spans[2 * found + 1] >= step ? found : -1;
+}
+
+/** Weights and updates are looked at every so many steps: those of the last time. */
+function updates(host: HTMLElement, { loop, step }: State, modules: readonly number[]): void {
+  const sample = rowAt(loop.samples, step);
+  if (sample < 0) return;
+  const width = loop.modules.length;
+  const at = loop.samples[2 * sample + 1] >= step ? "" : `, step ${NUMBERS.format(loop.samples[2 * sample])}`;
+  const read = (values: Float32Array) => worst({ spans: loop.samples, values, width }, sample, modules);
+  const [weight, update] = [read(loop.weights), read(loop.updates)];
+  row(host, `weight norm${at}`, said(weight), isBad(weight) ? "bad" : "");
+  row(host, `update norm${at}`, said(update), isBad(update) ? "bad" : "");
+  if (modules.length === 1 && weight > 0 && update >= 0) row(host, `update ÷ weight${at}`, said(update / weight));
+}
+
+const WIDE = 320;
+const TALL = 36;
+
+/** The line's numbers over all steps, small. */
+function spark(numbers: Numbers, modules: readonly number[], state: State): Element {
+  const rows = numbers.spans.length / 2;
+  const size = Math.max(1, Math.ceil(rows / WIDE));
+  const points: [number, number][] = [];
+  const bad: number[] = [];
+  for (let start = 0; start < rows; start += size) {
+    let highest = ABSENT;
+    for (let each = start; each < Math.min(rows, start + size); each++) {
+      const value = worst(numbers, each, modules);
+      if (isBad(value)) bad.push(numbers.spans[2 * each]);
+      else if (value > highest) highest = value;
+    }
+    if (highest > 0) points.push([numbers.spans[2 * start], Math.log10(highest)]);
+  }
+  const [low, high] = points.reduce(([l, h], [, value]) => [Math.min(l, value), Math.max(h, value)], [Infinity, -Infinity]);
+  const x = (step: number) => (((step + 0.5) / state.end) * WIDE).toFixed(1);
+  const y = (value: number) => (TALL - 4 - ((value - low) / (high - low || 1)) * (TALL - 8)).toFixed(1);
+  const made = svg("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, preserveAspectRatio: "none", class: "spark", "aria-hidden": "true" });
+  const d = points.map(([step, value], at) => `${at ? "L" : "M"}${x(step)},${y(value)}`).join("");
+  made.append(svg("path", { d, class: "line" }));
+  for (const step of bad.slice(0, 200)) made.append(svg("path", { d: `M${x(step)},2V${TALL - 2}`, class: "bad" }));
+  made.append(svg("path", { d: `M${x(state.step)},0V${TALL}`, class: "now" }));
+  return made;
+}
+
+/** How the step's backward is opened where the black box keeps it, and else what would keep it. */
+export function showBackward(host: HTMLElement, state: State, opens: boolean, copied: (text: string) => void): void {
+  host.textContent = "";
+  const { loop, step } = state;
+  const folder = loop.kept.get(step);
+  host.append(el("h2", {}, `The backward of step ${NUMBERS.format(step)}`));
+  if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${NUMBERS.format(step)} `, el("kbd", {}, "↵")));
+  if (folder !== undefined) {
+    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
+    command(host, `tapescope replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
+    if (opens) return;
+    host.append(el("p", {}, "In a notebook, as a deck:"));
+    command(host, `ts.replay(${JSON.stringify(folder)}, make_model, loss_of).debug()`, copied);
+    return;
+  }
+  if (opens) return void host.append(el("p", {}, "It was recorded, with its memory."));
+  const nearest = [...loop.kept.keys()].sort((one, other) => Math.abs(one - step) - Math.abs(other - step))[0];
+  const why = loop.black_box
+    ? "It is not kept: the black box keeps bad steps, the first of several in a row."
+    : "It is not kept: this loop ran without a black box.";
+  host.append(el("p", {}, why));
+  if (nearest !== undefined) {
+    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${NUMBERS.format(nearest)}, which is kept`);
+    host.append(go);
+  } else if (!loop.black_box) {
+    host.append(el("p", {}, "A loop that keeps its bad steps:"));
+    command(host, 'ts.training(model, optimizer, black_box="black_box")', copied);
+  }
+}
+
+/** A folder's name as one word of a shell. */
+export function shell(text: string): string {
+  return /^[\w./+:@%,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function command(host: HTMLElement, text: string, copied: (text: string) => void): void {
+  const button = el("button", { class: "copy", type: "button", "aria-label": `Copy: ${text}` }, "Copy");
+  button.addEventListener("click", () => copied(text));
+  host.append(el("div", { class: "command" }, el("code", {}, text), button));
+}

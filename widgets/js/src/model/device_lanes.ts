@@ -1,0 +1,72 @@
+/** What a device does over a backward: its tasks, and how many of its own wait at each position. */
+
+import { NEVER, type Replay } from "./replay.ts";
+import type { Times } from "./task_times.ts";
+
+export interface Lane {
+  /** Its index, and its name. */
+  device: number;
+  name: string;
+  /** The places of its tasks. */
+  places: Int32Array;
+  /** By position how many of its tasks are ready, the running one left out. */
+  queue: Int32Array;
+  /** The longest queue. */
+  longest: number;
+  /** By place the highest level of the device's memory while that task ran, bytes; empty where that is not known. */
+  levels: readonly number[];
+  /** The highest of them. */
+  peak: number;
+  /** The share of the backward in which it ran tasks; null where no clock tells. */
+  busy: number | null;
+  /** Nanoseconds in which it stood still for longer than `LEAST_IDLE` of the backward. */
+  idle: { from: number; to: number }[];
+}
+
+/** A stretch without work that is shorter is none, as a share of the backward. */
+export const LEAST_IDLE = 0.03;
+
+export function lanesOf(replay: Replay, times: Times | null): Lane[] {
+  const { devices, tasks } = replay.graph.document;
+  const { order } = replay.schedule;
+  return devices.flatMap((name, device) => {
+    const isOnly = devices.length === 1;
+    const places = Int32Array.from(order.keys()).filter((place) => isOnly || tasks.device[order[place]] === device);
+    if (!places.length) return [];
+    const queue = waiting(replay, places);
+    const longest = queue.reduce((most, length) => Math.max(most, length), 0);
+    const levels = replay.schedule.lane_levels?.find((each) => each.device === device)?.levels ?? [];
+    const peak = levels.reduce((most, level) => Math.max(most, level), 0);
+    return [{ device, name, places, queue, longest, levels, peak, ...clocked(places, times) }];
+  });
+}
+
+function waiting(replay: Replay, places: Int32Array): Int32Array {
+  const { order } = replay.schedule;
+  const queue = new Int32Array(replay.length + 1);
+  for (const place of places) {
+    const ready = replay.readyAt[order[place]];
+    if (ready === NEVER) continue;
+    queue[Math.min(ready, place)]++;
+    queue[place]--;
+  }
+  for (let at = 1; at < queue.length; at++) queue[at] += queue[at - 1];
+  return queue;
+}
+
+function clocked(places: Int32Array, times: Times | null): Pick<Lane, "busy" | "idle"> {
+  if (!times) return { busy: null, idle: [] };
+  let busy = 0;
+  let last = 0;
+  const idle: Lane["idle"] = [];
+  const stands = (from: number, to: number) => {
+    if (to - from > LEAST_IDLE * times.total) idle.push({ from, to });
+  };
+  for (const place of places) {
+    stands(last, times.start[place]);
+    busy += times.end[place] - times.start[place];
+    last = Math.max(last, times.end[place]);
+  }
+  stands(last, times.total);
+  return { busy: Math.min(1, busy / times.total), idle };
+}

@@ -1,0 +1,125 @@
+/** Saved tensors: what a task keeps, who shares the bytes, and when they go. */
+
+import { type DeckDocument, NONE } from "./document.ts";
+import { NEVER, type Replay } from "./replay.ts";
+import { count, milliseconds, nth } from "../format.ts";
+
+interface Index {
+  /** By task the rows of `document.saved`. */
+  ofTask: Map<number, number[]>;
+  /** By storage the tasks that keep it. */
+  keepers: Map<number, number[]>;
+}
+
+const known = new WeakMap<DeckDocument, Index>();
+
+function indexOf(document: DeckDocument): Index {
+  let index = known.get(document);
+  if (index) return index;
+  index = { ofTask: new Map(), keepers: new Map() };
+  const { task: tasks, storage } = document.saved;
+  tasks.forEach((task, row) => {
+    push(index.ofTask, task, row);
+    const keepers = storage[row] === NONE ? undefined : index.keepers.get(storage[row]);
+    if (storage[row] !== NONE && keepers?.at(-1) !== task) push(index.keepers, storage[row], task);
+  });
+  known.set(document, index);
+  return index;
+}
+
+function push(map: Map<number, number[]>, key: number, value: number): void {
+  const list = map.get(key);
+  if (list) list.push(value);
+  else map.set(key, [value]);
+}
+
+export interface Saved {
+  slot: string;
+  storage: number;
+  /** NONE where shape and type are not known. */
+  meta: number;
+  bytes: number;
+  /** The parameter that it is; "" for others. */
+  parameter: string;
+  /** The user's code holds it, too: it stays whatever runs. */
+  held: boolean;
+  /** What makes it again, as a mirrored forward let go of it; "" for what is there. */
+  madeBy: string;
+  /** The place of the first task that keeps it, which makes it again. */
+  first: number;
+  /** The earlier slot of this task that keeps the same bytes; "" where there is none. */
+  sameAs: string;
+  /** The other tasks that keep the same bytes. */
+  others: number[];
+  /** The place in the order of the last task that keeps it; NEVER where one of them does not run. */
+  last: number;
+}
+
+/** What a task keeps, under a schedule. */
+export function savedBy(replay: Replay, task: number): Saved[] {
+  const { document } = replay.graph;
+  const { saved } = document;
+  const { ofTask, keepers } = indexOf(document);
+  const firsts = new Map<number, string>();
+  return (ofTask.get(task) ?? []).map((row) => {
+    const all = keepers.get(saved.storage[row]) ?? [task];
+    const slot = replay.graph.text(saved.slot[row]);
+    const sameAs = firsts.get(saved.storage[row]) ?? "";
+    if (saved.storage[row] !== NONE && !sameAs) firsts.set(saved.storage[row], slot);
+    return {
+      slot,
+      storage: saved.storage[row],
+      sameAs,
+      meta: saved.meta[row],
+      bytes: saved.bytes[row],
+      parameter: replay.graph.text(saved.parameter[row]),
+      held: saved.held[row] === 1,
+      madeBy: saved.made_by ? replay.graph.text(saved.made_by[row]) : "",
+      first: all.reduce((first, keeper) => Math.min(first, replay.place[keeper]), NEVER),
+      others: all.filter((other) => other !== task),
+      last: all.reduce((last, keeper) => Math.max(last, replay.place[keeper]), 0),
+    };
+  });
+}
+
+/** The bytes that count as saved: each storage once, not what is there anyway. */
+export function keptBytes(all: readonly Saved[]): number {
+  const counted = all.filter((each) => !each.parameter && !each.held && !each.sameAs && !each.madeBy);
+  return counted.reduce((sum, each) => sum + each.bytes, 0);
+}
+
+/** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
+export function fate(replay: Replay, saved: Saved, t: number): string {
+  if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
+  if (saved.held) return "held by the caller, not counted";
+  if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
+  if (saved.madeBy && saved.first >= t) {
+    const when = saved.first === NEVER ? "if it runs" : `as the ${nth(saved.first + 1)} runs${planned(replay, saved)}`;
+    return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
+  }
+  if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
+  if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
+  const freed = isFreed(replay, saved, t);
+  const when = `${freed ? "freed by" : "freed after"} the ${nth(saved.last + 1)}`;
+  return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
+}
+
+/** `, in 0.65 ms as planned, with 2 others`: what its replay takes; "" where no plan tells. */
+function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
+  const row = replays?.storage.indexOf(storage) ?? NONE;
+  if (!replays || row === NONE) return "";
+  const others = replays.count[row] - 1;
+  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
+}
+
+/** `, also kept by Relu, 3rd, and 2 more`, or "". */
+function sharers(replay: Replay, { others }: Saved, kept: string): string {
+  if (!others.length) return "";
+  const [first, ...more] = others;
+  return `, ${kept} by ${replay.named(first)}${more.length ? `, and ${more.length} more` : ""}`;
+}
+
+/** Whether the bytes have been freed when so many tasks have run. */
+export function isFreed(replay: Replay, saved: Saved, t: number): boolean {
+  return !replay.graph.document.keeps_graph && saved.last < t;
+}

@@ -1,0 +1,30 @@
+/** Where a task stands, in words. */
+
+import { NEVER, type Replay } from "./replay.ts";
+import { grouped, nth } from "../format.ts";
+
+/** Words with the numbers in between: odd ones stand out. */
+export type Parts = string[];
+
+/** What has not run: beyond the session's front, or in the order of a policy that it does not have. */
+export type Unreal = "planned" | "simulated" | "failed";
+
+const WILL: Record<Unreal, string> = { planned: "will run", simulated: "would run", failed: "failed" };
+
+/**
+ * `ran *53rd* of 244`, `ready, will run *56th* of 244`, `will run *60th* of 244, *1 of 2* gradients here`: every second
+ * part is a number. `ran`: how many tasks have run; those after it, up to the position, are what `unreal` says.
+ */
+export function when(replay: Replay, task: number, t: number, ran = t, unreal: Unreal | null = ran < t ? "planned" : null): Parts {
+  const place = replay.place[task];
+  if (place === NEVER) return ["has no part in this backward"];
+  const state = replay.state(task, t);
+  const will = WILL[unreal && unreal !== "planned" ? "simulated" : "planned"];
+  const [at, of] = [nth(place + 1), ` of ${grouped(replay.length)}`];
+  if (state === "done") return [place < ran ? "ran " : `${WILL[unreal ?? "planned"]} `, at, of];
+  if (state === "running") return [unreal ? `${WILL[unreal]} ` : "runs ", at, of];
+  if (state === "ready") return [`ready, ${will} `, at, of];
+  const waits = replay.graph.waits[task];
+  const here = `${replay.arrivedInputs(task, t)} of ${waits}`;
+  return [`${will} `, at, `${of}, `, here, waits === 1 ? " gradient here" : " gradients here"];
+}

@@ -1,0 +1,37 @@
+/** On the tab of another policy, or of a branch, of a live session: what it is, and the way to make it real. */
+
+import { el } from "../dom.ts";
+import { count, grouped } from "../format.ts";
+import type { MakeView } from "../view_types.ts";
+import { shown } from "./policy_tabs.ts";
+
+export const makeRunOn: MakeView = ({ store }, parent) => {
+  const says = el("span");
+  const button = el("button", { class: "sm" }, "run on");
+  const view = el("div", { class: "run-on" }, says, button);
+  view.hidden = true;
+  parent.append(view);
+  button.addEventListener("click", () => {
+    if (store.branch) return store.takeBranch();
+    store.link?.setPolicy(store.replay.schedule.policy);
+    store.show(0); // what runs on is the session's own order
+    store.go(store.state.front);
+  });
+  return {
+    update(changed) {
+      if (!changed.has("tab") && !changed.has("status") && !changed.has("revision")) return;
+      const { branch } = store;
+      const { status } = store.state;
+      const goesOn = status === "stopped" || status === "running" || (branch && status === "finished");
+      view.hidden = !(store.link && store.state.tab && goesOn);
+      if (view.hidden) return;
+      const { policy, title } = store.replay.schedule;
+      button.disabled = status === "running";
+      const forked = branch?.parent ? `, forked after ${grouped(branch.forked_at)}` : "";
+      says.textContent = branch ? `${count(branch.ran, "task")} ran${forked}` : "simulated from the start";
+      button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
+      button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
+    },
+    dispose: () => view.remove(),
+  };
+};

@@ -1,0 +1,54 @@
+/** What went wrong in a live session, calmly, until it is dismissed. */
+
+import { el } from "../dom.ts";
+import type { Status, Store } from "../store.ts";
+import type { MakeView } from "../view_types.ts";
+import { icon } from "./icons.ts";
+import { grouped } from "../format.ts";
+
+export const makeTrouble: MakeView = ({ store }, parent) => {
+  const heading = el("b", {});
+  const message = el("pre", { tabindex: "0" });
+  const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
+  const banner = el(
+    "div",
+    { class: "trouble" },
+    icon("warning"),
+    el("div", { class: "said" }, heading, message),
+    dismiss,
+  );
+  banner.hidden = true;
+  parent.append(banner);
+  let dismissed = "";
+  dismiss.addEventListener("click", () => {
+    const { status, trouble } = store.state;
+    dismissed = headline(status, trouble) + trouble;
+    banner.hidden = true;
+    (banner.closest(".deck") as HTMLElement | null)?.focus({ preventScroll: true });
+  });
+  return {
+    update(changed) {
+      if (!changed.has("status") && !changed.has("trouble")) return;
+      const { status, trouble } = store.state;
+      banner.dataset.status = status;
+      const first = headline(status, trouble);
+      heading.textContent = first;
+      message.textContent = trouble || after(store);
+      if (!first) dismissed = "";
+      banner.hidden = !first || first + trouble === dismissed;
+    },
+    dispose: () => banner.remove(),
+  };
+};
+
+/** "" where all is well. */
+function headline(status: Status, trouble: string): string {
+  if (status === "failed") return "The backward has failed.";
+  if (status === "closed") return "The session is closed.";
+  return trouble ? "That did not work." : "";
+}
+
+function after(store: Store): string {
+  const [ran, all] = [store.state.front, store.replayOf(0).length].map(grouped);
+  return `What has run is still here: ${ran} of ${all} tasks.`;
+}

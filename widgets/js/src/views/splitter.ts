@@ -1,0 +1,110 @@
+/** The grip between graph and timeline: shares the height between them, and remembers how. */
+
+import { el } from "../dom.ts";
+import type { MakeView } from "../view_types.ts";
+import { bindLetGo } from "./cancel_drag.ts";
+
+/** Pixels. */
+const LEAST_GRAPH = 190;
+const LEAST_TIMELINE = 230;
+const STEP = 24;
+/** What the graph gets of the height that a window or a page has more. */
+const GRAPH_SHARE = 0.6;
+/** What a second device's lane needs, and each one more. */
+const SECOND_LANE = 26;
+const LANE = 34;
+const KEPT = "tapescope.timeline";
+
+export const makeGrip: MakeView = (stage, parent) => {
+  const { store, root } = stage;
+  const grip = el("div", {
+    class: "grip", role: "separator", tabindex: "0", "aria-orientation": "horizontal",
+    "aria-label": "share between graph and timeline", title: "Drag, or ↑ ↓: graph or timeline. Double click, or Home: as at first",
+  });
+  parent.append(grip);
+  /** The height that the reader gave to the timeline; null: as at first. */
+  let wanted: number | null = restored();
+
+  const { length } = store.document.devices;
+  const lanes = length > 1 ? SECOND_LANE + LANE * (length - 2) : 0;
+  const main = () => parent.querySelector<HTMLElement>(".main")!;
+  const heights = () => {
+    const style = getComputedStyle(parent);
+    const timeline = parent.querySelector<HTMLElement>(".time")?.offsetHeight ?? 0;
+    const free = main().offsetHeight + timeline;
+    const given = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
+    const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
+    return { free, timeline, first: given + lanes + more * (1 - GRAPH_SHARE) };
+  };
+  const apply = () => {
+    parent.style.removeProperty("--time");
+    const { free, first } = heights();
+    const height = Math.max(LEAST_TIMELINE, Math.min(free - LEAST_GRAPH, wanted ?? first));
+    parent.style.setProperty("--time", `${Math.round(height)}px`);
+    const graph = Math.round(free - height);
+    for (const [name, value] of [["now", graph], ["min", LEAST_GRAPH], ["max", Math.round(free - LEAST_TIMELINE)]]) {
+      grip.setAttribute(`aria-value${name}`, String(value));
+    }
+    grip.setAttribute("aria-valuetext", `graph ${graph} pixels, timeline ${Math.round(height)}`);
+  };
+  const give = (height: number | null) => {
+    const { free } = heights();
+    wanted = height === null ? null : Math.max(LEAST_TIMELINE, Math.min(free - LEAST_GRAPH, height));
+    keep(wanted);
+    apply();
+  };
+
+  let held: { y: number; height: number } | null = null;
+  grip.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    held = { y: event.clientY, height: heights().timeline };
+    grip.setPointerCapture(event.pointerId);
+  });
+  grip.addEventListener("pointermove", (event) => held && give(held.height + held.y - event.clientY));
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
+    grip.addEventListener(end, () => (held = null));
+  }
+  const ending = new AbortController();
+  bindLetGo(() => held !== null, (back) => {
+    const { height } = held!;
+    held = null;
+    if (back) give(height);
+  }, ending.signal);
+  grip.addEventListener("dblclick", () => give(null));
+  grip.addEventListener("keydown", (event) => {
+    const steps: Record<string, number | null> = { ArrowUp: STEP, ArrowDown: -STEP, Home: null };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const step = steps[event.key];
+    give(step === null ? null : heights().timeline + step);
+  });
+  const resize = new ResizeObserver(apply);
+  resize.observe(root);
+  return {
+    update(changed) {
+      if (changed.has("isFull")) apply();
+    },
+    dispose() {
+      ending.abort();
+      resize.disconnect();
+      grip.remove();
+    },
+  };
+};
+
+/** Where nothing can be kept, as in a frame without an origin, all is as at first the next time. */
+function keep(height: number | null): void {
+  try {
+    if (height === null) localStorage.removeItem(KEPT);
+    else localStorage.setItem(KEPT, String(Math.round(height)));
+  } catch {}
+}
+
+function restored(): number | null {
+  try {
+    return Number(localStorage.getItem(KEPT)) || null;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,67 @@
+/** At which breakpoint or watchpoint a live session stands, below the graph, until it moves on or this is dismissed. */
+
+import { el } from "../dom.ts";
+import type { MakeView } from "../view_types.ts";
+import { icon } from "./icons.ts";
+import { followLinks, withLinks } from "./task_links.ts";
+
+/** So many lines of how a watchpoint's find came about are shown at once. */
+const MOST = 8;
+
+export const makeStopped: MakeView = ({ store, root }, parent) => {
+  const sign = el("span");
+  const text = el("p");
+  const lines = el("ol");
+  const how = el("button", { class: "sm" }, "how it came");
+  const show = el("button", { class: "sm" }, "show");
+  const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
+  const banner = el("div", { class: "stopped", role: "group", "aria-label": "why it has stopped" });
+  banner.append(sign, el("div", { class: "said" }, text, lines), how, show, dismiss);
+  banner.hidden = true;
+  parent.append(banner);
+  let shown = "";
+  /** How many lines are seen while it is folded. */
+  let least = 0;
+  const unfold = (open: boolean) => {
+    const items = [...lines.children] as HTMLElement[];
+    items.forEach((item, index) => (item.hidden = !open && index >= least));
+    lines.hidden = !open && !least;
+    how.textContent = !least ? "how it came" : open ? "less" : `${items.length - least} more`;
+    how.ariaExpanded = String(open);
+  };
+  followLinks(banner, store);
+  how.addEventListener("click", () => unfold(how.ariaExpanded === "false"));
+  show.addEventListener("click", () => {
+    store.show(0);
+    store.update({ selected: store.state.stopped?.task ?? null });
+  });
+  dismiss.addEventListener("click", () => {
+    banner.hidden = true;
+    root.focus({ preventScroll: true });
+  });
+  return {
+    update(changed) {
+      if (!changed.has("stopped")) return;
+      const { stopped, front } = store.state;
+      root.dataset.stopped = stopped?.why ?? "";
+      const key = stopped ? `${front} ${stopped.text}` : ""; // told again it may have been dismissed, or folded out
+      if (key === shown) return;
+      shown = key;
+      banner.hidden = !key;
+      if (!key || !stopped) return;
+      banner.dataset.why = stopped.why;
+      sign.replaceChildren(icon(stopped.why === "breakpoint" ? "octagon" : "warning"));
+      text.replaceChildren(el("b", {}, "Stopped: "), ...withLinks(stopped.text, store));
+      lines.replaceChildren(...stopped.lines.map((line) => el("li", {}, ...withLinks(line, store))));
+      how.hidden = !stopped.lines.length;
+      const { task, why, lines: { length } } = stopped;
+      show.hidden = task === null;
+      show.textContent = task === null ? "" : `show the ${store.replayOf(0).nth(task)}`;
+      show.title = task === null ? "" : `Show ${store.graph.name(task)} in the graph`;
+      const found = why === "watchpoint"; // where it came from is what one wants to know
+      least = found && length > MOST ? MOST : 0;
+      unfold(found && !least);
+    },
+    dispose: () => banner.remove(),
+  };
+};
