@@ -1,10 +1,10 @@
 /** Canvases as sharp as the screen, and text on them. */
 
-const FAMILY = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+export const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** The deck's small type; `weight` 400, or 600 for what is named first. */
 export function smallType(weight: 400 | 600): string {
-  return `${weight} 11px ${FAMILY}`;
+  return `${weight} 11px ${FONT}`;
 }
 
 /** An empty canvas of this size in CSS pixels, which are the units of what is drawn. */
@@ -20,24 +20,6 @@ export function fit(canvas: HTMLCanvasElement, width: number, height: number): C
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.textBaseline = "middle";
   return context;
-}
-
-/** Text cut at its end so that it is at most so wide; "" where nothing readable is left. */
-export function cut(context: CanvasRenderingContext2D, text: string, width: number): string {
-  if (context.measureText(text).width <= width) return text;
-  let [fits, fails] = [0, text.length];
-  while (fits + 1 < fails) {
-    const middle = (fits + fails) >> 1;
-    if (context.measureText(`${text.slice(0, middle).trimEnd()}…`).width <= width) fits = middle;
-    else fails = middle;
-  }
-  return fits < 2 ? "" : `${whole(text.slice(0, fits)).trimEnd()}…`;
-}
-
-/** Without half a character at its end. */
-function whole(text: string): string {
-  const last = text.charCodeAt(text.length - 1);
-  return last >= 0xd800 && last < 0xdc00 ? text.slice(0, -1) : text;
 }
 
 const mixes = new Map<string, string>();
@@ -60,4 +42,27 @@ function channels(colour: string): number[] {
   probe.fillStyle = colour;
   probe.fillRect(0, 0, 1, 1);
   return [...probe.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+}
+
+/** Lines across a rectangle, upwards to the right, `gap` apart; `shift` moves all of them to the left. */
+export function hatch(
+  pen: CanvasRenderingContext2D,
+  [x, y, width, height]: readonly [number, number, number, number],
+  colour: string,
+  gap: number,
+  shift = 0,
+): void {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x, y, width, height);
+  pen.clip();
+  pen.strokeStyle = colour;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  for (let at = x - height - shift; at < x + width; at += gap) {
+    pen.moveTo(at, y + height);
+    pen.lineTo(at + height, y);
+  }
+  pen.stroke();
+  pen.restore();
 }

@@ -60,3 +60,8 @@ export function milliseconds(nanoseconds: number): string {
 export function count(amount: number, noun: string): string {
   return `${grouped(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 }
+
+/** Rounded to hundredths, or to other `parts` of one: a coordinate in as few characters as are needed. */
+export function short(value: number, parts = 100): string {
+  return String(Math.round(value * parts) / parts);
+}

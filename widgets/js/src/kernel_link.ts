@@ -1,5 +1,6 @@
 /** The page's end of a session or a recording: what anywidget's model carries, as a store and its link. */
 
+import { areEqual } from "./equal_sets.ts";
 import { readDocument, readJson } from "./model/read_document.ts";
 import type { StopPoint } from "./model/stops.ts";
 import { type Changed, type Command, type Link, type Progress, Store } from "./store.ts";
@@ -83,7 +84,7 @@ class Choices {
       if (chosen && store.link) store.update({ stops: chosen as StopPoint[] });
     } else {
       const breakpoints = new Set((chosen as number[]).filter(isTask));
-      if (!isSame(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
+      if (!areEqual(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
     }
   }
 
@@ -92,7 +93,7 @@ class Choices {
     const { model } = this;
     const { selected, breakpoints } = state;
     const selects = changed.has("selected") && selected !== (model.get("selection") ?? null);
-    const breaks = changed.has("breakpoints") && !isSame(breakpoints, new Set(model.get("breakpoints") as number[]));
+    const breaks = changed.has("breakpoints") && !areEqual(breakpoints, new Set(model.get("breakpoints") as number[]));
     if (!selects && !breaks) return;
     this.isSharing = true;
     try {
@@ -105,10 +106,6 @@ class Choices {
       this.isSharing = false;
     }
   }
-}
-
-function isSame(one: ReadonlySet<number>, other: ReadonlySet<number>): boolean {
-  return one.size === other.size && [...one].every((task) => other.has(task));
 }
 
 /** Sends a message. Returns whether there is a kernel to send it to. */

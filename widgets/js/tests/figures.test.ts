@@ -2,9 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { lastUpTo } from "../src/binary_search.ts";
 import { area, stacked } from "../src/figures/areas.ts";
 import { type Told, linesOf } from "../src/figures/data.ts";
-import { distance, placeOf } from "../src/figures/items.ts";
+import { distance } from "../src/figures/items.ts";
 import { squarified } from "../src/figures/tree.ts";
 import { ticksBetween } from "../src/figures/window.ts";
 
@@ -55,5 +56,5 @@ test("the nearest point is found, on a bar and beside it", () => {
   assert.equal(distance(bar, 0.3, 15, 1000), 0);
   assert.equal(distance(bar, 0.55, 15, 1000).toFixed(6), "50.000000");
   assert.equal(distance(bar, 0.3, 5, 1000), 5);
-  assert.deepEqual([-1, 0, 2.5, 9].map((value) => placeOf([0, 1, 2, 3], value)), [0, 0, 2, 3]);
+  assert.deepEqual([-1, 0, 2.5, 9].map((value) => lastUpTo([0, 1, 2, 3], value)), [0, 0, 2, 3]);
 });

@@ -1,6 +1,5 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { byteTicks } from "../src/charts/memory_stack.ts";
 import { momentOf } from "../src/views/memory_legend.ts";
 import { CATEGORIES, type Memory } from "../src/model/document.ts";
 import { MemoryLevels } from "../src/model/memory.ts";
@@ -140,13 +139,4 @@ test("400,000 events of 100,000 tasks add up one by one", () => {
   });
   assert.equal(differ, 0);
   assert.equal(decoded.peak.bytes, most);
-});
-
-test("sizes stand at round binary steps, five at most", () => {
-  for (const most of [1, 7, 1000, 1025, 51.5 * 2 ** 20, 3 * 2 ** 30, 2 ** 41 - 1]) {
-    const ticks = byteTicks(most);
-    assert.ok(ticks.length >= 2 && ticks.length <= 5, `${most}: ${ticks}`);
-    assert.ok(ticks.every((tick, at) => tick === at * ticks[1] && tick <= most));
-    assert.ok(Number.isInteger(Math.log2(ticks[1])), `${ticks}`);
-  }
 });

@@ -3,7 +3,7 @@
 import { BAR } from "../model/timeline_rows.ts";
 import type { Lane } from "../model/device_lanes.ts";
 import type { Axis } from "../model/axis.ts";
-import { mixed } from "../canvas.ts";
+import { hatch, mixed } from "../canvas.ts";
 import { FAINT, type Picture } from "./timeline_picture.ts";
 
 /** Bars that are wider have a gap between them. */
@@ -21,7 +21,7 @@ export function drawLanes(context: CanvasRenderingContext2D, picture: Picture, i
   const longest = Math.max(2, ...lanes.map((lane) => lane.longest));
   lanes.forEach((lane, number) => {
     const { top, height } = bands.lanes[number];
-    hatch(context, picture, lane, top + TOP);
+    hatchIdle(context, picture, lane, top + TOP);
     context.fillStyle = isSolid ? colours.ink3 : mixed(colours.ink3, colours.panel, FAINT);
     context.fill(bars(axis, lane, top + TOP));
     if (!bands.hasQueues) return;
@@ -82,25 +82,13 @@ function steps(axis: Axis, values: ArrayLike<number>, most: number, { top, botto
   return line;
 }
 
-function hatch(context: CanvasRenderingContext2D, { axis, colours, times }: Picture, lane: Lane, top: number): void {
+function hatchIdle(context: CanvasRenderingContext2D, { axis, colours, times }: Picture, lane: Lane, top: number): void {
   if (axis.kind !== "clock" || !times) return;
   const { left, right } = axis.backward;
   const x = (ns: number) => left + ((right - left) * ns) / times.total;
   for (const { from, to } of lane.idle) {
     const [start, end] = [Math.max(axis.left, x(from) + 1), Math.min(axis.right, x(to) - 1)];
     if (end <= start) continue;
-    context.save();
-    context.beginPath();
-    context.rect(start, top, end - start, BAR);
-    context.clip();
-    context.strokeStyle = colours.line2;
-    context.lineWidth = 1;
-    context.beginPath();
-    for (let at = start - BAR - ((start - BAR) % HATCH); at < end; at += HATCH) {
-      context.moveTo(at, top + BAR);
-      context.lineTo(at + BAR, top);
-    }
-    context.stroke();
-    context.restore();
+    hatch(context, [start, top, end - start, BAR], colours.line2, HATCH, (start - BAR) % HATCH);
   }
 }

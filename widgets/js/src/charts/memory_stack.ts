@@ -7,6 +7,7 @@ import { type CurveLevels } from "../model/recompute_curves.ts";
 import { CATEGORIES, FROM_BELOW } from "../model/document.ts";
 import type { MemoryLevels, Steps } from "../model/memory.ts";
 import { size } from "../format.ts";
+import { byteTicks } from "../ticks.ts";
 import type { Colours } from "../view_types.ts";
 import { mixed, smallType } from "../canvas.ts";
 import { FAINT, type Picture, type StackPaths } from "./timeline_picture.ts";
@@ -48,15 +49,6 @@ export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
 /** A level's height in the plot, CSS pixels from the timeline's top. */
 export function heightOf({ chart }: Bands, most: number, level: number): number {
   return chart.bottom - ((chart.bottom - chart.top) * level) / (Math.max(most, 1) * HEADROOM);
-}
-
-/** Levels in steps of a power of two, 0 included, at most five of them. */
-export function byteTicks(most: number, room = Infinity): number[] {
-  let step = 2 ** Math.floor(Math.log2(most / 3));
-  while (most / step > Math.min(MOST_TICKS, Math.max(1.9, room / LEAST_TICK))) step *= 2;
-  const found = [];
-  for (let level = 0; level <= most; level += step) found.push(level);
-  return found;
 }
 
 export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
@@ -205,7 +197,8 @@ function drawCurve(
 }
 
 function ticksOf({ bands: { chart } }: Picture, { most }: StackPaths): number[] {
-  return byteTicks(Math.max(most, 1) * HEADROOM, chart.bottom - chart.top).slice(1);
+  const count = Math.min(MOST_TICKS, Math.max(1.9, (chart.bottom - chart.top) / LEAST_TICK));
+  return byteTicks(Math.max(most, 1) * HEADROOM, count).slice(1);
 }
 
 function drawGrid(context: CanvasRenderingContext2D, picture: Picture, paths: StackPaths): void {

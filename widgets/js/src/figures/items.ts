@@ -45,15 +45,3 @@ export function distance(item: Item, share: number, y: number, width: number): n
 export function told(figure: PlotTold, all: Told, item: Item): Line[] {
   return linesOf(all, figure.traces[item.trace], item.at).map((text) => ({ text }));
 }
-
-/** The index of the last of these ascending values that is not above a value, or 0. */
-export function placeOf(xs: number[], value: number): number {
-  let low = 0;
-  let high = xs.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] <= value) low = middle + 1;
-    else high = middle;
-  }
-  return Math.max(0, low - 1);
-}

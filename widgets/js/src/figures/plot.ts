@@ -1,9 +1,10 @@
 /** A figure with axes: its tooltip, by pointer and by keys, its legend, and zoom along its horizontal axes. */
 
+import { lastUpTo } from "../binary_search.ts";
 import { el, svg } from "../dom.ts";
 import { area, stacked } from "./areas.ts";
 import { type PlotTold, type Told, linesOf, numberText, numbers } from "./data.ts";
-import { type Item, distance, itemsOf, placeOf, told as toldOf } from "./items.ts";
+import { type Item, distance, itemsOf, told as toldOf } from "./items.ts";
 import type { Line, Tip } from "./tooltip.ts";
 import { Window } from "./window.ts";
 
@@ -149,7 +150,7 @@ export class Plot {
     if (this.figure.unified) {
       const longest = seen.reduce((most, each) => (each.length > most.length ? each : most), [] as Item[]);
       if (!longest.length || y > Number(this.plot.dataset.bottom)) return this.forget();
-      this.tell(longest[placeOf(longest.map((each) => each.start), share)], event.clientX, event.clientY);
+      this.tell(longest[lastUpTo(longest.map((each) => each.start), share)], event.clientX, event.clientY);
       return;
     }
     let nearest: Item | null = null;
@@ -188,7 +189,7 @@ export class Plot {
     const lines: Line[] = [{ text: head }];
     for (const [trace, items] of this.seen(window).entries()) {
       if (!items.length) continue;
-      const at = placeOf(items.map((each) => each.start), item.start);
+      const at = lastUpTo(items.map((each) => each.start), item.start);
       const told = this.figure.traces[trace];
       lines.push(...linesOf(this.told, told, at).map((text) => ({ text, colour: told.colour || "transparent" })));
     }

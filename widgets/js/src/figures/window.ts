@@ -1,18 +1,13 @@
 /** The visible part of an axis, all of it unless zoomed, and the numbers along it. */
 
 import { svg } from "../dom.ts";
+import { roundStep } from "../ticks.ts";
 import { type AxisTold, numberText } from "./data.ts";
 
 const LEAST = 1e-4; // of the axis
 const APART = 90; // pixels between two numbers, about
 const LETTER = 7; // pixels of a digit
 const GAP = 3;
-
-/** Rounds up to 1, 2 or 5 times a power of ten. */
-export function roundStep(least: number): number {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return ([1, 2, 5].find((each) => each * power >= least * (1 - 1e-9)) ?? 10) * power;
-}
 
 /** Round values between two values, with their positions from 0 to 1. */
 export function ticksBetween(low: number, high: number, count: number): [number, number][] {

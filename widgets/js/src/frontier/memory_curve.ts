@@ -1,8 +1,9 @@
 /** The level over the tasks without a plan, with the one that is chosen, and as it was measured. */
 
 import { size } from "../format.ts";
+import { byteTicks } from "../ticks.ts";
 import type { Frontier, Levels } from "./frontier_data.ts";
-import { BOTTOM, draw, PANEL, ticks, TOP } from "./svg_elements.ts";
+import { BOTTOM, draw, PANEL, TOP } from "./svg_elements.ts";
 
 const LEFT = 58;
 const RIGHT = 12;
@@ -27,7 +28,7 @@ export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell
   const highest = 1.08 * Math.max(...[...data.plans, ...data.measured].map((each) => each.peak), 1);
   const x = (at: number) => LEFT + ((width - LEFT - RIGHT) * at) / bins;
   const y = (bytes: number) => TOP + (PANEL - TOP - BOTTOM) * (1 - bytes / highest);
-  for (const tick of ticks(highest)) {
+  for (const tick of byteTicks(highest, 5)) {
     draw(chart, "line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick), stroke: "var(--line)" });
     draw(chart, "text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, size(tick));
   }

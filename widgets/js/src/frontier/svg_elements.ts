@@ -29,11 +29,3 @@ export function draw<K extends keyof SVGElementTagNameMap>(
   parent.append(made);
   return made;
 }
-
-/** Round sizes from 0 to the highest, some four of them. */
-export function ticks(highest: number): number[] {
-  const step = Math.max(1, 2 ** Math.ceil(Math.log2(highest / 5)));
-  const found: number[] = [];
-  for (let at = 0; at <= highest; at += step) found.push(at);
-  return found;
-}

@@ -1,5 +1,6 @@
 /** The buttons of equal layers, in the order in which they run: numbers, cells where there are more, or one strip. */
 
+import { countBelow } from "../binary_search.ts";
 import { BUTTON, CELL, type Layers, MOST_BUTTONS, MOST_CELLS, STRIP_WIDTH } from "../layout/layers.ts";
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
 import type { Colours } from "../view_types.ts";
@@ -39,18 +40,9 @@ export function layerAt(placed: PlacedBox, x: number, y: number): number {
 
 export function layerState({ first, last, layers, places }: Course, layer: number, t: number, running: number): LayerState {
   if (last[layer] < t) return "done";
-  if (running >= 0 && first[layer] <= t && layers[indexOf(places, t)] === layer) return "running";
+  const at = countBelow(places, t);
+  if (running >= 0 && first[layer] <= t && places[at] === t && layers[at] === layer) return "running";
   return first[layer] < t ? "begun" : "waiting";
-}
-
-function indexOf(places: Int32Array, t: number): number {
-  let [low, high] = [0, places.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (places[middle] < t) low = middle + 1;
-    else high = middle;
-  }
-  return places[low] === t ? low : -1;
 }
 
 export function drawLayers(pen: Pen, colours: Colours, facts: Facts, placed: PlacedBox, rect: Rect, scale: number): void {

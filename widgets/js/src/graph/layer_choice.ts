@@ -3,7 +3,7 @@
 import type { Layers } from "../layout/layers.ts";
 import type { Tree } from "../layout/box_tree.ts";
 import { NEVER, type Replay } from "../model/replay.ts";
-import { countBelow } from "../binary_search.ts";
+import { lastUpTo } from "../binary_search.ts";
 
 /** By the id of the box that is drawn for equal layers, the one that it shows. */
 export type Choice = ReadonlyMap<number, number>;
@@ -49,7 +49,7 @@ export class LayerChoice {
 }
 
 function layerAt({ places, layers }: Course, t: number): number {
-  return places.length ? layers[Math.max(0, countBelow(places, t + 1) - 1)] : 0;
+  return places.length ? layers[lastUpTo(places, t)] : 0;
 }
 
 function courseOf(tree: Tree, { place }: Replay, layers: Layers, choice: Choice): Course {

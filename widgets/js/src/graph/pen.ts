@@ -1,5 +1,6 @@
 /** What the graph is drawn with: the canvas on the screen, and SVG for the export. One drawing, two pens. */
 
+import { FONT } from "../canvas.ts";
 import type { Rect } from "../layout/layout_types.ts";
 import type { Outline } from "./wire_path.ts";
 
@@ -43,9 +44,6 @@ export interface Pen {
   begin(title: string): void;
   end(): void;
 }
-
-export const FONT =
-  'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** From the middle of a line of text down to its baseline, in parts of its size. */
 export const BASELINE = 0.36;

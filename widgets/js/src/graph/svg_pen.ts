@@ -1,7 +1,9 @@
 /** A pen that writes SVG. */
 
+import { FONT } from "../canvas.ts";
+import { short } from "../format.ts";
 import type { Rect } from "../layout/layout_types.ts";
-import { BASELINE, FONT, type Paint, type Pen, type Span } from "./pen.ts";
+import { BASELINE, type Paint, type Pen, type Span } from "./pen.ts";
 import type { Outline } from "./wire_path.ts";
 
 export class SvgPen implements Pen {
@@ -87,7 +89,7 @@ export class SvgPen implements Pen {
   }
 
   private opacity(): string {
-    return this.alpha < 1 ? ` opacity="${Math.round(this.alpha * 100) / 100}"` : "";
+    return this.alpha < 1 ? ` opacity="${short(this.alpha)}"` : "";
   }
 }
 
@@ -106,8 +108,4 @@ export function escaped(text: string): string {
     .replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd")
     .replace(/[&<>"']/g, (character) => ENTITIES[character]);
-}
-
-function short(value: number): string {
-  return String(Math.round(value * 100) / 100);
 }

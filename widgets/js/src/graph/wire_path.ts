@@ -1,5 +1,7 @@
 /** A wire's corners as a path. */
 
+import { short } from "../format.ts";
+
 /** Radius of a right-angled corner, pixels. */
 const CORNER = 6;
 
@@ -23,9 +25,9 @@ export function pathData(points: readonly number[]): string {
     const [x, y, toX, toY] = points.slice(2 * at - 2, 2 * at + 2);
     if (x !== toX && y !== toY) {
       const middle = short((y + toY) / 2);
-      data += `C${short(x)} ${middle} ${short(toX)} ${middle} ${short(toX)} ${short(toY)}`;
+      data += `C${short(x, 10)} ${middle} ${short(toX, 10)} ${middle} ${short(toX, 10)} ${short(toY, 10)}`;
     } else {
-      data += (at < last && roundedCorner(points, at)) || `L${short(toX)} ${short(toY)}`;
+      data += (at < last && roundedCorner(points, at)) || `L${short(toX, 10)} ${short(toY, 10)}`;
     }
   }
   return data;
@@ -43,9 +45,5 @@ function roundedCorner(points: readonly number[], at: number): string {
   const fromY = y + ((beforeY - y) * radius) / before;
   const toX = x + ((afterX - x) * radius) / after;
   const toY = y + ((afterY - y) * radius) / after;
-  return `L${short(fromX)} ${short(fromY)}Q${short(x)} ${short(y)} ${short(toX)} ${short(toY)}`;
-}
-
-function short(value: number): string {
-  return String(Math.round(value * 10) / 10);
+  return `L${short(fromX, 10)} ${short(fromY, 10)}Q${short(x, 10)} ${short(y, 10)} ${short(toX, 10)} ${short(toY, 10)}`;
 }

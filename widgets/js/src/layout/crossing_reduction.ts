@@ -1,5 +1,6 @@
 /** The wires of one box threaded through its ranks, and the order within each rank. */
 
+import { firstWhere } from "../binary_search.ts";
 import type { Extent, Link, Port } from "./arrangement.ts";
 
 const SWEEPS = 4;
@@ -240,11 +241,5 @@ function byPlace(a: Near, b: Near): number {
 
 /** The first place of a sorted list that holds more than `end`. */
 function firstAfter(sorted: readonly Near[], end: Near): number {
-  let [low, high] = [0, sorted.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (byPlace(sorted[middle], end) > 0) high = middle;
-    else low = middle + 1;
-  }
-  return low;
+  return firstWhere(sorted.length, (at) => byPlace(sorted[at], end) > 0);
 }

@@ -9,6 +9,7 @@
  * columns. inspector/drawing/layered_layout.py does the same for the SVG.
  */
 
+import { countBelow, countUpTo } from "../binary_search.ts";
 import { type Arrangement, type Contained, type Extent, GUTTER, ITEM_GAP, type Link, RANK_GAP } from "./arrangement.ts";
 import { Net } from "./crossing_reduction.ts";
 import { pack } from "./column_positions.ts";
@@ -93,8 +94,8 @@ function fill(ends: readonly number[], crossing: readonly number[], height: numb
   const last = ends.length - 1;
   let start = 0;
   while (ends[last] - ends[start] > height) {
-    const full = Math.max(start + 1, firstAbove(ends, ends[start] + height) - 1);
-    const early = Math.min(full, Math.max(start + 1, firstFrom(ends, ends[start] + height * 0.8)));
+    const full = Math.max(start + 1, countUpTo(ends, ends[start] + height) - 1);
+    const early = Math.min(full, Math.max(start + 1, countBelow(ends, ends[start] + height * 0.8)));
     let cut = full;
     for (let at = full - 1; at >= early; at--) if (crossing[at] < crossing[cut]) cut = at;
     cuts.push(cut);
@@ -102,28 +103,6 @@ function fill(ends: readonly number[], crossing: readonly number[], height: numb
   }
   if (start !== last) cuts.push(last);
   return cuts;
-}
-
-/** The first place of a sorted list that holds more than `value`. */
-function firstAbove(sorted: readonly number[], value: number): number {
-  let [low, high] = [0, sorted.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] > value) high = middle;
-    else low = middle + 1;
-  }
-  return low;
-}
-
-/** The first place of a sorted list that holds `value` or more. */
-function firstFrom(sorted: readonly number[], value: number): number {
-  let [low, high] = [0, sorted.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] >= value) high = middle;
-    else low = middle + 1;
-  }
-  return low;
 }
 
 function highest(numbers: readonly number[]): number {

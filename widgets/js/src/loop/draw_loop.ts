@@ -1,10 +1,13 @@
 /** The picture of the loop: losses, learning rates and the heat map on one axis of steps. */
 
+import { smallType } from "../canvas.ts";
+import { grouped } from "../format.ts";
+import { roundStep } from "../ticks.ts";
 import { bins, running, scaleOf, type Scale } from "./curves.ts";
 import { ABSENT, isBad, said, titleOf } from "./loop_data.ts";
 import type { Drawing, Frame, Pen } from "./drawing.ts";
 import { drawMemory, HEAD as MEMORY_HEAD, memoryHeight } from "./draw_memory.ts";
-import { badCell, coloursOf, FONT, penOf, rampOf, write } from "./loop_canvas.ts";
+import { badCell, coloursOf, penOf, rampOf, write } from "./loop_canvas.ts";
 import { MOST_ROW, type State } from "./state.ts";
 import { decades, outliers, pooled } from "./heat_map.ts";
 
@@ -250,15 +253,11 @@ function drawScroll({ pen, c, state, frame }: Drawing): void {
 
 /** Round numbers of steps, some eight of them. */
 export function stepTicks(from: number, to: number, most: number): number[] {
-  const least = (to - from) / Math.max(1, most);
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
-  const size = Math.max(1, [1, 2, 5, 10].map((digit) => digit * power).find((each) => each >= least)!);
+  const size = roundStep(Math.max(1, (to - from) / Math.max(1, most)));
   const found: number[] = [];
   for (let step = Math.ceil(from / size) * size; step < to; step += size) found.push(step);
   return found;
 }
-
-const NUMBERS = new Intl.NumberFormat("en-US");
 
 function drawRuler({ pen, c, state, frame, x }: Drawing): void {
   const y = frame.rulerTop;
@@ -269,7 +268,7 @@ function drawRuler({ pen, c, state, frame, x }: Drawing): void {
   for (const step of stepTicks(state.from, state.to, wide / 70)) {
     const at = x(step + 0.5);
     if (at > frame.width - frame.right || Math.abs(at - x(state.step + 0.5)) < 52) continue;
-    write(pen, NUMBERS.format(step), at, y + 10, c.ink3, { align: "center" });
+    write(pen, grouped(step), at, y + 10, c.ink3, { align: "center" });
   }
   for (const finding of state.loop.findings) {
     const at = x(finding.step + 0.5);
@@ -313,8 +312,8 @@ export function drawChosen(canvas: HTMLCanvasElement, host: Element, state: Stat
   pen.lineWidth = 1.5;
   pen.strokeRect(left - 1.5, 3, wide + 2, frame.rulerTop - 5);
   pen.restore();
-  const said = `step ${NUMBERS.format(state.step)}`;
-  pen.font = `600 11px ${FONT}`;
+  const said = `step ${grouped(state.step)}`;
+  pen.font = smallType(600);
   const across = pen.measureText(said).width + 14;
   const at = Math.max(frame.left - 20, Math.min(frame.width - across, left + wide / 2 - across / 2));
   pen.fillStyle = c.accent;

@@ -1,8 +1,9 @@
 /** What the loop held in the steps in which it was looked at, stacked upwards: what is of earlier steps is hatched. */
 
-import { size } from "../format.ts";
+import { hatch } from "../canvas.ts";
+import { grouped, size } from "../format.ts";
 import { HELD, rowAt, type Loop } from "./loop_data.ts";
-import { hatch, write } from "./loop_canvas.ts";
+import { write } from "./loop_canvas.ts";
 import type { Drawing } from "./drawing.ts";
 
 const TALL = 122;
@@ -87,7 +88,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
   write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
-  const said = `as step ${new Intl.NumberFormat("en-US").format(seen)} had it; without what operators need while they run`;
+  const said = `as step ${grouped(seen)} had it; without what operators need while they run`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
   const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
   [...HELD].reverse().forEach(([colour, name], at) => {

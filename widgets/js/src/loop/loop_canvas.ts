@@ -1,9 +1,11 @@
-/** What is drawn on a canvas again and again: text, hatching, the ramp of greys. */
+/** What is drawn on a canvas again and again: text, bad cells, the ramp of greys. */
+
+import { firstWhere } from "../binary_search.ts";
+import { fit, FONT, hatch } from "../canvas.ts";
 
 export type Colours = Record<string, string>;
 
 const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work saved other".split(" ");
-export const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** The page's colours as they are now. */
 export function coloursOf(host: Element): Colours {
@@ -13,16 +15,9 @@ export function coloursOf(host: Element): Colours {
 
 /** A canvas of so many CSS pixels, cleared, and sharp on any screen. */
 export function penOf(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
-  const ratio = devicePixelRatio || 1;
-  const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
-  if (canvas.width !== wide || canvas.height !== tall) [canvas.width, canvas.height] = [wide, tall];
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const pen = canvas.getContext("2d")!;
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  pen.clearRect(0, 0, width, height);
-  pen.textBaseline = "middle";
-  return pen;
+  return fit(canvas, width, height);
 }
 
 export function write(
@@ -39,37 +34,11 @@ export function write(
   let shown = text;
   if (pen.measureText(text).width > most) {
     // what tells modules apart stands at their end
-    let [low, high] = [0, text.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (pen.measureText(`…${text.slice(middle)}`).width > most) low = middle + 1;
-      else high = middle;
-    }
-    shown = `…${text.slice(low)}`;
+    const from = firstWhere(text.length, (at) => pen.measureText(`…${text.slice(at)}`).width <= most);
+    shown = `…${text.slice(from)}`;
   }
   pen.fillText(shown, x, y);
   return pen.measureText(shown).width;
-}
-
-export function hatch(
-  pen: CanvasRenderingContext2D,
-  [x, y, width, height]: readonly [number, number, number, number],
-  colour: string,
-  gap: number,
-): void {
-  pen.save();
-  pen.beginPath();
-  pen.rect(x, y, width, height);
-  pen.clip();
-  pen.strokeStyle = colour;
-  pen.lineWidth = 1;
-  pen.beginPath();
-  for (let at = -height; at < width + height; at += gap) {
-    pen.moveTo(x + at, y + height);
-    pen.lineTo(x + at + height, y);
-  }
-  pen.stroke();
-  pen.restore();
 }
 
 /** NaN or Inf: never by colour alone. */

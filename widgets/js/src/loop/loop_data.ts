@@ -1,5 +1,8 @@
 /** A training loop as its page is given it: engine/training/training_file.py writes it. */
 
+import { firstWhere } from "../binary_search.ts";
+import { number } from "../format.ts";
+
 /** Where a norm is not there. */
 export const ABSENT = -1;
 /** Where a loss or a learning rate is not there: float32's least number. */
@@ -83,13 +86,7 @@ export function readLoop(text: string, title: string): Loop {
 
 /** The row in which a step is, or the last one before it; -1 before the first. `spans`: firsts and lasts in turn. */
 export function rowAt(spans: readonly number[], step: number): number {
-  let [low, high] = [0, spans.length / 2];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (spans[2 * middle] <= step) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
+  return firstWhere(spans.length / 2, (row) => spans[2 * row] > step) - 1;
 }
 
 /** Whether a norm is NaN or Inf. */
@@ -112,8 +109,5 @@ export function said(value: number | undefined): string {
   if (value === undefined || value === ABSENT || value === NO_SCALAR) return "none";
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
-  const size = Math.abs(value);
-  if (size === 0) return "0";
-  const text = size >= 1e4 || size < 1e-3 ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(3));
-  return text.replaceAll("-", "−");
+  return number(value);
 }

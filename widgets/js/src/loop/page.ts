@@ -1,6 +1,7 @@
 /** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
 
 import { el } from "../dom.ts";
+import { grouped } from "../format.ts";
 import { followAround } from "../page_theme.ts";
 import { readLoop, said, titleOf } from "./loop_data.ts";
 import style from "./loop.css";
@@ -10,7 +11,6 @@ import { findingsOf, showBackward, showCell } from "./side_panel.ts";
 import { State } from "./state.ts";
 import { pooled, type Measure } from "./heat_map.ts";
 
-const NUMBERS = new Intl.NumberFormat("en-US");
 const MEASURES: Measure[] = ["gradient norm", "update ratio"];
 const KEYS: [string, string][] = [
   ["← →", "a column back, or on; with ⇧ ten"],
@@ -64,7 +64,7 @@ class Page {
       made.addEventListener("click", () => this.change(() => state.show(measure)));
       return made;
     });
-    const size = `${NUMBERS.format(loop.modules.length)} modules, ${NUMBERS.format(loop.steps)} steps`;
+    const size = `${grouped(loop.modules.length)} modules, ${grouped(loop.steps)} steps`;
     const bar = el(
       "header",
       {},
@@ -172,7 +172,7 @@ class Page {
     draw(this.base, this.outside, state, frame);
     drawChosen(this.above, this.outside, state, frame);
     this.where.textContent = "";
-    this.where.append("step ", el("b", {}, NUMBERS.format(state.step)), ` of 0–${NUMBERS.format(state.end - 1)}`);
+    this.where.append("step ", el("b", {}, grouped(state.step)), ` of 0–${grouped(state.end - 1)}`);
     MEASURES.forEach((measure, at) => this.tabs[at].setAttribute("aria-pressed", String(measure === state.measure)));
     this.findings.mark();
     const line = state.lines[state.line];
@@ -195,7 +195,7 @@ class Page {
     const { columns } = state;
     const first = Math.max(0, columns.first + found.column * columns.size);
     const last = Math.min(state.end, first + columns.size) - 1;
-    const steps = last > first ? `steps ${NUMBERS.format(first)}–${NUMBERS.format(last)}` : `step ${NUMBERS.format(first)}`;
+    const steps = last > first ? `steps ${grouped(first)}–${grouped(last)}` : `step ${grouped(first)}`;
     const line = state.lines[found.line];
     if (line) {
       const one = { first, size: columns.size, count: 1 };

@@ -1,16 +1,15 @@
 /** Beside the picture: findings, the chosen cell, and how one gets at its backward. */
 
 import { el, svg } from "../dom.ts";
-import { size } from "../format.ts";
+import { grouped, size } from "../format.ts";
 import { ABSENT, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./loop_data.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./heat_map.ts";
 
-const NUMBERS = new Intl.NumberFormat("en-US");
 const GRAVE = new Set(["non-finite", "leak", "silent write", "second backward"]);
 
 function steps({ step, last_step: last }: Finding): string {
-  return last === null || last === step ? `step ${NUMBERS.format(step)}` : `steps ${NUMBERS.format(step)}–${NUMBERS.format(last)}`;
+  return last === null || last === step ? `step ${grouped(step)}` : `steps ${grouped(step)}–${grouped(last)}`;
 }
 
 /** A sign that is told by its shape: a triangle, or a square for what was kept. */
@@ -27,7 +26,7 @@ function sign(finding: Finding): Element {
 function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElement[] | null {
   const at = kind === "leak" && tensor ? sentence.indexOf(tensor) : -1;
   if (at < 0 || !tensor) return null;
-  const others = NUMBERS.format((alike ?? 1) - 1);
+  const others = grouped((alike ?? 1) - 1);
   const more = ` and ${others} more like it`;
   const rest = sentence.slice(at + tensor.length);
   const isFolded = rest.startsWith(more) && bytes !== null;
@@ -56,7 +55,7 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
   });
   if (!findings.length) list.append(el("p", {}, "Nothing was found."));
   for (const note of sentences.slice(1)) list.append(el("p", { class: "soft" }, note));
-  const count = findings.length ? `${NUMBERS.format(findings.length)}, N goes to the next` : "";
+  const count = findings.length ? `${grouped(findings.length)}, N goes to the next` : "";
   const root = el("section", { class: "all" }, el("h2", {}, "Findings", el("span", {}, count)), list);
   const mark = () =>
     buttons.forEach((button, number) => {
@@ -87,11 +86,11 @@ export function showCell(host: HTMLElement, state: State): void {
   if (!line) return void host.append(el("p", {}, "No step has been measured."));
   const name = titleOf(loop, line.name);
   const many = line.modules.length > 1 ? `, the largest of ${line.modules.length} modules` : "";
-  host.append(el("h3", {}, `step ${NUMBERS.format(step)} · ${name}`));
+  host.append(el("h3", {}, `step ${grouped(step)} · ${name}`));
   const at = rowIn(loop.rows, step);
   const gradient = at < 0 ? ABSENT : worst({ spans: loop.rows, values: loop.gradients, width: loop.modules.length }, at, line.modules);
   if (at >= 0 && loop.rows[2 * at] !== loop.rows[2 * at + 1]) {
-    row(host, "pooled", `steps ${NUMBERS.format(loop.rows[2 * at])}–${NUMBERS.format(loop.rows[2 * at + 1])}, the largest`);
+    row(host, "pooled", `steps ${grouped(loop.rows[2 * at])}–${grouped(loop.rows[2 * at + 1])}, the largest`);
   }
   row(host, `gradient norm${many}`, said(gradient), isBad(gradient) ? "bad" : "");
   const usual = state.usual(line);
@@ -122,7 +121,7 @@ function updates(host: HTMLElement, { loop, step }: State, modules: readonly num
   const sample = rowAt(loop.samples, step);
   if (sample < 0) return;
   const width = loop.modules.length;
-  const at = loop.samples[2 * sample + 1] >= step ? "" : `, step ${NUMBERS.format(loop.samples[2 * sample])}`;
+  const at = loop.samples[2 * sample + 1] >= step ? "" : `, step ${grouped(loop.samples[2 * sample])}`;
   const read = (values: Float32Array) => worst({ spans: loop.samples, values, width }, sample, modules);
   const [weight, update] = [read(loop.weights), read(loop.updates)];
   row(host, `weight norm${at}`, said(weight), isBad(weight) ? "bad" : "");
@@ -164,8 +163,8 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   host.textContent = "";
   const { loop, step } = state;
   const folder = loop.kept.get(step);
-  host.append(el("h2", {}, `The backward of step ${NUMBERS.format(step)}`));
-  if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${NUMBERS.format(step)} `, el("kbd", {}, "↵")));
+  host.append(el("h2", {}, `The backward of step ${grouped(step)}`));
+  if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${grouped(step)} `, el("kbd", {}, "↵")));
   if (folder !== undefined) {
     host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
     command(host, `tapescope replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
@@ -181,7 +180,7 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
     : "It is not kept: this loop ran without a black box.";
   host.append(el("p", {}, why));
   if (nearest !== undefined) {
-    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${NUMBERS.format(nearest)}, which is kept`);
+    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${grouped(nearest)}, which is kept`);
     host.append(go);
   } else if (!loop.black_box) {
     host.append(el("p", {}, "A loop that keeps its bad steps:"));

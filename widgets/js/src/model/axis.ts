@@ -5,6 +5,8 @@
  * all of them are equally wide, on the clock axis as long as they took.
  */
 
+import { lastUpTo } from "../binary_search.ts";
+import { roundStep } from "../ticks.ts";
 import type { Phase } from "./document.ts";
 import type { Times } from "./task_times.ts";
 import { nanoseconds, nth } from "../format.ts";
@@ -207,7 +209,7 @@ export class Axis {
   private taskTicks(): Tick[] {
     const perTask = (this.backward.right - this.backward.left) / Math.max(this.places, 1);
     const { letter, space } = TICK_TEXT;
-    const step = roundStep(Math.max(TASK_TICK, letter * nth(this.places).length + space) / perTask);
+    const step = roundStep(Math.max(1, Math.max(TASK_TICK, letter * nth(this.places).length + space) / perTask));
     const first = Math.max(1, Math.ceil(this.timeAt(this.left) / step));
     const found: Tick[] = [];
     for (let number = first * step; number <= this.places; number += step) {
@@ -221,7 +223,7 @@ export class Axis {
 
   private clockTicks(total: number): Tick[] {
     const width = this.backward.right - this.backward.left;
-    const step = roundStep((CLOCK_TICK / width) * total);
+    const step = roundStep(Math.max(1, (CLOCK_TICK / width) * total));
     const first = Math.max(0, Math.ceil((((this.left - this.backward.left) / width) * total) / step));
     const found: Tick[] = [];
     for (let number = first; number * step <= total; number++) {
@@ -231,23 +233,6 @@ export class Axis {
     }
     return found;
   }
-}
-
-/** The least of 1, 2, 5, 10, 20, ... that is no less than this. */
-function roundStep(least: number): number {
-  const power = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(least, 1))));
-  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least) ?? 10 * power;
-}
-
-/** The index of the last entry that is no greater, of entries that go up; 0 where none is. */
-function lastUpTo(entries: ArrayLike<number>, limit: number): number {
-  let [low, high] = [0, entries.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (entries[middle] <= limit) low = middle + 1;
-    else high = middle;
-  }
-  return Math.max(0, low - 1);
 }
 
 /** The index of the greatest entry that is no greater, in whatever order they are; 0 where none is. */

@@ -7,6 +7,7 @@
  * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/deck/test_deck_memory.py compares them.
  */
 
+import { countUpTo } from "../binary_search.ts";
 import { CATEGORIES, type Memory } from "./document.ts";
 
 /** How many numbers one change takes in `Memory.changes`. */
@@ -84,14 +85,7 @@ export class MemoryLevels {
   placeOf(event: number): number {
     const { starts, event_places } = this.memory;
     if (event_places) return event_places[event];
-    let low = 0;
-    let high = starts.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (starts[middle] <= event) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
+    return countUpTo(starts, event) - 1;
   }
 
   private fillPlaces(): void {

@@ -1,5 +1,6 @@
 /** The ready queues of a schedule: one, or one for each device. */
 
+import { countBelow } from "../binary_search.ts";
 import type { Times } from "./task_times.ts";
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
@@ -47,7 +48,7 @@ const known = new WeakMap<Replay, Map<number, { places: Int32Array; counts: Int3
 export function deviceQueue(replay: Replay, device: number, t: number, most: number): DeviceQueue {
   const { places, counts } = placesOf(replay, device);
   const { graph, schedule } = replay;
-  const ran = firstFrom(places, t);
+  const ran = countBelow(places, t);
   const at = replay.running(t);
   const running = at >= 0 && graph.document.tasks.device[at] === device ? at : -1;
   const count = counts[t] - (running >= 0 ? 1 : 0);
@@ -65,7 +66,7 @@ export function deviceQueue(replay: Replay, device: number, t: number, most: num
 /** The task that a device has begun before the one at `t` starts, and not ended; `left`: nanoseconds. null: there is none. */
 export function deviceBusy(replay: Replay, device: number, t: number, times: Times): { task: number; left: number } | null {
   const { places } = placesOf(replay, device);
-  const last = places[firstFrom(places, t) - 1];
+  const last = places[countBelow(places, t) - 1];
   if (last === undefined || t >= replay.length) return null;
   const left = times.end[last] - times.start[t];
   return left > 0 ? { task: replay.schedule.order[last], left } : null;
@@ -89,17 +90,6 @@ function placesOf(replay: Replay, device: number): { places: Int32Array; counts:
   for (let t = 1; t < counts.length; t++) counts[t] += counts[t - 1];
   found.set(device, (mine = { places, counts }));
   return mine;
-}
-
-/** How many of these ascending places are below `t`. */
-function firstFrom(places: Int32Array, t: number): number {
-  let [low, high] = [0, places.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (places[middle] < t) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 /** The tasks that are ready or running, and lead to this one. */

@@ -1,6 +1,7 @@
 /** The graph panel: the picture of the backward, and the camera over it. */
 
 import { el } from "../dom.ts";
+import { areEqual } from "../equal_sets.ts";
 import { firstView } from "../layout/fit_to_size.ts";
 import { layOut, LayoutCache, TALL } from "../layout/layout.ts";
 import type { PlacedBox, Size } from "../layout/layout_types.ts";
@@ -228,7 +229,7 @@ class GraphView implements View {
   /** Opens what is to be seen at first in a panel of this size. */
   private openAsFirst(): void {
     const { open, tall } = firstView(this.tree, roomIn(this.size));
-    if (tall === this.tall && isSame(open, this.store.state.open)) return;
+    if (tall === this.tall && areEqual(open, this.store.state.open)) return;
     this.tall = tall;
     this.fitted = open;
     this.store.update({ open });
@@ -347,10 +348,6 @@ class GraphView implements View {
     };
     query.addEventListener("change", changed, { once: true, signal: this.ending.signal });
   }
-}
-
-function isSame(one: ReadonlySet<number>, other: ReadonlySet<number>): boolean {
-  return one.size === other.size && [...one].every((id) => other.has(id));
 }
 
 /** What keeps its place when the layout changes: the outermost box that opened or closed, or else the shown task. */

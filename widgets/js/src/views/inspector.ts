@@ -7,7 +7,7 @@ import { replayTimes } from "../model/recompute.ts";
 import { readyBefore } from "../model/input_buffer_bytes.ts";
 import { NEVER } from "../model/replay.ts";
 import { when } from "../model/task_timing_words.ts";
-import { nth } from "../format.ts";
+import { nanoseconds, nth } from "../format.ts";
 import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
 import { checkSection } from "./inspector_check.ts";
@@ -128,7 +128,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const hooks = store.record(task)?.hooks;
   if (hooks && stands !== "waiting") parts.push(strong("hooks: ", hooks.join(", ")));
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
-  if (elapsed) parts.push(strong("took ", duration(elapsed)));
+  if (elapsed) parts.push(strong("took ", nanoseconds(elapsed)));
   const replayed = replayTimes(replay, task);
   if (replayed) parts.push(strong("replays: ", replayed));
   facts.replaceChildren(...parts);
@@ -137,11 +137,6 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
 /** Every second part stands out. */
 function strong(...parts: string[]): HTMLElement {
   return el("span", {}, ...parts.map((part, index) => (index % 2 ? el("b", {}, part) : part)));
-}
-
-function duration(nanoseconds: number): string {
-  if (nanoseconds < 1e6) return `${(nanoseconds / 1e3).toPrecision(3)} µs`;
-  return nanoseconds < 1e9 ? `${(nanoseconds / 1e6).toPrecision(3)} ms` : `${(nanoseconds / 1e9).toPrecision(3)} s`;
 }
 
 /** How a button that leads to a task is called; "" where there is no way, or no need. */
