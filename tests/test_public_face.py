@@ -295,3 +295,18 @@ def test_flags_may_be_numbers_as_pytorchs_may() -> None:
         ts.backward(loss, engine=engine)  # type: ignore[arg-type]
         ts.backward(make_loss(), create_graph=1, engine=engine)  # type: ignore[arg-type]
     MODEL.zero_grad()
+
+
+def test_dir_shows_what_a_user_may_use() -> None:
+    run = ts.backward(make_loss())
+    named = {name for name in dir(run) if not name.startswith("_")}
+    assert {"graph", "order", "planned", "trace", "peak", "save", "deck"} <= named
+    assert all(hasattr(run, name) for name in named) and not named & {"late", "with_memory", "elsewhere"}
+    with ts.training(MODEL) as training:
+        pass
+    named = {name for name in dir(training) if not name.startswith("_")}
+    assert named == {
+        *("black_box", "every", "findings", "memory", "modules", "norms", "notes", "page", "save_html", "start"),
+        *("step", "steps", "stop", "table", "to_pandas", "write_to"),
+    }
+    MODEL.zero_grad()
