@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.tests.says import raises, says
 from tapescope.widgets.deck.deck import Deck
 
 from .engine.comparing import is_ours
 from .public_names import PUBLIC_NAMES, public
-from .says import raises, says
 
 MODEL = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
 

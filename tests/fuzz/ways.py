@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from backward_programs import random_policy
-from mirrored_programs import everything
+from recomputed_programs import everything
 from recipe import Forward, World
 from torch import Tensor
 
