@@ -14,10 +14,11 @@ import hypothesis
 import pytest
 import torch
 
+from tapescope.tests.says import Snapshots
+
 from . import second_device
 from .contrast import Read, texts_of
 from .leftovers import HOOKS, Leftovers
-from .says import Snapshots
 from .torch_warnings import torch_warnings
 from .warm_python import WarmPython, warm_python
 

@@ -12,8 +12,7 @@ from tapescope.__main__ import main
 from tapescope.engine.studies import accumulation_study as module
 from tapescope.engine.studies.accumulation_study import BY_HAND, IN_PLACE
 from tapescope.engine.studies.workloads import WORKLOADS
-
-from .says import Snapshots, says
+from tapescope.tests.says import Snapshots, says
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from tapescope.commands.command_arguments import ProgressLine
 from tapescope.engine.studies.ready_workload import Parts, Workload
 from tapescope.engine.studies.studied_orders import OrderStudy
 from tapescope.engine.studies.workloads import WORKLOADS
-
-from .says import Snapshots, says
+from tapescope.tests.says import Snapshots, says
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,7 @@ from tapescope.engine.studies.accumulation_study import BY_HAND, PYTORCH, accumu
 from tapescope.engine.studies.order_study import order_study
 from tapescope.engine.studies.ready_workload import own_program
 from tapescope.engine.studies.recompute_study import BLOCKS, COMPILED, NOTHING, mirror_study
-
-from .says import Snapshots, raises, says
+from tapescope.tests.says import Snapshots, raises, says
 
 _SCRIPT = """
 import torch

@@ -9,8 +9,7 @@ import torch
 
 from tapescope.__main__ import main
 from tapescope.engine.studies import recompute_study as module
-
-from .says import Snapshots, says
+from tapescope.tests.says import Snapshots, says
 
 
 @pytest.fixture(autouse=True)

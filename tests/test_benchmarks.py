@@ -19,9 +19,9 @@ from tapescope.engine.execution import find_hooks as hook_watch
 from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, HIPS, IN_PLACE
 from tapescope.engine.studies.recompute_study import BLOCKS, NOTHING, SELECTIVE
 from tapescope.inspector.torch_private.hooks import hooks_registered
+from tapescope.tests.says import says
 
 from . import second_device
-from .says import says
 
 FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from traitlets import TraitError
 
 import tapescope as ts
+from tapescope.tests.says import Snapshots, says
 
-from .says import Snapshots, says
 from .warm_python import WarmPython
 
 MODEL = nn.Linear(3, 3)
@@ -216,5 +216,5 @@ def test_all_frames_can_be_had(fresh_python: WarmPython) -> None:
     script = "import torch, tapescope as ts\nts.debug(torch.nn.Linear(1, 1))"
     for wanted, ours in (("", False), ("full", True)):
         done = fresh_python.start("-c", script, environment={"TAPESCOPE_TRACEBACKS": wanted}).end()
-        assert ("arguments.py" in done.stderr) is ours
+        assert ("validation.py" in done.stderr) is ours
         says(done.stderr.splitlines()[-1], "TypeError", "Linear", "model(x).sum()")

@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 import tapescope as ts
+from tapescope.tests.says import raises
 from tapescope.tests.warm_python import warm_python
 
 from .public_names import NAMESPACES
-from .says import raises
 
 
 def alone(script: str) -> str:

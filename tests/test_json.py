@@ -15,8 +15,7 @@ import torch
 import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.commands.json_output import ENVELOPE, SCHEMAS, plain
-
-from .says import Snapshots, says
+from tapescope.tests.says import Snapshots, says
 
 FORMATS = Path(__file__).parents[1] / "docs" / "reference" / "formats.md"
 SCRIPT = """

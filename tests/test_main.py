@@ -23,8 +23,7 @@ import tapescope.commands.demo
 from tapescope.__main__ import command_line, main
 from tapescope.engine.memory.timeline import Category
 from tapescope.engine.studies.workloads import WORKLOADS
-
-from .says import Snapshots, says
+from tapescope.tests.says import Snapshots, says
 
 MODEL = """
 import torch

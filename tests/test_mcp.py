@@ -15,8 +15,7 @@ import torch
 import tapescope as ts
 from tapescope.commands.mcp_processes import MOST_BYTES, AnsweringProcess, ServedFolder
 from tapescope.commands.mcp_worker import McpWorker
-
-from .says import Snapshots, raises, says
+from tapescope.tests.says import Snapshots, raises, says
 
 SCRIPT = """
 import torch

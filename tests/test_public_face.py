@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.tests.says import raises, says
 from tapescope.widgets.deck.deck import Deck
 
 from .engine.comparing import is_ours
 from .public_names import PUBLIC_NAMES, public
-from .says import raises, says
 
 MODEL = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
 
@@ -294,4 +294,20 @@ def test_flags_may_be_numbers_as_pytorchs_may() -> None:
         ts.backward(loss, retain_graph=1, create_graph=0, engine=engine)  # type: ignore[arg-type]
         ts.backward(loss, engine=engine)  # type: ignore[arg-type]
         ts.backward(make_loss(), create_graph=1, engine=engine)  # type: ignore[arg-type]
+    MODEL.zero_grad()
+
+
+def test_dir_shows_what_a_user_may_use() -> None:
+    run = ts.backward(make_loss())
+    named = {name for name in dir(run) if not name.startswith("_")}
+    assert {"graph", "order", "planned", "trace", "peak", "save", "deck"} <= named
+    assert all(name in vars(run) or hasattr(type(run), name) or name in ("graph", "order", "planned") for name in named)
+    assert not named & {"late", "with_memory", "elsewhere"}
+    with ts.training(MODEL) as training:
+        pass
+    named = {name for name in dir(training) if not name.startswith("_")}
+    assert named == {
+        *("black_box", "every", "findings", "memory", "modules", "norms", "notes", "page", "save_html", "start"),
+        *("step", "steps", "stop", "table", "to_pandas", "write_to"),
+    }
     MODEL.zero_grad()

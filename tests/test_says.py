@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tapescope.tests.says import SNAPSHOTS, Snapshots, entries, raises, says, says_none_of
+
 from . import says as saying
-from .says import SNAPSHOTS, Snapshots, entries, raises, says, says_none_of
 
 TESTS = Path(__file__).parent
 

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.engine.recording.peak_report import peak_report
+from tapescope.tests.says import Snapshots, says
 
 from .memory_meter.programs import PROGRAMS
-from .says import Snapshots, says
 
 GRADIENT = 4  # bytes of the loss's own gradient
 

@@ -14,8 +14,7 @@ import torch
 
 from tapescope.__main__ import main
 from tapescope.inspector.torch_private.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
-
-from .says import says
+from tapescope.tests.says import says
 
 ROOT = Path(__file__).parents[1]
 

@@ -60,6 +60,11 @@ def backward_begins() -> int | None:
     return _last.before
 
 
+def backward_continues() -> None:
+    """To be called where planning has made nodes since the backward began: what begins next is still that one."""
+    _last.began = sequence_nr()
+
+
 def explain_spoiled_graph(
     error: BaseException,
     graph: Graph,

@@ -118,6 +118,10 @@ class Run:
                     return vars(self)[name]
             return asked_in_vain(self, name, "a Run", _ELSEWHERE)
 
+    def __dir__(self) -> list[str]:
+        """Return the names for users; `graph` and `order` are among them before they have been read."""
+        return sorted({*super().__dir__(), "graph", "order", "planned"} - {"elsewhere", "late", "with_memory"})
+
     def __repr__(self) -> str:
         several = len(self.timelines) > 1
         peaks = [

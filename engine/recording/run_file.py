@@ -48,7 +48,7 @@ def save(run: Run, path: str | Path) -> Path:
     - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
       it is the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has none.
       `key`: of each term that has, one after the other, for each arrival a rank, of which the policy takes the least
-      first; of equal ones as `binary_heap.py` says. `labels`: [text, "task", "arrival" or null]. `forms`: null for what
+      first; of equal ones as `ready_queue.py` says. `labels`: [text, "task", "arrival" or null]. `forms`: null for what
       the graph says, or for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`:
       [task, input, form, row, form, row], before and after, with forms as in `forms` and rows of `statistics` or -1.
       `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.

@@ -144,5 +144,5 @@ BFS = Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), 
 # PR #4746, its second candidate.
 DFS = Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label, keeps=True)
 # PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR #7604).
-# Equal numbers come in the order in which the engine's queue gives them, see binary_heap.py.
+# Equal numbers come in the order in which the engine's queue gives them, see ready_queue.py.
 HEAP = Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), creation_label, keeps=True)

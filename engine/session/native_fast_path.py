@@ -36,7 +36,7 @@ from ...inspector.torch_private.sequence_numbers import (
 )
 from ...inspector.torch_private.thread_state import functorch_is_active
 from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
-from ..execution.saved_tensor_errors import backward_begins
+from ..execution.saved_tensor_errors import backward_begins, backward_continues
 from ..planning.order_cache import KeptOrder, facts_of_each, keep_order, kept_order, seen
 from ..planning.policies import POLICIES
 from ..planning.simulate import schedule
@@ -130,6 +130,7 @@ def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     plan = Plan.of(call, policy)
     nodes = start.ordered
     facts = facts_of_each(nodes)
+    backward_continues()
     run = run_native(call, plan)
     graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):

@@ -43,8 +43,8 @@ class Workload:
         source: where the model is from: paper or repository.
         make: makes the model and its data, called with the arguments of a size.
         small, full: those arguments for either size.
-        gradient: the gradient written by hand (workload_models_hips219.py); None where there is none.
-        program: the same program for NumPy's arrays and HIPS autograd (programs_hips219.py); None where there is none.
+        gradient: the gradient written by hand; None where there is none.
+        program: the same program for NumPy's arrays and HIPS autograd; None where there is none.
         blocks: the classes of the modules that its user would put under torch.utils.checkpoint; none where nothing
             repeats as a module.
     """

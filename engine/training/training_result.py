@@ -59,6 +59,13 @@ _NO_STEPS = (
 )
 _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five a step that is looked at
+_NOT_FOR_USERS = frozenset(
+    (
+        *("add", "autocast", "black_box_on", "cells", "earlier_addresses", "earlier_bytes", "found_inf", "is_written"),
+        *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms", "update"),
+        *("watch_by", "watched", "writes"),
+    )
+)
 _started: list[Training] = []  # which watch until they are stopped, also where nobody else keeps them
 
 
@@ -133,6 +140,10 @@ class Training(ShownAsFindings):
         self._watcher: Watcher | None = None
         self._steps = 0
         self._opened: Opened | None = None
+
+    def __dir__(self) -> list[str]:
+        """Return the names for users; the rest serves the observers of the loop and the pages."""
+        return sorted(set(super().__dir__()) - _NOT_FOR_USERS)
 
     def watch_by(self, watcher: Watcher) -> None:
         """Who watches the loop, once it is opened."""

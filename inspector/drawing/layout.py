@@ -1,7 +1,7 @@
 """Where everything in the picture of a graph is: `layout(graph)`.
 
 Plain data, for the SVG and for the deck alike. Every box is laid out on its own, from the innermost outwards
-(`layered.py`), from what it holds (`cells.py`) and the wires across its edge (`wiring.py`).
+(`layered_layout.py`), from what it holds (`boxes.py`) and the wires across its edge (`edges_across_boxes.py`).
 
 It stands twice: widgets/js/src/layout does the same in a browser, where boxes open and close. What is changed here is
 changed there; tests/widgets/deck/test_layout_agrees.py holds both against each other.

@@ -76,7 +76,7 @@ def test_the_programs_of_the_thread_step_in_the_deck_to_autograds_own_gradients(
     shown.settles(lambda deck: deck.queue, waiting)
     running = int(shown.data("running"))
     expect(shown.task(running)).to_contain_text(second)
-    expect(shown.inspector).to_contain_text("programs_hips219.py")
+    expect(shown.inspector).to_contain_text("workload_models_autograd.py")
     said = shown.root.locator(".time canvas[role=img]").get_attribute("aria-label") or ""
     says(said, "memory", "peak")
     expect(shown.root.locator(".time .peak")).to_contain_text(re.compile(r"predicted.* tape\b"))

@@ -199,7 +199,7 @@ def test_a_verb_that_is_over_keeps_nothing_of_the_program(verb: str) -> None:
 @pytest.mark.parametrize("verb", [name for name in PROGRAMS if name != "profile_step"])
 def test_it_keeps_no_program_with_hooks_of_leaves_either(verb: str) -> None:
     """Hooks that lead back to the model are a cycle. The collector frees those of `register_hook`, but never those of
-    `register_post_accumulate_grad_hook`, in torch alone either (see test_torch_internals): these are removed here."""
+    `register_post_accumulate_grad_hook`, in torch alone either (see test_torch_private): these are removed here."""
     net = network()
     net[0].weight.register_hook(lambda gradient, net=net: None)
     waiting = [each.register_post_accumulate_grad_hook(lambda leaf, net=net: None) for each in net.parameters()]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from backward_programs import random_policy
-from mirrored_programs import everything
 from recipe import Forward, World
+from recomputed_programs import everything
 from torch import Tensor
 
 import tapescope as ts

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.session.session import SessionBase
+from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.deck import Deck
-
-from ..says import Snapshots, raises
 
 MODEL = nn.Linear(3, 3)
 INNER = {"packed", "moment", "close_unseen", "is_shown", "stop_here", "forget", "tasks_to_leave"}

@@ -12,14 +12,14 @@ from types import FrameType, SimpleNamespace
 import pytest
 
 import tapescope
-from tapescope.inspector import threads
+from tapescope.inspector import garbage_collector, threads
 
 
 def test_a_count_is_repeated_when_another_thread_has_looked_meanwhile() -> None:
     counts: list[int] = []
 
     def look() -> None:
-        with threads.all_objects():
+        with garbage_collector.all_objects():
             pass
 
     def count() -> int:
@@ -30,14 +30,14 @@ def test_a_count_is_repeated_when_another_thread_has_looked_meanwhile() -> None:
             other.join()
         return counts[-1]
 
-    assert threads.undisturbed(count) == 1 and counts == [0, 1]
+    assert garbage_collector.undisturbed(count) == 1 and counts == [0, 1]
 
 
 def test_a_count_waits_for_a_look_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     looking, waiting, looked = Event(), Event(), Event()
 
     def look() -> None:
-        with threads.all_objects():
+        with garbage_collector.all_objects():
             looking.set()
             waiting.wait()
             looked.set()
@@ -45,9 +45,11 @@ def test_a_count_waits_for_a_look_of_another_thread(monkeypatch: pytest.MonkeyPa
     other = Thread(target=look)
     other.start()
     looking.wait()
-    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: waiting.set()))
+    monkeypatch.setattr(
+        garbage_collector, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: waiting.set())
+    )
     try:
-        assert threads.undisturbed(looked.is_set)
+        assert garbage_collector.undisturbed(looked.is_set)
     finally:
         waiting.set()
         other.join()
@@ -59,7 +61,7 @@ def test_all_objects_are_looked_at_in_one_place() -> None:
         file for folder in ("commands", "engine", "inspector", "widgets") for file in (root / folder).rglob("*.py")
     )
     assert [str(each.relative_to(root)) for each in files if "gc.get_objects(" in each.read_text()] == [
-        "inspector/threads.py"
+        "inspector/garbage_collector.py"
     ]
 
 

@@ -87,7 +87,7 @@ class Played(anywidget.AnyWidget):
         self.on_msg(self._hear)
 
     def packed(self) -> bytes:
-        """The page's data, see `document.py`."""
+        """The page's data, see `page_data.py`."""
         raise NotImplementedError
 
     def moment(self) -> Moment:

@@ -6,25 +6,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ...engine.recompute.module_table import RIGHT
-from ...engine.recompute.module_table import module_cells
-from ...engine.recompute.module_table import module_sentences
-from ...engine.studies.comparison import Comparison
-from ...engine.studies.comparison import Row
+from ...engine.recompute.module_table import RIGHT, module_cells, module_sentences
+from ...engine.studies.comparison import Comparison, Row
 from ...inspector.renderers import GraphTheme
-from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.text.sizes_and_counts import unit_name
-from ...inspector.text.sizes_and_counts import unit_of
+from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .figure_html import Figures
 from .notebook_figure import figure_of
-from .plotly_data import Drawing
-from .plotly_data import escaped
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .theme import LATER
-from .theme import Colours
-from .theme import colours_of
-from .theme import figure_style
-from .theme import hover_label
+from .theme import LATER, Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

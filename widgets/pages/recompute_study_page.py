@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...engine.studies.recompute_study import BELOW
-from ...engine.studies.recompute_study import BLOCKS
-from ...engine.studies.recompute_study import COMPILED
-from ...engine.studies.recompute_study import HALF
-from ...engine.studies.recompute_study import NOTHING
-from ...engine.studies.recompute_study import SELECTIVE
-from ...engine.studies.recompute_study import WITHIN
-from ...engine.studies.recompute_study import MirrorStudy
-from ...engine.studies.recompute_study import StudiedWay
+from ...engine.studies.recompute_study import (
+    BELOW,
+    BLOCKS,
+    COMPILED,
+    HALF,
+    NOTHING,
+    SELECTIVE,
+    WITHIN,
+    MirrorStudy,
+    StudiedWay,
+)
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text
 from .figure_page import studies_page
 from .notebook_figure import figure_of
-from .plotly_data import Drawing
-from .plotly_data import escaped
+from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .theme import Colours
-from .theme import colours_of
-from .theme import figure_style
+from .theme import Colours, colours_of, figure_style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,4 +1,4 @@
-"""Run by test_hook_watch.py in a process of its own, which it leaves for another one wherever a claim changes it."""
+"""Run by test_find_hooks.py in a process of its own, which it leaves for another one wherever a claim changes it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.heavy
 
 def test_hooks_are_found_and_nothing_else_in_a_process_without_others(fresh_python: WarmPython) -> None:
     """Other tests leak hooks: torch never frees those on several tensors."""
-    done = fresh_python.run(Path(__file__).with_name("hook_watch_alone.py"))
+    done = fresh_python.run(Path(__file__).with_name("find_hooks_alone.py"))
     assert done.returncode == 0, done.stderr
 
 

@@ -89,7 +89,7 @@ def test_both_states_of_an_lstm_that_are_carried_on_are_named_and_no_other_tenso
     (inner,) = [note for note in taken if "hidden[1]" in note]
     for note, made in ((state, "MulBackward0"), (inner, "AddBackward0")):
         says(note, "train()", "2×4 float32 cpu")
-        assert re.search(rf"hidden\[\d\].*{made} \(.*test_spoiled_graph\.py:\d+\).*2×4", note), note
+        assert re.search(rf"hidden\[\d\].*{made} \(.*test_saved_tensor_errors\.py:\d+\).*2×4", note), note
     says(told[-2], "10 tasks")
     says(told[-1], "hidden[0].detach()", "hidden[1].detach()", "retain_graph=True")
     if verb == "direct":
@@ -203,7 +203,7 @@ def test_a_gan_whose_discriminator_has_stepped_before_the_generators_backward(ve
     told = causes(lambda: VERBS[verb](g_loss), MODIFIED)
     saved = [note for note in told if "mat2" in note]
     assert [re.findall(r"\b\d\.weight", note) for note in saved] == [["2.weight"], ["0.weight"]]
-    says(saved[0], f"version {version}", f"version {judge[2].weight._version}", "test_spoiled_graph.py")
+    says(saved[0], f"version {version}", f"version {judge[2].weight._version}", "test_saved_tensor_errors.py")
     says(told[-1], "step()")
     if verb == "direct":
         snapshot("backward", "\n".join(told))

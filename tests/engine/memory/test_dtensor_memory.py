@@ -25,7 +25,7 @@ pytestmark = [
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
     return logs_of_ranks(
-        fresh_python, Path(__file__).with_name("split_program.py"), tmp_path_factory.mktemp("split"), size=SIZE
+        fresh_python, Path(__file__).with_name("dtensor_program.py"), tmp_path_factory.mktemp("split"), size=SIZE
     )
 
 

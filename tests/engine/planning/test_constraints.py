@@ -207,7 +207,7 @@ def test_modules_parameters_and_kinds_of_node_are_named_as_for_breakpoints(snaps
     assert check.graph.module(first.first) == "left"
     (sentence,) = [each for each in check.sentences if first.constraint.text in each]
     says(sentence, 1, *(nth(place + 1) for place in first.places), len(check.order))
-    says(sentence, *(f"AddmmBackward0 ({module}, test_precedence.py:" for module in ("left", "right")))
+    says(sentence, *(f"AddmmBackward0 ({module}, test_constraints.py:" for module in ("left", "right")))
     says(check, sentence, 'constrained("heap", constraints)')
     snapshot("check_order", check)
     run = ts.backward(loss, policy=check.remedy or "heap")
@@ -221,8 +221,8 @@ def test_a_constraint_against_the_graph_is_refused_with_the_path_that_it_contrad
         ts.backward(loss, policy=ts.orders.constrained("heap", [("right", "left"), ("Tanh", "left")]))
     snapshot("backward", raised.value)
     path = str(raised.value).split(" → ")
-    says(path[0], "AddmmBackward0 (left, test_precedence.py:")
-    assert path[-1].startswith("TanhBackward0 (test_precedence.py:")
+    says(path[0], "AddmmBackward0 (left, test_constraints.py:")
+    assert path[-1].startswith("TanhBackward0 (test_constraints.py:")
     loss.backward()  # nothing had run
 
 

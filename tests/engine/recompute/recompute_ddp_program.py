@@ -1,4 +1,4 @@
-"""What test_mirror_training.py starts twice: steps of DistributedDataParallel, with a plan and without.
+"""What test_training_with_recompute.py starts twice: steps of DistributedDataParallel, with a plan and without.
 
 argv: the rank, and the folder for what came of it.
 """

@@ -176,7 +176,7 @@ needs_gloo = pytest.mark.skipif(
 def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(
     fresh_python: WarmPython, tmp_path: Path
 ) -> None:
-    run_ranks(fresh_python, Path(__file__).with_name("mirror_ddp_program.py"), tmp_path)
+    run_ranks(fresh_python, Path(__file__).with_name("recompute_ddp_program.py"), tmp_path)
     for rank in range(2):
         plain, mirrored, dropped = torch.load(tmp_path / f"{rank}.pt")
         assert dropped > 0 and same(mirrored, plain)

@@ -147,7 +147,7 @@ def test_float64_that_comes_of_another_operand(
     x = leaf(1000)
     line = upcast.__code__.co_firstlineno
     hint = only(hints(lambda: upcast(x.exp()).exp().sum()), "float64")
-    says(hint.fact, name, f"test_hints.py:{line}", "float32", size_text(hint.nbytes // 2))
+    says(hint.fact, name, f"test_peak_hints.py:{line}", "float32", size_text(hint.nbytes // 2))
     says(hint.advice, "dtype=torch.float32", "torch.from_numpy")
     assert "float64" not in kinds(hints(lambda: (x.exp() * numpy.float64(3)).exp().sum()))
     if name == "MulBackward0":
@@ -186,7 +186,7 @@ def test_a_gradient_that_retain_grad_holds(snapshot: Snapshots) -> None:
     hint = only(hints(lambda: make_loss(True)), "held by hook", "retain_grad()")
     assert hint.nbytes == 4000
     line = make_loss.__code__.co_firstlineno + 4
-    says(hint.fact, f"test_hints.py:{line}")
+    says(hint.fact, f"test_peak_hints.py:{line}")
     snapshot("peak", hint)
     assert "held by hook" not in kinds(hints(lambda: make_loss(False)))
 
@@ -203,7 +203,7 @@ def test_a_gradient_that_a_hook_keeps(snapshot: Snapshots) -> None:
 
     hint = only(hints(make_loss), "held by hook")
     assert hint.nbytes == 4000
-    says(hint.fact, "`list.append`", f"test_hints.py:{make_loss.__code__.co_firstlineno + 3}")
+    says(hint.fact, "`list.append`", f"test_peak_hints.py:{make_loss.__code__.co_firstlineno + 3}")
     snapshot("peak", hint)
 
 
@@ -225,7 +225,7 @@ def test_gradients_of_leaves_and_modules_that_hooks_keep(snapshot: Snapshots) ->
     handle.remove()
     handle = layer.weight.register_post_accumulate_grad_hook(copied)
     hint = only(hints(lambda: model(x).exp().sum()), "held by hook", "copied")
-    says(hint.fact, f"test_hints.py:{copied.__code__.co_firstlineno}")
+    says(hint.fact, f"test_peak_hints.py:{copied.__code__.co_firstlineno}")
     snapshot("peak", hint)
     handle.remove()
 
@@ -254,7 +254,7 @@ def test_an_output_that_the_user_still_holds(snapshot: Snapshots) -> None:
 
     hint = only(hints(lambda: make_loss(True)), "held output", "add")
     assert hint.nbytes == 4000
-    says(hint.fact, f"test_hints.py:{make_loss.__code__.co_firstlineno + 2}")
+    says(hint.fact, f"test_peak_hints.py:{make_loss.__code__.co_firstlineno + 2}")
     snapshot("peak", hint)
     assert "held output" not in kinds(hints(lambda: make_loss(False)))
 

@@ -384,14 +384,14 @@ def test_the_forwards_peak_has_the_names_of_what_was_alive(tmp_path: Path, snaps
     assert report.phase == "forward" and report.nbytes == run.timeline.forward_peak_bytes == 3 * large + low
     assert sum(group.nbytes for group in report.groups) == report.nbytes
     assert named_bytes(report) == {"scores": large, "self.kept": large, None: large, "low": low}
-    says(named(report)["scores"][1], "sum", f"test_peak.py:{line + 5}")
+    says(named(report)["scores"][1], "sum", f"test_peak_report.py:{line + 5}")
     for variable in ("self.kept", None):  # self.kept * 2
-        says(named(report)[variable][1], "linear", f"test_peak.py:{line + 3}")
+        says(named(report)[variable][1], "linear", f"test_peak_report.py:{line + 3}")
     snapshot("peak", report)
     assert {(record["module"], record["source"]) for record in report.records() if record["variable"] == "scores"} == {
-        ("wide.2", f"test_peak.py:{line + 1}")
+        ("wide.2", f"test_peak_report.py:{line + 1}")
     }
-    says(report.answer[0], "linear", f"test_peak.py:{line + 3}")
+    says(report.answer[0], "linear", f"test_peak_report.py:{line + 3}")
     whole = run.peak()
     assert whole.forward is not None and named(whole.forward) == named(report)
     for text in (str(whole), printed(whole)):

@@ -1,4 +1,4 @@
-"""What test_agreement.py starts on two ranks: backwards whose collectives pair up by order.
+"""What test_rank_agreement.py starts on two ranks: backwards whose collectives pair up by order.
 
 argv: the rank, the folder for what each logs, and the world size.
 """

@@ -127,7 +127,7 @@ def test_a_failed_step_ends_the_session_and_says_where(snapshot: Snapshots) -> N
     session.step()
     with pytest.raises(ZeroDivisionError) as caught:
         session.step()
-    says(caught.value.__notes__[0], "AddmmBackward0", "3rd", "test_direct.py:")
+    says(caught.value.__notes__[0], "AddmmBackward0", "3rd", "test_direct_engine.py:")
     with raises(RuntimeError, "ZeroDivisionError", "AddmmBackward0", "3rd", "ts.debug(loss)") as over:
         session.step()
     snapshot("debug", over.value)

@@ -244,7 +244,7 @@ def test_a_custom_function_that_raises_is_named_although_nobody_watches() -> Non
     with pytest.raises(ZeroDivisionError, match="bad") as caught:
         ts.backward(loss, policy="bfs")
     (note,) = caught.value.__notes__
-    says(note, "tapescope", "BadBackward", "3rd", "test_native.py:")
+    says(note, "tapescope", "BadBackward", "3rd", "test_native_engine.py:")
 
 
 def test_what_is_not_known_is_not_guessed(snapshot: Snapshots) -> None:

@@ -34,7 +34,7 @@ SIZE = 2
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank logged."""
-    program = Path(__file__).with_name("agreement_program.py")
+    program = Path(__file__).with_name("rank_agreement_program.py")
     return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("agreement"), str(SIZE), size=SIZE)
 
 

@@ -421,7 +421,7 @@ def test_a_tensor_that_a_hook_changed_in_place_is_not_put_back_but_told(snapshot
     hidden.register_hook(add)
     session = Stepper(hidden.sum(), history=True)
     session.run()
-    with raises(ValueError, 1, "MulBackward0 (2nd)", ".add`", "test_hooks_going_back.py:", "`total`") as raised:
+    with raises(ValueError, 1, "MulBackward0 (2nd)", ".add`", "test_undo_of_hooks.py:", "`total`") as raised:
         session.back(2)
     snapshot("debug", raised.value)
 
@@ -475,7 +475,7 @@ def test_an_iterator_that_a_hook_advances_is_not_wound_back_but_told(
     session = Stepper(hooked(hook), history=True)
     session.run()
     kind = type(numbers).__name__
-    with raises(ValueError, ".hook`", "test_hooks_going_back.py:", "`numbers`") as raised:
+    with raises(ValueError, ".hook`", "test_undo_of_hooks.py:", "`numbers`") as raised:
         session.back(2)
     kinds = (kind, "list_iterator", "tuple_iterator")  # an iterator of iterators may be told by one of these
     assert any(f"({each})" in str(raised.value) for each in kinds)
@@ -535,7 +535,7 @@ def test_a_hook_that_leads_to_very_much_is_told_and_not_looked_through(
 
     session = Stepper(hooked(hook), history=True)
     session.run()
-    with raises(ValueError, ".hook`", "test_hooks_going_back.py:", "`log`", size) as raised:
+    with raises(ValueError, ".hook`", "test_undo_of_hooks.py:", "`log`", size) as raised:
         session.back(2)
     if size == "100,000":
         snapshot("debug", raised.value)
@@ -557,7 +557,7 @@ def test_what_callbacks_at_the_end_have_done_to_tensors_and_iterators_is_told(sn
 
     session = Stepper(hooked(lambda gradient: queue(end)), history=True)
     session.run()
-    with raises(RuntimeError, ".end`", "test_hooks_going_back.py:", "`numbers`", "(count)") as raised:
+    with raises(RuntimeError, ".end`", "test_undo_of_hooks.py:", "`numbers`", "(count)") as raised:
         session.back(1)
     snapshot("debug", raised.value)
 

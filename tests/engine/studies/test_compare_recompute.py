@@ -92,7 +92,7 @@ def test_a_plan_that_was_loaded_predicts_the_same(plan: ts.types.PlannedRecomput
 def test_the_page_has_the_curves_and_the_modules_of_each_plan(plan: ts.types.PlannedRecompute) -> None:
     comparison = ts.compare(make_loss, ["heap", "bfs"], recompute=plan, repetitions=1)
     page = page_html(comparison, "title")
-    assert page.count('data-drawing="mirrored-') == 2
+    assert page.count('data-figure="mirrored-') == 2
     heading = next(each for each in page.split("<h2>")[1:] if HEADINGS[1] in each).partition("</h2>")[0]
     assert page.count(f"<h2>{heading}</h2>") == 1, "one table for one plan"
     assert all(row[0] in page for row in plan.cells[1:])

@@ -22,7 +22,7 @@ LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
 
 def line(text: str) -> str:
     """`file:line` of this line of this file, which begins with so many spaces."""
-    return f"test_second_backward.py:{LINES.index(text) + 1}"
+    return f"test_freed_graphs.py:{LINES.index(text) + 1}"
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_state_that_is_carried_on_is_named_with_its_step_before_the_error(snap
     says(found, "step 0", "recurrent()", "hidden[0]", "hidden[1]", "hidden[0].detach()")
     says(notes(raised.value), "hidden[0].detach()")
     snapshot("training", found)
-    assert found.at is not None and found.at.startswith("test_second_backward.py:")
+    assert found.at is not None and found.at.startswith("test_freed_graphs.py:")
     assert not training.notes
 
 

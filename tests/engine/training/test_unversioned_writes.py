@@ -75,7 +75,7 @@ def test_a_gan_whose_discriminator_steps_fused_before_the_generators_backward(
     (found,) = silent(training)
     assert found.certain and found.step == 0 and found.last_step == 1
     assert found.tensor == "Sequential_2.2.weight" and found.module == "Sequential_2.2"
-    assert found.at is not None and found.at.startswith("test_silent_writes.py:")
+    assert found.at is not None and found.at.startswith("test_unversioned_writes.py:")
     says(found, f"{kind.__name__}.step()", "fused", found.at, "Sequential_2.2.weight", 1)
     says(found, "AddmmBackward0", "Sequential", "mat2", "foreach=True")
     if kind is Adam:
@@ -180,7 +180,7 @@ def test_a_write_through_data_before_the_backward_is_found_where_writes_are_watc
     assert off > 0
     (found,) = silent(training)
     assert found.certain and found.tensor == "Sequential_2.2.weight"
-    assert found.at is not None and found.at.startswith("test_silent_writes.py:")
+    assert found.at is not None and found.at.startswith("test_unversioned_writes.py:")
     says(found, name, found.at, "Sequential_2.2.weight", "mat2", ".data", "torch.no_grad()")
     others, off_by = numbers(found)
     assert others == "1" and float(off_by) > 0

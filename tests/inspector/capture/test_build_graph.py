@@ -207,9 +207,13 @@ def test_describe_names_parameter_module_and_line() -> None:
         loss = model(torch.ones(1, 2)).sum()
     graph = ts.graph(loss)
     (weight,) = [task for task in graph.tasks if task.parameter == "0.weight"]
-    assert graph.describe(weight).startswith("AccumulateGrad (0.weight, test_walk.py:")
-    assert graph.describe(weight, 52).startswith("AccumulateGrad (0.weight, 53rd, test_walk.py:")
-    assert graph.in_order([9, weight.id]).describe(weight).startswith("AccumulateGrad (0.weight, 2nd, test_walk.py:")
+    assert graph.describe(weight).startswith("AccumulateGrad (0.weight, test_build_graph.py:")
+    assert graph.describe(weight, 52).startswith("AccumulateGrad (0.weight, 53rd, test_build_graph.py:")
+    assert (
+        graph.in_order([9, weight.id])
+        .describe(weight)
+        .startswith("AccumulateGrad (0.weight, 2nd, test_build_graph.py:")
+    )
 
 
 @pytest.mark.heavy

@@ -106,7 +106,7 @@ def test_each_kind_of_write_is_named_with_its_line(what: str) -> None:
         loss = y.sum()
     notes = notes_of(loss)
     line = write.__code__.co_firstlineno if hasattr(write, "__code__") else 0
-    found = re.search(rf"version \d.*\b{what.strip()}\b.*\btest_written_log\.py:(\d+).*version \d", notes)
+    found = re.search(rf"version \d.*\b{what.strip()}\b.*\btest_inplace_write_log\.py:(\d+).*version \d", notes)
     assert found is not None, notes
     assert not line or line <= int(found[1]) <= line + 2
 
@@ -122,7 +122,7 @@ def test_an_optimizers_write_is_named_where_its_step_was_called(kind: type[Any],
         optimizer.step()
     notes = notes_of(other)
     line = test_an_optimizers_write_is_named_where_its_step_was_called.__code__.co_firstlineno + 8
-    assert re.search(rf"1\.weight.*version \d+.*\b\w+_\s.*\btest_written_log\.py:{line}\b", notes), notes
+    assert re.search(rf"1\.weight.*version \d+.*\b\w+_\s.*\btest_inplace_write_log\.py:{line}\b", notes), notes
 
 
 def test_several_writes_are_named_in_order_and_one_that_nobody_saw_leaves_them_unnamed(
@@ -135,7 +135,7 @@ def test_several_writes_are_named_in_order_and_one_that_nobody_saw_leaves_them_u
             y.mul_(2)
             y[0] = 0
     notes = notes_of(loss)
-    here = r".*\btest_written_log\.py:\d+\b.*"
+    here = r".*\btest_inplace_write_log\.py:\d+\b.*"
     assert re.search(rf"version 0.*\bmul_{here}\b__setitem__{here}version 2", notes), notes
     snapshot("backward", notes)
     with ts.capture(every_call=True):

@@ -61,7 +61,7 @@ def test_a_task_tells_shape_dtype_and_the_users_line() -> None:
     first = loss.__code__.co_firstlineno
     lines = [(task.source.line, task.source.function) for task in graph.tasks[:3] if task.source is not None]
     assert lines == [(first + 1, "loss"), (first + 2, "loss"), (first + 2, "loss")]
-    assert graph.describe(1) == f"log2 (test_hips_tape.py:{first + 2})"
+    assert graph.describe(1) == f"log2 (test_tape.py:{first + 2})"
     assert graph.describe(3) == "Argument (x)"
 
 
@@ -191,7 +191,7 @@ def test_without_autograd_a_sentence_says_how_to_get_it(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "autograd", None)
     monkeypatch.delitem(sys.modules, "tapescope.inspector.hips.tape_nodes")
-    monkeypatch.delattr(package, "hips_nodes")
+    monkeypatch.delattr(package, "tape_nodes")
     with raises(ModuleNotFoundError, "pip install 'tapescope[hips]'"):
         ts.hips.tape(lambda x: x, 1.0)
 

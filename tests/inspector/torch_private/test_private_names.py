@@ -19,7 +19,7 @@ import tapescope as ts
 from tapescope.inspector.torch_private.private_names import CAPABILITIES, NEWEST_TESTED, explain, missing_names
 from tapescope.tests.says import raises, says
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = [
     *ROOT.glob("*.py"),
     *(path for room in ("inspector", "engine", "widgets", "commands") for path in sorted((ROOT / room).rglob("*.py"))),

@@ -160,7 +160,7 @@ def test_a_recording_is_a_widget_that_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_without_anywidget_the_page_is_pointed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("recording", "played"):
+    for name in ("run_player", "player_widget"):
         monkeypatch.delitem(sys.modules, f"tapescope.widgets.deck.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with raises(ModuleNotFoundError, "save_html"):

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tapescope.engine.studies.recompute_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
-from tapescope.widgets.pages.recompute_study_page import page_html
-from tapescope.widgets.pages.recompute_study_page import study_drawing
-from tapescope.widgets.pages.recompute_study_page import study_figure
-from tapescope.widgets.pages.recompute_study_page import study_html
+from tapescope.widgets.pages.recompute_study_page import page_html, study_drawing, study_figure, study_html
 from tapescope.widgets.pages.theme import LATER, LIGHT
 
 from .page_parts import figures_told

@@ -322,7 +322,7 @@ def test_a_derivative_that_raises_says_in_which_task_and_leaves_nothing_behind()
     with pytest.raises(ArithmeticError) as raised:
         session.run()
     notes = " ".join(raised.value.__notes__)
-    says(notes, "doubled", "2nd", "test_hips_runner.py")
+    says(notes, "doubled", "2nd", "test_runner.py")
     assert session.over is not None and tape.gradient is None
 
 

@@ -110,7 +110,7 @@ def test_find_nan_finds_what_a_tape_made(snapshot: Snapshots) -> None:
     with numpy.errstate(all="ignore"):
         found = ts.find_nan(lambda: ts.hips.tape(forward, numpy.array([1.0, -1.0])))
         assert found.where == "forward" and found.operation == "log"
-        says(found.sentences[0], "forward", "NaN", "log", "test_hips_verbs.py", "1 of 2")
+        says(found.sentences[0], "forward", "NaN", "log", "test_verbs_on_tapes.py", "1 of 2")
         snapshot("find_nan", found.sentences[0])
         found = ts.find_nan(lambda: ts.hips.tape(backward, numpy.array([1.0, 0.0])))
         assert found.where == "backward" and found.operation == "sqrt"
