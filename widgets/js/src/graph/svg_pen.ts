@@ -15,7 +15,7 @@ export class SvgPen implements Pen {
 
   /** All that was drawn, as a picture that shows `area` at `scale`. */
   document(area: Rect, scale: number, background: string, title: string): string {
-    const box = [area.x, area.y, area.width, area.height].map(short).join(" ");
+    const box = [area.x, area.y, area.width, area.height].map((value) => short(value)).join(" ");
     const size = `width="${short(area.width * scale)}" height="${short(area.height * scale)}"`;
     return [
       `<svg xmlns="http://www.w3.org/2000/svg" viewBox="${box}" ${size} role="img" font-family="${escaped(FONT)}"`,
@@ -50,7 +50,7 @@ export class SvgPen implements Pen {
 
   lines(corners: readonly number[], paint: Paint): void {
     const name = paint.fill ? "polygon" : "polyline";
-    this.add(`<${name} points="${corners.map(short).join(" ")}"`, paint, "/>");
+    this.add(`<${name} points="${corners.map((value) => short(value)).join(" ")}"`, paint, "/>");
   }
 
   outline(outline: Outline, paint: Paint): void {
@@ -83,7 +83,7 @@ export class SvgPen implements Pen {
 
   private add(start: string, paint: Paint, end: string): void {
     const stroke = paint.stroke ? ` stroke="${escaped(paint.stroke)}" stroke-width="${short(paint.width ?? 1)}"` : "";
-    const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map(short).join(" ")}"` : "";
+    const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map((value) => short(value)).join(" ")}"` : "";
     const round = paint.round ? ' stroke-linecap="round" stroke-linejoin="round"' : "";
     this.parts.push(`${start} fill="${escaped(paint.fill ?? "none")}"${stroke}${dash}${round}${this.opacity()}${end}`);
   }
