@@ -17,6 +17,7 @@ from typing import TypeVar
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])  # tests/, which has no package above it
 from structure.imports import LAYERS, PACKAGES, ROOT, circles, imports_of, room_of, sources
+from structure.wordings import test_files, wordings
 
 MOST_MODULES = 28  # in a folder
 MOST_LINES = 550  # in a file
@@ -51,13 +52,16 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
         Count(
             "arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]
         ),
-        Count("imports that a room's __init__.py does not say", sorted(unsaid(imports))),
-        Count("rooms without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))),
+        Count("imports that a package's __init__.py does not name", sorted(unsaid(imports))),
+        Count(
+            "packages without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))
+        ),
         Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
         Count(f"files over {MOST_LINES} lines", long_files(modules)),
         Count(f"functions over {MOST_BODY} lines", [*long_functions(modules)]),
         Count(f"classes with more than {MOST_METHODS} methods", [*wide_classes(modules)]),
         Count("public class names that stand twice", doubles(modules), most=1),
+        Count("strings of tests that repeat words of a text", [*wordings(test_files())], most=14),
     ]
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FEWEST = 4  # words in a row that make it a wording
 _PRODUCT = ("inspector", "engine", "widgets", "commands", "public")
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
+_WORD = re.compile(r"""[("'`]*([A-Za-z]+(?:'[a-z]+)?)[.,;:!?)"'`]*""")  # `ts.profile(make_loss)` is code, no word
 _CODE = re.compile(r"^\s*(import|from|def|class|with|for|%|<)|[=(\[]\s*\n|\n\s+\w+ = |\n(import|from) ", re.MULTILINE)
 
 
@@ -25,12 +25,9 @@ def wordings(paths: list[Path]) -> Iterator[str]:
     known = _product_runs()
     for path in paths:
         for line, text in _strings(path):
-            words = _WORD.findall(text)
-            for start in range(len(words) - FEWEST + 1):
-                run = tuple(word.lower() for word in words[start : start + FEWEST])
-                if run in known and not _CODE.search(text):
-                    yield f"{path.relative_to(ROOT)}:{line}: {' '.join(run)}"
-                    break
+            run = next((run for run in _runs(text) if run in known), None)
+            if run is not None and not _CODE.search(text):
+                yield f"{path.relative_to(ROOT)}:{line}: {' '.join(run)}"
 
 
 def test_files() -> list[Path]:
@@ -49,9 +46,13 @@ def _product_runs() -> set[tuple[str, ...]]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    for part in re.split(r" \| |[{}]", text):
-        words = [word.lower() for word in _WORD.findall(part)]
-        yield from (tuple(words[start : start + FEWEST]) for start in range(len(words) - FEWEST + 1))
+    """Each `FEWEST` words of a text in a row; what is no word ends a row."""
+    row: list[str] = []
+    for token in re.sub(r" \| |[{}]", " | ", text).split():
+        word = _WORD.fullmatch(token)
+        row = [*row, word[1].lower()] if word else []
+        if len(row) >= FEWEST:
+            yield tuple(row[-FEWEST:])
 
 
 def _strings(path: Path) -> Iterator[tuple[int, str]]:

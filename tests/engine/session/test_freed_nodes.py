@@ -217,7 +217,7 @@ def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
         verb(loss)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     says(told, f"2 of {len(session.graph)}", "run()", "close()")
-    if not options:
+    if not options and verb is not ts.backward:  # whose notes go by what ran before in this process
         snapshot(verb.__name__, told)
     session.close()
     with pytest.raises(RuntimeError) as caught:
