@@ -61,7 +61,12 @@ export function count(amount: number, noun: string): string {
   return `${grouped(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 }
 
-/** Rounded to hundredths, or to other `parts` of one: a coordinate in as few characters as are needed. */
-export function short(value: number, parts = 100): string {
-  return String(Math.round(value * parts) / parts);
+/** A coordinate to a tenth, in as few characters as it needs. */
+export function tenths(value: number): string {
+  return String(Math.round(value * 10) / 10);
+}
+
+/** The same to a hundredth. */
+export function hundredths(value: number): string {
+  return String(Math.round(value * 100) / 100);
 }

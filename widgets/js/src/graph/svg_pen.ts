@@ -1,7 +1,7 @@
 /** A pen that writes SVG. */
 
 import { FONT } from "../canvas.ts";
-import { short } from "../format.ts";
+import { hundredths } from "../format.ts";
 import type { Rect } from "../layout/layout_types.ts";
 import { BASELINE, type Paint, type Pen, type Span } from "./pen.ts";
 import type { Outline } from "./wire_path.ts";
@@ -15,13 +15,14 @@ export class SvgPen implements Pen {
 
   /** All that was drawn, as a picture that shows `area` at `scale`. */
   document(area: Rect, scale: number, background: string, title: string): string {
-    const box = [area.x, area.y, area.width, area.height].map((value) => short(value)).join(" ");
-    const size = `width="${short(area.width * scale)}" height="${short(area.height * scale)}"`;
+    const box = [area.x, area.y, area.width, area.height].map((value) => hundredths(value)).join(" ");
+    const size = `width="${hundredths(area.width * scale)}" height="${hundredths(area.height * scale)}"`;
     return [
       `<svg xmlns="http://www.w3.org/2000/svg" viewBox="${box}" ${size} role="img" font-family="${escaped(FONT)}"`,
       ` style="font-variant-numeric:tabular-nums">`,
       `<title>${escaped(title)}</title>`,
-      `<rect x="${short(area.x)}" y="${short(area.y)}" width="${short(area.width)}" height="${short(area.height)}"`,
+      `<rect x="${hundredths(area.x)}" y="${hundredths(area.y)}" `,
+      `width="${hundredths(area.width)}" height="${hundredths(area.height)}"`,
       ` fill="${escaped(background)}"/>`,
       ...this.parts,
       "</svg>\n",
@@ -29,7 +30,7 @@ export class SvgPen implements Pen {
   }
 
   rounded(rect: Rect, radius: number, paint: Paint): void {
-    this.add(`<rect ${place(rect)} rx="${short(radius)}"`, paint, "/>");
+    this.add(`<rect ${place(rect)} rx="${hundredths(radius)}"`, paint, "/>");
   }
 
   rects(rects: readonly Rect[], radius: number, paint: Paint): void {
@@ -37,20 +38,20 @@ export class SvgPen implements Pen {
   }
 
   circle(x: number, y: number, radius: number, paint: Paint): void {
-    this.add(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(radius)}"`, paint, "/>");
+    this.add(`<circle cx="${hundredths(x)}" cy="${hundredths(y)}" r="${hundredths(radius)}"`, paint, "/>");
   }
 
   sector(x: number, y: number, radius: number, share: number, fill: string): void {
     if (share >= 1) return this.circle(x, y, radius, { fill });
     const turn = 2 * Math.PI * share;
-    const end = `${short(x + radius * Math.sin(turn))} ${short(y - radius * Math.cos(turn))}`;
-    const arc = `${short(radius)} ${short(radius)} 0 ${share > 0.5 ? 1 : 0} 1 ${end}`;
-    this.add(`<path d="M${short(x)} ${short(y)}V${short(y - radius)}A${arc}Z"`, { fill }, "/>");
+    const end = `${hundredths(x + radius * Math.sin(turn))} ${hundredths(y - radius * Math.cos(turn))}`;
+    const arc = `${hundredths(radius)} ${hundredths(radius)} 0 ${share > 0.5 ? 1 : 0} 1 ${end}`;
+    this.add(`<path d="M${hundredths(x)} ${hundredths(y)}V${hundredths(y - radius)}A${arc}Z"`, { fill }, "/>");
   }
 
   lines(corners: readonly number[], paint: Paint): void {
     const name = paint.fill ? "polygon" : "polyline";
-    this.add(`<${name} points="${corners.map((value) => short(value)).join(" ")}"`, paint, "/>");
+    this.add(`<${name} points="${corners.map((value) => hundredths(value)).join(" ")}"`, paint, "/>");
   }
 
   outline(outline: Outline, paint: Paint): void {
@@ -65,11 +66,11 @@ export class SvgPen implements Pen {
     const size = spans[0]?.size ?? 0;
     const anchored = anchor === "start" ? "" : ` text-anchor="${anchor}"`;
     const written = spans.map((span) => {
-      const gap = span.gap ? ` dx="${short(span.gap)}"` : "";
-      const style = `font-size="${short(span.size)}" font-weight="${span.weight}" fill="${escaped(span.fill)}"`;
+      const gap = span.gap ? ` dx="${hundredths(span.gap)}"` : "";
+      const style = `font-size="${hundredths(span.size)}" font-weight="${span.weight}" fill="${escaped(span.fill)}"`;
       return `<tspan${gap} ${style}>${escaped(span.text)}</tspan>`;
     });
-    const head = `<text x="${short(x)}" y="${short(y + BASELINE * size)}"${anchored}${this.opacity()}>`;
+    const head = `<text x="${hundredths(x)}" y="${hundredths(y + BASELINE * size)}"${anchored}${this.opacity()}>`;
     this.parts.push(head + written.join("") + "</text>");
   }
 
@@ -82,21 +83,21 @@ export class SvgPen implements Pen {
   }
 
   private add(start: string, paint: Paint, end: string): void {
-    const stroke = paint.stroke ? ` stroke="${escaped(paint.stroke)}" stroke-width="${short(paint.width ?? 1)}"` : "";
-    const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map((value) => short(value)).join(" ")}"` : "";
+    const stroke = paint.stroke ? ` stroke="${escaped(paint.stroke)}" stroke-width="${hundredths(paint.width ?? 1)}"` : "";
+    const dash = paint.dash ? ` stroke-dasharray="${paint.dash.map((value) => hundredths(value)).join(" ")}"` : "";
     const round = paint.round ? ' stroke-linecap="round" stroke-linejoin="round"' : "";
     this.parts.push(`${start} fill="${escaped(paint.fill ?? "none")}"${stroke}${dash}${round}${this.opacity()}${end}`);
   }
 
   private opacity(): string {
-    return this.alpha < 1 ? ` opacity="${short(this.alpha)}"` : "";
+    return this.alpha < 1 ? ` opacity="${hundredths(this.alpha)}"` : "";
   }
 }
 
 function place(rect: Rect): string {
   return (
-    `x="${short(rect.x)}" y="${short(rect.y)}" ` +
-    `width="${short(Math.max(0, rect.width))}" height="${short(Math.max(0, rect.height))}"`
+    `x="${hundredths(rect.x)}" y="${hundredths(rect.y)}" ` +
+    `width="${hundredths(Math.max(0, rect.width))}" height="${hundredths(Math.max(0, rect.height))}"`
   );
 }
 

@@ -1,6 +1,6 @@
 /** A wire's corners as a path. */
 
-import { short } from "../format.ts";
+import { tenths } from "../format.ts";
 
 /** Radius of a right-angled corner, pixels. */
 const CORNER = 6;
@@ -20,14 +20,14 @@ export class Outline {
 export function pathData(points: readonly number[]): string {
   const last = points.length / 2 - 1;
   if (last < 1) return "";
-  let data = `M${short(points[0])} ${short(points[1])}`;
+  let data = `M${tenths(points[0])} ${tenths(points[1])}`;
   for (let at = 1; at <= last; at++) {
     const [x, y, toX, toY] = points.slice(2 * at - 2, 2 * at + 2);
     if (x !== toX && y !== toY) {
-      const middle = short((y + toY) / 2);
-      data += `C${short(x, 10)} ${middle} ${short(toX, 10)} ${middle} ${short(toX, 10)} ${short(toY, 10)}`;
+      const middle = tenths((y + toY) / 2);
+      data += `C${tenths(x)} ${middle} ${tenths(toX)} ${middle} ${tenths(toX)} ${tenths(toY)}`;
     } else {
-      data += (at < last && roundedCorner(points, at)) || `L${short(toX, 10)} ${short(toY, 10)}`;
+      data += (at < last && roundedCorner(points, at)) || `L${tenths(toX)} ${tenths(toY)}`;
     }
   }
   return data;
@@ -45,5 +45,5 @@ function roundedCorner(points: readonly number[], at: number): string {
   const fromY = y + ((beforeY - y) * radius) / before;
   const toX = x + ((afterX - x) * radius) / after;
   const toY = y + ((afterY - y) * radius) / after;
-  return `L${short(fromX, 10)} ${short(fromY, 10)}Q${short(x, 10)} ${short(y, 10)} ${short(toX, 10)} ${short(toY, 10)}`;
+  return `L${tenths(fromX)} ${tenths(fromY)}Q${tenths(x)} ${tenths(y)} ${tenths(toX)} ${tenths(toY)}`;
 }

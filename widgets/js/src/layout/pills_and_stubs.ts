@@ -9,7 +9,7 @@ const PILL_LINE = 19;
 /** Between a task and its pills, and between two of them. */
 const BESIDE = 8;
 /** Those that are longer together take several lines. */
-const LONGEST_LINE = 230;
+const LONGEST_SIDE = 230;
 export const TASK_HEIGHT = 20;
 /** From the left edge of a task to its glyph, and to the wires that come and go there. */
 export const SPINE = 11;
@@ -34,7 +34,7 @@ function linesOf(sides: readonly Side[]): Side[][] {
   for (const side of sides) {
     const width = sideWidth(side) + BESIDE;
     length += width;
-    if (length > LONGEST_LINE) {
+    if (length > LONGEST_SIDE) {
       lines.push([]);
       length = width;
     }
