@@ -66,12 +66,11 @@ class DaemonThread(Thread):
 
     def run(self) -> None:
         self.begun.set()
+        _ended[:] = [each for each in _ended if _exists(each)]
         try:
             super().run()
         finally:
-            if self.native_id is not None:
-                _ending[:] = [each for each in _ending if _exists(each)]
-                _ending.append(self.native_id)
+            _ended.append(self.native_id)
             self.ended.set()
 
     @property
@@ -93,7 +92,7 @@ class DaemonThread(Thread):
             raise
 
 
-_ending: list[int] = []  # native ids of threads whose work is over
+_ended: list[int | None] = []  # native ids of threads whose work is over
 
 
 @atexit.register
@@ -105,11 +104,11 @@ def _wait_for_native_ends() -> None:
     the process with SIGABRT: with torch 2.12.1 nearly always when a session is closed last.
     """
     until_s = time.monotonic() + 1.0
-    while any(map(_exists, _ending)) and time.monotonic() < until_s:
+    while any(map(_exists, _ended)) and time.monotonic() < until_s:
         time.sleep(LOOKS_EACH_S)
 
 
-def _exists(native_id: int) -> bool:
+def _exists(native_id: int | None) -> bool:
     return os.path.exists(f"/proc/self/task/{native_id}")  # Linux; elsewhere nothing tells
 
 

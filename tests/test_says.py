@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tapescope.tests import says as saying
 from tapescope.tests.says import SNAPSHOTS, Snapshots, entries, raises, says, says_none_of
-
-from . import says as saying
 
 TESTS = Path(__file__).parent
 
