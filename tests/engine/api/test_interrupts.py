@@ -100,7 +100,8 @@ def interrupt(verb: str, at: int, left_behind: Callable[[], list[str]]) -> None:
     program = Program()
     before = [each.clone() for each in program.state()]
     place = interrupted(lambda: VERBS[verb](program), at)
-    assert not left_behind(), f"{verb}, interrupted at {place}: {left_behind()}"
+    left = left_behind() and left_behind()  # the first look may free objects of tests before that hold hooks
+    assert not left, f"{verb}, interrupted at {place}: {left}"
     if verb not in CHANGING:
         for then, now in zip(before, program.state(), strict=True):
             assert torch.equal(then, now), f"{verb}, interrupted at {place}: {now}"
