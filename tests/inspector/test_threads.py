@@ -66,7 +66,7 @@ def test_all_objects_are_looked_at_in_one_place() -> None:
 
 
 def test_a_thread_is_at_work_after_an_interrupted_wait_for_it() -> None:
-    begun, go_on, main = Event(), Event(), get_ident()
+    begun, go_on, interrupted, main = Event(), Event(), Event(), get_ident()
     done: list[int] = []
 
     def work() -> None:
@@ -85,7 +85,10 @@ def test_a_thread_is_at_work_after_an_interrupted_wait_for_it() -> None:
 
         while not waits():
             pass
+        # A signal that arrives between the call of `wait` and the system call that sleeps wakes nobody: send it again.
         signal.pthread_kill(main, signal.SIGINT)
+        while not interrupted.wait(2.0):
+            signal.pthread_kill(main, signal.SIGINT)
 
     thread = threads.DaemonThread(work, "a test's thread")
     thread.start()
@@ -94,6 +97,7 @@ def test_a_thread_is_at_work_after_an_interrupted_wait_for_it() -> None:
     other.start()
     with pytest.raises(KeyboardInterrupt):
         thread.join()
+    interrupted.set()
     assert thread.is_at_work and not done
     go_on.set()
     thread.join()
