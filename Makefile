@@ -56,8 +56,8 @@ docs: export OMP_NUM_THREADS = 1
 docs: $(VENV)/docs.stamp ## build the documentation: docs/_build/html/index.html
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
-bench: $(VENV)/dev.stamp ## measure, and print a table
-	$(BIN)/python tests/benchmarks
+bench: $(VENV)/dev.stamp ## measure, and print a table; ONLY=planning: one part of it
+	$(BIN)/python tests/benchmarks $(if $(ONLY),--only $(ONLY))
 
 bench-quick: export OMP_NUM_THREADS = 1
 bench-quick: $(VENV)/dev.stamp ## measure what whole calls cost against loss.backward(), in less than a minute

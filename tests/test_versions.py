@@ -125,3 +125,14 @@ def test_a_newer_torch_is_called_untested(monkeypatch: pytest.MonkeyPatch, capsy
         main(["--version"])
     _, warned = capsys.readouterr().out.splitlines()
     says(warned, f"torch {newer}", NEWEST_TESTED)
+
+
+def test_the_page_has_supported_versions_without_a_failure(versions: ModuleType) -> None:
+    page = (ROOT / "docs" / "reference" / "versions.md").read_text(encoding="utf-8")
+    rows = [[each.strip() for each in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| 2.")]
+    assert [(row[0].rpartition(".")[0], row[1]) for row in rows] == [
+        (version, part)
+        for version in versions.VERSIONS
+        for part in ("engine and inspector", "side effects", "operators", "second device")
+    ]
+    assert all(int(row[2].replace(",", "")) > 100 and row[3] == "0" for row in rows)
