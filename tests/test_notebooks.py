@@ -227,7 +227,7 @@ def test_the_docs_and_the_second_tour_say_the_same_of_two_devices_on_threads() -
 
     page = (NOTEBOOKS[0].parents[1] / "docs" / "explanation" / "pr4746.md").read_text(encoding="utf-8")
     (tour,) = (read(path) for path in NOTEBOOKS if path.name.startswith("02"))
-    (told,) = (cell.source for cell in tour.cells if "--only two_devices" in cell.source)
+    (told,) = (cell.source for cell in tour.cells if "ONLY=two_devices" in cell.source)
     found = figures(page, "`tests/second_device`")
     assert len(found) == 5 and found[0].endswith(" ms") and found == figures(told, "`tapescope bench orders`")
 
