@@ -1,4 +1,4 @@
-"""The policy "auto": of the portfolio the order with the least predicted peak, planned once for each kind of graph."""
+"""The policy "auto": the portfolio's order with the lowest predicted peak, planned once for each kind of graph."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .scheduling_problem import Problem
 
 _MANY = 2_000  # tasks; larger graphs get no lower bound, which takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
-_ESTIMATE = "what decides is an estimate"
+_ESTIMATE = "the prediction is an estimate"
 
 _plans: Latest[_Taken] = Latest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Whose order is taken.
+    """The policy whose order "auto" takes for a kind of graph.
 
     Attributes:
         policy: its name.
-        order: None: PyTorch's own.
-        why: why PyTorch's own is kept where another might have a lower peak.
+        order: its order; None for PyTorch's own.
+        why: the reason for keeping PyTorch's own order although another might have a lower peak.
     """
 
     policy: str
@@ -39,19 +39,19 @@ class _Taken:
 
 
 def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
-    """The order with the least predicted peak of the portfolio; PyTorch's own unless another saves 1 % or more.
+    """Return the portfolio's order with the lowest predicted peak, or PyTorch's own unless another saves at least 1 %.
 
-    PyTorch's own is also kept where the prediction is an estimate in what decides: where memory that outlives a task is
-    not known (`Footprints.unsure`; after a measured run any limit), or where something has hooks. What a kernel takes
-    for itself is no reason: it runs in each order.
+    PyTorch's own order is also kept if the comparison rests on an estimate: if memory that outlives a task is unknown
+    (`Footprints.unsure`; after a measured run, any limit), or if there are hooks. A kernel's workspace does not matter,
+    because the kernel runs in every order.
 
-    A training loop plans once (`kept_plans.fingerprint`).
+    A training loop plans once (`order_cache.fingerprint`).
     """
     return _ordered_by(_taken(problem, portfolio), problem, ran)
 
 
 def auto_choice(problem: Problem, ran: Sequence[int], auto: Policy, portfolio: Sequence[Policy]) -> Policy:
-    """The policy "auto" in this graph: it says whose order it took."""
+    """Return the policy "auto" for this graph, with the name of the policy whose order it took."""
     taken = _taken(problem, portfolio)
     own = taken.order is None and not ran
     chosen = HEAP if own else following(auto, _ordered_by(taken, problem, ran))
@@ -72,18 +72,18 @@ def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
 
 
 def _unsure(problem: Problem) -> str:
-    """Why the order can't be decided on by this prediction; "" if it can."""
+    """Return why this prediction cannot decide between orders; "" if it can."""
     footprints = problem.footprints
     unsure = footprints.unsure if footprints.basis == "dry run" else footprints.limits
     if unsure:
         return unsure[0]
     if footprints.basis == "dry run" and not no_hooks(look=True):
-        return "there may be hooks in this backward, and what these hold or let go of is not known"
+        return "this backward may have hooks, and the tensors they hold are not known"
     return ""
 
 
 def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
-    """What to take."""
+    """Predict the peaks of the portfolio and choose."""
     with collector_paused():
         try:
             if not _has_choice(problem):
@@ -101,14 +101,14 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                     problem, row, own
                 ):
                     best = row
-        except Exception as error:  # whatever a node's own code raises on fake tensors: training goes on
+        except Exception as error:  # a node's code may raise anything on fake tensors; training continues
             warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}')
             return _Taken("heap", why=f"no order could be planned: {error}")
     return _Taken("heap") if best is own else _Taken(best.policy, best.order)
 
 
 def _has_choice(problem: Problem) -> bool:
-    """Whether there is more than one order."""
+    """Return whether the problem has more than one legal order."""
     waits, nexts = list(problem.waits), problem.nexts
     ready = problem.start()
     while len(ready) == 1:
@@ -120,9 +120,9 @@ def _has_choice(problem: Problem) -> bool:
 
 
 def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
-    """Whether the peak is lower even if each gradient that comes in another layout is copied for good.
+    """Return whether the peak is lower even if each gradient in another layout is copied and kept.
 
-    It is not where another task has a checkpointed region computed again than the one that was seen to.
+    It is not certain if, in this order, a different task triggers the recomputation of a checkpointed region.
     """
     if problem.footprints.other_openers(row.order):
         return False
@@ -130,7 +130,7 @@ def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
 
 
 def forget_plans() -> None:
-    """From here on each graph is read and planned anew."""
+    """Clear the caches of graphs, orders and plans."""
     forget_graphs()
     forget_kept()
     forget_orders()

@@ -1,4 +1,4 @@
-"""Which memory is there in every legal order of a backward: what a lower bound may count."""
+"""Memory that is alive in every legal order of a backward: the basis of a lower bound."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..memory.timeline import Category
 from .scheduling_problem import Problem
 
 _BUFFER, _HELD, _WORKSPACE = int(Category.BUFFER), int(Category.HELD), int(Category.WORKSPACE)
-UNCOUNTED = -1  # in place of a block's number: memory that was there before, or is on another device
-CALLER = -1  # in place of a task: whoever called backward() gives this gradient
+UNCOUNTED = -1  # in place of a block's number: memory from before the backward, or on another device
+CALLER = -1  # in place of a task: the gradient is passed by the caller of backward()
 _UNKNOWN = -1  # in place of a layout's number
 
 
 @dataclass(slots=True)
 class CertainBlock:
-    """A block of memory, and what is certain of its life.
+    """A block of memory, and the part of its lifetime that is the same in every order.
 
-    It is there from the first of its makers on, as long as one of its users has still to end, and longer where `stays`
-    or `held_after` say so.
+    The block is alive from the first of its makers until the last of its users has ended, and longer as given by
+    `stays` and `held_after`.
 
     Attributes:
-        nbytes: its size; of a sum the least that it can have.
-        makers: (): it is there from the start; of a sum: see `Sum`.
-        users: the tasks that take it, or keep it.
-        passers: tasks that take it and give it on, so that it is still there when these outputs arrive.
-        stays: it is never freed.
-        held_after: hooks of these tasks hold it for good once they have run.
-        grad_bytes: of what becomes a .grad: that many bytes stay for good, be it this block or a copy of it.
+        nbytes: its size; for a sum, the smallest size possible.
+        makers: the tasks that allocate it; empty if it exists from the start; for a sum see `Sum`.
+        users: the tasks that read it or keep it.
+        passers: tasks that return it again, so that it is still alive when their outputs arrive.
+        stays: whether it is never freed.
+        held_after: tasks whose hooks hold it after they have run.
+        grad_bytes: bytes that stay as a .grad, either this block or a copy of it.
     """
 
     nbytes: int
@@ -44,13 +44,13 @@ class CertainBlock:
 
 
 class Arrival(NamedTuple):
-    """A gradient that comes to where several are summed.
+    """A gradient that arrives at an input where several are summed.
 
     Attributes:
-        task: what gives it.
-        block: the number of the block on which it is.
-        alone: whether the next gradient may be added to it in place, if it comes first.
-        only_here: no other gradient at the end of its way is on this block.
+        task: the task that returns it.
+        block: the number of its block.
+        alone: whether the next gradient may be added to it in place if it arrives first.
+        only_here: whether no other arriving gradient shares its block.
     """
 
     task: int
@@ -60,12 +60,12 @@ class Arrival(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """An input of a task to which several gradients come.
+    """An input of a task at which several gradients are summed.
 
     Attributes:
-        task: whose input it is.
-        block: the number of the block of the sum.
-        nbytes: the least that a sum in a block of its own takes.
+        task: the task.
+        block: the number of the sum's block.
+        nbytes: the smallest size of a sum in a block of its own.
         arrivals: the gradients.
     """
 
@@ -77,13 +77,13 @@ class Sum(NamedTuple):
 
 @dataclass(slots=True)
 class CertainMemory:
-    """What is certain of a backward's memory.
+    """The memory of a backward that is the same in every order.
 
     Attributes:
-        needs: by task, bytes by which the level rises within it, at least.
-        keeps: by task, bytes of its own that are alive when its outputs arrive at the next tasks, at least.
-        blocks: by number. What a sum is made of has lower numbers than the sum.
-        sums: by the number of their block.
+        needs: for each task, the bytes by which the level rises within it, at least.
+        keeps: for each task, the bytes of its own that are alive when its outputs arrive at the next tasks, at least.
+        blocks: the blocks by number; the blocks summed in a sum have lower numbers than the sum.
+        sums: the sums by the number of their block.
     """
 
     needs: list[int]
@@ -93,7 +93,7 @@ class CertainMemory:
 
 
 class _Tensor(NamedTuple):
-    """A gradient on its way: its block, the bytes of a copy, its layout's number, and whether it may be added to."""
+    """A gradient: its block, the bytes of a copy, its layout's number, and whether it may be added to in place."""
 
     block: int
     nbytes: int
@@ -102,21 +102,21 @@ class _Tensor(NamedTuple):
 
 
 def certain_memory(problem: Problem, order: list[int]) -> CertainMemory:
-    """Reads the footprints, along any legal order of the tasks that run. O(tasks + edges + storages)."""
+    """Compute the certain memory from the footprints, along any legal order. O(tasks + edges + storages)."""
     return _Reader(problem).read(order)
 
 
 class _Reader:
     """Follows each block from task to task, by the rules of `simulate`.
 
-    What it goes by, for any order:
-    * What a task allocates, and which of its outputs are new blocks, views or its own inputs, is in its footprint.
-    * A gradient that comes alone to an input waits there until the task has run. So a block is there from its maker's
-      end until each task has ended to which it was given, or given on.
-    * Where several come to an input, the second makes a sum: in place, only where nothing else holds that block, or in
-      a new block. Either way the sum is on a block which nothing else holds, so it counts besides all others.
-    * Of what was saved a block goes with the last task that keeps it.
-    * What comes to a leaf is from then on there for good: it or its copy is the .grad.
+    These rules hold in any order:
+    * A task's footprint gives its allocations, and which of its outputs are new blocks, views, or its own inputs.
+    * A single gradient at an input waits there until the task has run. So a block is alive from the end of its maker
+      until every task that receives it, directly or through another task, has ended.
+    * If several gradients arrive at an input, the second one makes a sum: in place if nothing else holds the block,
+      else in a new block. Either way nothing else holds the sum's block, so it counts in addition to all others.
+    * A saved block is freed with the last task that keeps it.
+    * A gradient that arrives at a leaf stays: it, or a copy, becomes the .grad.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -131,8 +131,8 @@ class _Reader:
         self._arrivals: list[list[tuple[int, _Tensor]]] = [[] for _ in range(count)]
         self._content: list[_Tensor | None] = [None] * count
         self._found = CertainMemory([0] * len(self._graph), [0] * len(self._graph))
-        self._ends: list[int] = []  # by block, how many gradients on it are at the end of their way
-        self._taker = [NOBODY]  # by input, the task whose it is
+        self._ends: list[int] = []  # by block, the number of gradients on it that have arrived at their last input
+        self._taker = [NOBODY]  # by input, its task
         for taker in self._graph.tasks:
             self._taker += [taker.id] * len(taker.inputs)
         self._given_to: list[tuple[Sum, list[tuple[int, _Tensor]]]] = []
@@ -162,14 +162,14 @@ class _Reader:
             goes = tasks and storage not in start.lasting and not self._keep_graph and all(runs[task] for task in tasks)
             block = self._new(nbytes, (), stays=not goes)  # a root's gradient has no keepers: the caller holds it
             self._found.blocks[block].users = tasks
-            self._ends[block] = 2  # so that no sum takes it for its own
+            self._ends[block] = 2  # so that no sum treats it as its own
         for root, tensor in zip(self._graph.roots, program.roots, strict=True):
             layout = start.layout_of[tensor]
             given = _Tensor(start.storage_of[tensor], program.layouts.nbytes[layout], layout, alone=False)
             self._arrivals[program.first_input[root.task] + root.input].append((CALLER, given))
 
     def _take(self, task: int) -> None:
-        """The inputs of a task, of which all have come, and what it does with them."""
+        """Process a task whose inputs have all arrived: its inputs, allocations and held tensors."""
         program, blocks = self._program, self._found.blocks
         first, end = program.first_input[task], program.first_input[task + 1]
         for place in range(first, end):
@@ -193,7 +193,7 @@ class _Reader:
             level += does.nbytes[event] if event >= 0 else -does.nbytes[~event]
             highest = max(highest, level)
         self._found.needs[task] = highest
-        # Not those that are kept until another task has run: it may have run before.
+        # Excludes memory kept until another task has run: that task may have run before.
         self._found.keeps[task] = copied + sum(
             nbytes for nbytes, category in zip(does.nbytes, does.born_as, strict=True) if category in (_BUFFER, _HELD)
         )
@@ -204,7 +204,7 @@ class _Reader:
                 self._ends[content.block] += 2
 
     def _sum(self, task: int, place: int, arrivals: list[tuple[int, _Tensor]]) -> _Tensor:
-        """What is in an input once all gradients have come."""
+        """Return the content of an input after all gradients have arrived."""
         blocks, layouts = self._found.blocks, self._program.layouts
         nbytes = 0 if place in self._program.elsewhere else min(tensor.nbytes for _, tensor in arrivals)
         if not nbytes:

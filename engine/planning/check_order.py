@@ -1,4 +1,4 @@
-"""`ts.orders.check_order`: which precedences an order breaks, and whether any order could keep them."""
+"""`ts.orders.check_order`: find the precedences that an order breaks, and whether any order can keep them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MOST_ROWS = 40  # breaks in a table
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where an order breaks a precedence for the first time.
+    """The first place where an order breaks a precedence.
 
     Attributes:
         constraint: the precedence.
-        first: the id of a task that should have run by then: of those that had not, the next.
+        first: the id of the next task that should have run before `then`.
         then: the id of the first task that runs too early.
         places: the places of both in the order, from 0.
     """
@@ -43,17 +43,17 @@ class Break:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrderCheck:
-    """Whether an order keeps constraints, and where it first breaks them. It is true where it does.
+    """The result of checking an order against constraints. It is true if the order keeps them all.
 
     Attributes:
         graph: the graph, without its nodes.
-        policy: whose order it is.
+        policy: the name of the policy that gave the order.
         order: the ids of the tasks.
-        count: how many constraints there are.
-        precedences: what they mean in this graph, step by step.
-        broken: for each step that is broken the first time it is, in the order in which that happens.
-        remedy: a policy that keeps them all; None where nothing is broken, or none can.
-        obstacle: why none can, in a sentence.
+        count: the number of constraints.
+        precedences: the constraints as precedences between tasks of this graph.
+        broken: the first violation of each broken precedence, in the order in which they occur.
+        remedy: a policy that keeps all constraints; None if nothing is broken, or no order can keep them.
+        obstacle: the reason why no order can keep them, as a sentence.
     """
 
     graph: Graph
@@ -71,18 +71,18 @@ class OrderCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether the order keeps all constraints."""
+        """True if the order keeps all constraints."""
         return not self.broken
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was found, in words."""
+        """The result as sentences."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
         constraints = counted(self.count, "constraint")
         if not self.count:
-            yield f"There is no constraint, so the order of {self.policy} keeps them all."
+            yield f"There are no constraints, so the order of {self.policy} keeps them all."
             return
         if self.holds:
             which = f"all {constraints}" if self.count > 1 else "the constraint"
@@ -109,7 +109,7 @@ class OrderCheck:
 
     @property
     def cells(self) -> list[list[str]]:
-        """What is broken as text, headings first; of much the beginning."""
+        """The broken precedences as text cells, headings first; at most 40 rows."""
         describe = self.graph.describe
         rows = [["constraint", "runs too early", "at", "should come first", "at"]]
         for each in self.broken[:_MOST_ROWS]:
@@ -119,7 +119,7 @@ class OrderCheck:
         return rows
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per broken step, for `pandas.DataFrame(check.records())`."""
+        """One flat dict per broken precedence, for `pandas.DataFrame(check.records())`."""
         return [
             {
                 "constraint": each.constraint.number,
@@ -145,17 +145,17 @@ class OrderCheck:
 
 
 def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], policy: AnyPolicy = "heap") -> OrderCheck:
-    """Says whether an order keeps constraints, and where it first breaks each. Nothing runs.
+    """Check whether an order keeps constraints, and where it first breaks each. Runs nothing.
 
     Args:
-        of: a loss (as `ts.graph` takes it) or a graph, of which the policy's order is checked; or a run, whose own is.
-        constraints: as in `ts.orders.constrained`. Of a run that is over, tensors tell nothing: its nodes have let them
-            go.
-        policy: whose order is asked for, and on which the remedy is built.
+        of: a loss (as for `ts.graph`) or a graph, to check the policy's order; or a run, to check its own order.
+        constraints: as in `ts.orders.constrained`. Constraints by tensor do not work for a finished run, because its
+            nodes have freed them.
+        policy: the policy whose order is checked, and on which the remedy is based.
 
     Raises:
-        ValueError, TypeError: a constraint is none, or a place is not in the graph; the policy is unknown, or decides
-            while the backward runs; or, as a constrained one, has constraints that can't be met.
+        ValueError, TypeError: a constraint is malformed, or a place is not in the graph; the policy is unknown, or
+            decides while the backward runs; or it is a constrained policy whose constraints cannot be met.
     """
     chosen = find_policy(policy)
     given = as_constraints(constraints)
@@ -190,7 +190,7 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
 
 
 def _broken(step: Precedence, place_of: Mapping[int, int]) -> Break | None:
-    """Where an order first breaks a precedence."""
+    """Return the first place where an order breaks a precedence, if it does."""
     then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
     late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
     if not late:

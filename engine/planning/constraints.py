@@ -1,4 +1,4 @@
-"""Precedences of the user's own: "k before k-1", kept by any policy, and checked before a backward runs."""
+"""Constraints on the order, such as "k before k-1": any policy can keep them, and they are checked before a run."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Place: TypeAlias = "str | int | Task | ReadyTask | Tensor"
 Side: TypeAlias = "Place | AbstractSet[Place]"
 Constraint: TypeAlias = Sequence[Side]
 
-_MOST_PARTS = 5  # of a contradiction, in its sentence
-_MOST_STEPS = 5  # tasks of a path
-_MOST_TRIED = 20  # precedences among which the shortest contradiction is looked for
+_MOST_PARTS = 5  # parts of a contradiction that are listed
+_MOST_STEPS = 5  # tasks of a path that are listed
+_MOST_TRIED = 20  # precedences from which the shortest contradiction is searched
 
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
-    """One step of a constraint: all tasks of `first` run before any of `then`.
+    """One step of a constraint: all tasks of `first` run before any task of `then`.
 
     Attributes:
-        number: of the constraint, counted from 1 as they were given. A chain of n places has n - 1 steps.
+        number: the number of the constraint, from 1. A chain of n places has n - 1 steps.
         first, then: ids of tasks.
-        names: both places in words.
+        names: descriptions of both places.
     """
 
     number: int
@@ -60,11 +60,11 @@ class Precedence:
 
 
 def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]:
-    """What the constraints mean in a graph. `constrained` says what they may be.
+    """Translate constraints, as documented in `constrained`, into precedences between tasks of a graph.
 
     Raises:
-        ValueError: a place is not in this graph; a constraint has less than two; or both sides name a task.
-        TypeError: a constraint, or a place, is something else.
+        ValueError: a place is not in this graph; a constraint has fewer than two places; or both sides contain a task.
+        TypeError: a constraint or a place has the wrong type.
     """
     found = []
     saved = SavedBy(graph)
@@ -79,7 +79,7 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
             if both := first & then:
                 shared = joined([told_apart(graph, task) for task in sorted(both)])
                 raise ValueError(
-                    f"{step} can't be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and can't run "
+                    f"{step} cannot be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and cannot run "
                     f"before {'itself' if len(both) == 1 else 'themselves'}; narrow one of them"
                 )
             found.append(step)
@@ -87,7 +87,11 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
 
 
 def as_constraints(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
-    """The constraints, each read once, and of the right shape."""
+    """Return the constraints as tuples, after checking their shape.
+
+    Raises:
+        TypeError, ValueError: something is not a sequence of two or more places.
+    """
     if isinstance(constraints, str | Tensor | AbstractSet) or not isinstance(constraints, Iterable):
         raise TypeError(f"constraints are a list of (first, then) or longer chains, not {_shown(constraints)}")
     found = []
@@ -100,22 +104,22 @@ def as_constraints(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
         chain = tuple(each)
         if len(chain) < 2:
             raise ValueError(
-                f"constraint {number} names {counted(len(chain), 'place')}: it takes two, (first, then), or a chain of "
-                "more"
+                f"constraint {number} names {counted(len(chain), 'place')}; expected two, (first, then), or a longer "
+                "chain"
             )
         found.append(chain)
     return tuple(found)
 
 
 def _tasks_of(graph: Graph, saved: SavedBy, side: Side) -> frozenset[int]:
-    """The tasks of one side of a constraint."""
+    """Return the ids of the tasks on one side of a constraint."""
     if isinstance(side, AbstractSet):
         return frozenset().union(*(_tasks_of(graph, saved, place) for place in side))
     return saved.tasks(side) if isinstance(side, Tensor) else tasks_at(graph, side)
 
 
 def _side_text(side: Side, place: int = 0) -> str:
-    """A side in words; tensors look alike, so that of them the place in the chain is told."""
+    """Describe one side of a constraint; a tensor is described by its place in the chain, since tensors look alike."""
     if isinstance(side, AbstractSet):
         texts = sorted(map(_side_text, side), key=lambda text: (len(text), text))
         return joined(texts) or "nothing"
@@ -132,13 +136,13 @@ def _shown(value: object) -> str:
 
 
 def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
-    """A policy that follows another one's rule among the tasks which the constraints allow.
+    """Return a policy that follows another one's rule among the tasks that the constraints allow.
 
-    A constraint is (first, then): everything that `first` names runs before anything that `then` names; or a chain
-    [a, b, c, ...]: a before b before c. A place is what `session.break_at` takes (a task or its number; a node's name,
-    a module's path, a source line, a parameter, also as patterns), or a tensor: the tasks that unpack it; or a set of
-    these, all together. Hooks that rebuild state k from state k+1 when it is unpacked (chunked training with a KV
-    cache, reversible networks: PyTorch RFC #198225) ask for the chain of their states, the last first:
+    A constraint is a pair (first, then), where all tasks of `first` run before any task of `then`, or a chain
+    [a, b, c, ...]. A place is anything that `session.break_at` takes (a task or its number; a node's name, a module's
+    path, a source line, a parameter, or a pattern), a tensor, which stands for the tasks that unpack it, or a set of
+    these. Hooks that rebuild state k from state k+1 when it is unpacked (chunked training with a KV cache, reversible
+    networks: PyTorch RFC #198225) need the chain of their states, the last one first:
 
         >>> import torch, tapescope as ts
         >>> state, states = torch.ones(2, requires_grad=True), []
@@ -154,24 +158,24 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
         >>> ts.backward(loss, policy=ts.orders.constrained("heap", [chain])).policy
         'heap with 1 constraint'
 
-    The order is planned ahead, in time and memory near linear in tasks, edges and what the constraints name. Where the
-    policy's own order keeps them, it stays; a user's function is shown the ready tasks that may run, alone. What does
-    not run, as `inputs=` has it, is not waited for. In a training loop places by name hold for each new forward;
-    tensors are one forward's own. With `queues="per device"` no order holds between devices.
+    The order is planned ahead, in time and memory nearly linear in tasks, edges and constrained tasks. If the policy's
+    own order keeps the constraints, it is unchanged. A user's function gets only the ready tasks that may run. Tasks
+    that do not run because of `inputs=` are ignored. Places by name are resolved again in each forward of a training
+    loop; tensors belong to one forward. With `queues="per device"`, constraints between devices are not kept.
 
     Args:
         policy: as in `ts.backward`.
         constraints: pairs and chains of places.
 
     Raises:
-        ValueError, TypeError: the policy decides while the backward runs; or a constraint is none. When a backward is
-            planned, before anything runs: a place is not in the graph, or the constraints can't be met, with the task
-            that both sides name, or with the path of edges which they contradict.
+        ValueError, TypeError: the policy decides while the backward runs, or a constraint is malformed. When a
+            backward is planned, before anything runs: a place is not in the graph, or the constraints cannot be met;
+            the message gives the task on both sides, or the path of edges that contradicts them.
     """
     base = find_policy(policy)
     if is_dynamic(base):
         raise ValueError(
-            f"policy {policy_name(base)} decides while the backward runs, and constraints are met by planning ahead"
+            f"policy {policy_name(base)} decides while the backward runs; constraints need a policy that plans ahead"
         )
     given = as_constraints(constraints)
     plan = base.plan if isinstance(base, Policy) else None
@@ -180,7 +184,7 @@ def constrained(policy: AnyPolicy, constraints: Iterable[Constraint]) -> Policy:
     rule = f"{base.title}, " if isinstance(base, Policy) else ""
     return Policy(
         f"{policy_name(base)} with {counted(len(given), 'constraint')}",
-        f"{rule}among what the constraints allow",
+        f"{rule}among the tasks that the constraints allow",
         plan=_Plan(base, given),
     )
 
@@ -201,7 +205,7 @@ class _Plan:
 
 
 def running_steps(steps: Sequence[Precedence], needed: Collection[int] | None) -> list[Precedence]:
-    """The precedences between the tasks that run. A chain goes on behind a place of which none does."""
+    """Return the precedences between tasks that run. A place without any such task is skipped in its chain."""
     if needed is None:
         return list(steps)
     runs = frozenset(needed)
@@ -226,7 +230,7 @@ def _scheduled(
     needed: Collection[int] | None,
     ran: Sequence[int],
 ) -> list[int]:
-    """The order of a policy that is shown no ready task before its precedences are met."""
+    """Return the order of a policy that gets a ready task only after its precedences are met."""
     left = [len(step.first) for step in steps]
     opens: dict[int, list[int]] = {}
     holds: dict[int, int] = {}
@@ -264,7 +268,7 @@ def _scheduled(
 
 
 class _Keyed(KeyedQueue):
-    """A queue by keys from which some tasks may not be chosen yet. These keep the key with which they came."""
+    """A keyed queue in which some tasks may not be chosen yet. They keep the key with which they arrived."""
 
     def __init__(self, graph: Graph, policy: Policy, holds: Mapping[int, int]) -> None:
         super().__init__(graph, policy)
@@ -284,13 +288,13 @@ class _Keyed(KeyedQueue):
             del self._arrivals[task_id]
 
     def allow(self, task_id: int) -> None:
-        """Nothing holds the task any more."""
+        """Return the task to the queue, after its last precedence is met."""
         if task_id in self._aside:
             push(self._heap, (self._aside.pop(task_id), task_id))
 
 
 def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Choice:
-    """A user's own choice, which is shown the allowed tasks alone."""
+    """Wrap a user's choice function so that it gets only the allowed tasks."""
 
     @wraps(choice)
     def chosen(ready: Sequence[Task], state: QueueState) -> Task:
@@ -298,8 +302,8 @@ def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Ch
         task = choice(allowed, state)
         if isinstance(task, Task) and task not in allowed and task in ready:
             raise PolicyError(
-                f"policy {policy_name(choice)} returned {graph.describe(task)}, which a constraint holds back; it must "
-                f"return one of the {len(allowed)} tasks it got"
+                f"policy {policy_name(choice)} returned {graph.describe(task)}, which a constraint holds back; "
+                f"expected one of the {len(allowed)} tasks passed to it"
             )
         return task
 
@@ -307,13 +311,13 @@ def _among_allowed(choice: Choice, graph: Graph, holds: Mapping[int, int]) -> Ch
 
 
 def obstacle_to(graph: Graph, steps: Sequence[Precedence], needed: Collection[int] | None) -> str | None:
-    """Why no order meets these precedences, in a sentence; None if one does. O(tasks + edges + places)."""
+    """Return why no order meets these precedences, as a sentence; None if one does. O(tasks + edges + places)."""
     tasks = len(graph)
     nexts: list[list[int]] = [[edge.next_task for edge in edges] for edges in graph.out_edges]
     if (numbers := stages(graph, needed)) is not None:
         for task, later in stage_edges(numbers, nexts):
             nexts[task].append(later)
-    for number, step in enumerate(steps):  # a precedence is a node of its own, between its two sides
+    for number, step in enumerate(steps):  # a precedence is an extra node between its two sides
         nexts.append(list(step.then))
         for task_id in step.first:
             nexts[task_id].append(tasks + number)
@@ -337,7 +341,7 @@ def obstacle_to(graph: Graph, steps: Sequence[Precedence], needed: Collection[in
 
 
 def _on_a_cycle(nexts: Sequence[Sequence[int]], stuck: AbstractSet[int]) -> list[int]:
-    """The nodes of any one cycle. Whatever is stuck waits for something that is."""
+    """Return the nodes of a cycle. Each stuck node waits for another stuck node, so going back always finds one."""
     before = {target: node for node in stuck for target in nexts[node] if target in stuck}
     node, seen = min(stuck), dict[int, None]()
     while node not in seen:
@@ -348,7 +352,7 @@ def _on_a_cycle(nexts: Sequence[Sequence[int]], stuck: AbstractSet[int]) -> list
 
 
 def _shortest_cycle(start: int, nexts: Sequence[Sequence[int]], stuck: AbstractSet[int]) -> list[int]:
-    """The shortest way from a node on a cycle back to itself: its nodes, this one first."""
+    """Return the nodes of the shortest cycle through a node, starting with it."""
     came_from: dict[int, int] = {}
     queue = deque([start])
     while start not in came_from:
@@ -364,7 +368,7 @@ def _shortest_cycle(start: int, nexts: Sequence[Sequence[int]], stuck: AbstractS
 
 
 def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[int]) -> str:
-    """What a cycle says that begins with a precedence: the tasks after each one lead to the next."""
+    """Describe a cycle that begins with a precedence; the tasks after each precedence lead to the next one."""
     parts: list[tuple[Precedence, list[int]]] = []
     for node in cycle:
         if node >= len(graph):
@@ -375,21 +379,21 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
     if len(parts) == 1:
         step, path = parts[0]
         first, last = describe(path[0]), describe(path[-1])
-        return f"{step} can't be met: {first} has to run before {last}, since {_path_text(graph, path)}"
+        return f"{step} cannot be met: {first} has to run before {last}, because {_path_text(graph, path)}"
     said = []
     for (_, path), (step, after) in zip(parts, [*parts[1:], parts[0]], strict=True):
         if len(path) > 1:
             said.append(_path_text(graph, path))
-        said.append(f"constraint {step.number} wants {describe(path[-1])} before {describe(after[0])}")
+        said.append(f"constraint {step.number} requires {describe(path[-1])} before {describe(after[0])}")
     if len(said) > _MOST_PARTS:
         said = [*said[:_MOST_PARTS], "and so on, back to where it began"]
     names = list({step.number: str(step) for step, _ in reversed(parts)}.values())[::-1]
     together = " together" if len(names) > 1 else ""
-    return f"{joined(names, _MOST_PARTS)} can't be met{together}: {'; '.join(said)}"
+    return f"{joined(names, _MOST_PARTS)} cannot be met{together}: {'; '.join(said)}"
 
 
 def _path_text(graph: Graph, path: Sequence[int]) -> str:
-    """Why the last task of a path comes after the first."""
+    """Explain why the last task of a path runs after the first."""
     if len(path) > _MOST_STEPS:
         start = [told_apart(graph, task) for task in path[: _MOST_STEPS - 2]]
         shown = [*start, f"{len(path) - len(start) - 1:,} more", told_apart(graph, path[-1])]
@@ -400,6 +404,6 @@ def _path_text(graph: Graph, path: Sequence[int]) -> str:
         return f"the gradient goes {steps}"
     reduces = next(task for task in path if graph.tasks[task].name == POST_BACKWARD)
     return (
-        f"the way is {steps}, and fully_shard reduces gradients in {told_apart(graph, reduces)}, which every order "
-        "runs after and before what PyTorch's own does"
+        f"the path is {steps}, and fully_shard reduces gradients in {told_apart(graph, reduces)}, which every order "
+        "runs between the same tasks as PyTorch's own"
     )

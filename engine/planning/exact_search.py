@@ -1,4 +1,4 @@
-"""The exact search: whether any order stays within a memory limit, and the order with the least peak."""
+"""The exact search: decide whether any order stays within a memory limit, and find the lowest peak."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from .search_state import MemoryState, MemoryStates
 
 
 class StoppedError(Exception):
-    """The time is up, or there are too many states."""
+    """The time or the number of states is used up."""
 
 
 _Path: TypeAlias = "tuple[_Path, list[int]] | None"
-"""How a state was reached: another's path, and the tasks after it."""
+"""The path to a state: that of an earlier state, and the tasks after it."""
 
 
 class LimitSearch:
-    """Whether an order stays within a limit: depth first through the sets of tasks that may have run, each once.
+    """Decides whether an order stays within a limit, depth first through the sets of tasks that may have run.
 
-    Most steps are forced. Write f(S) for the bytes alive once the tasks S have run, those for which they wait included.
-    Each block is alive from the first of its makers to the last of its users. Of such a block, "one of the makers is in
-    S" is submodular in S, and so is "not all of the users are": hence f is, f(A | B) + f(A & B) <= f(A) + f(B). What a
-    task adds to the level can only fall as more others have run before it. The highest moment within a task is like the
-    level after half of it, and obeys the same. So, for any two orders of the same tasks:
+    Most steps are forced. Let f(S) be the bytes alive after the tasks S, closed under dependencies, have run. Each
+    block is alive from the first of its makers to the last of its users. "A maker is in S" and "not all users are in S"
+    are submodular in S, hence so is f: f(A | B) + f(A & B) <= f(A) + f(B). The amount that a task adds to the level can
+    only fall when more other tasks have run before it. The highest level within a task behaves like the level after
+    half of the task, so the same holds for it. For two orders of the same tasks this implies:
 
-    Downhill first. From S, tasks D run within the limit and end at a level not above f(S); and no part of D that could
-    run alone, P, ends lower: f(S | P) >= f(S | D). Then D may run now, and nothing else need be tried. For take any
-    order from S on, within this limit or a higher one, and move D to its front. Wherever the others T had run before,
-    with a part P of D, now all of D has: f(S | T | D) <= f(S | T | P) + f(S | D) - f(S | P) <= f(S | T | P), which is
-    no higher than it was. `_downhill` finds D where each next task is the only one that those before have got ready (so
-    that any part P without it ends at an earlier level, above f(S)), or does not raise the level (so that adding it to
-    P does not either).
+    Downhill first. Suppose that from S the tasks D run within the limit and end at a level not above f(S), and that no
+    part P of D that can run alone ends lower: f(S | P) >= f(S | D). Then D may run now, and no alternative needs to be
+    tried. Proof: take any order from S on that stays within this limit or a higher one, and move D to its front. Where
+    other tasks T had run with a part P of D, now all of D has run: f(S | T | D) <= f(S | T | P) + f(S | D) - f(S | P)
+    <= f(S | T | P), so the level is not higher than before. `_downhill` finds D such that each next task is either the
+    only one made ready by the tasks before it (then any part P without it ends at an earlier level, above f(S)), or
+    does not raise the level (then adding it to P does not either).
 
-    Uphill last. By the same argument read backwards: a task for which no other waits, which after all the others runs
-    within the limit and does not lower the level, may run after them all. So may then the next one. If none that could
-    be the last stays within the limit, no order does.
+    Uphill last. By the same argument in reverse: a task for which no other waits, which runs within the limit after all
+    the others and does not lower the level, may run last. The same then applies to the remaining tasks. If no candidate
+    for the last task stays within the limit, no order does.
 
-    Autograd breaks the rule in two ways, and neither kind of step is forced there. First, which of several gradients
-    comes first may decide what is alive for good: `Commuting.tame` leaves out all that has to do with it. Second, of
-    gradients that meet in a buffer the second takes a new block for their sum, within its task, where the first is not
-    alone on its own. Which task pays for that depends on the order. So after D what waits in a buffer must be alone,
-    if others may yet give to it that need not have waited for D (`Commuting.rivals`); and a task must not run last if
-    another would pay instead of it (`Commuting.loose`).
+    Autograd violates submodularity in two ways, and no step is forced where this can happen. First, which of several
+    gradients arrives first can decide what stays alive: `Commuting.tame` excludes all tasks involved. Second, when two
+    gradients meet in a buffer, the second one allocates a new block for the sum if the first shares its block. Which
+    task allocates depends on the order. So after D, a gradient that waits in a buffer must not share its block if a
+    task that does not depend on D may still add to it (`Commuting.rivals`), and a task must not run last if another
+    would allocate in its place (`Commuting.loose`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -72,7 +72,7 @@ class LimitSearch:
         self._order: Sequence[int] = ()
 
     def begin(self, ran: Sequence[int], order: Sequence[int]) -> int:
-        """Starts after these tasks, of a legal order. Returns the peak until then."""
+        """Start after the tasks `ran`, a prefix of a legal order, and return the peak so far."""
         highest = self._start.level
         for task in ran:
             self._start, reached = self._states.run(self._start, task)
@@ -81,9 +81,9 @@ class LimitSearch:
         return highest
 
     def within(self, limit: int, most: int) -> list[int] | int | None:
-        """The tasks in an order with no higher peak; or, if there is none, a peak that no order is below.
+        """Return an order whose peak is within the limit, or, if there is none, a peak that no order is below.
 
-        None: that is not known after so many states.
+        Returns None if this is not decided after `most` states.
         """
         last = self._last(limit)
         if isinstance(last, int):
@@ -118,7 +118,7 @@ class LimitSearch:
                 elif (key := self._states.key(after)) not in seen:
                     seen.add(key)
                     children.append((after.level, task))
-            for _, task in sorted(children, reverse=True):  # the lowest is taken up first
+            for _, task in sorted(children, reverse=True):  # the lowest level is tried first
                 stack.append((state, task, path))
             if len(seen) > self.most:
                 raise StoppedError
@@ -127,7 +127,10 @@ class LimitSearch:
     def _settle(
         self, state: MemoryState, tasks: list[int], limit: int, inner: int
     ) -> tuple[MemoryState, dict[int, tuple[MemoryState, int]]]:
-        """Takes the steps downhill, adds them to `tasks`. By other ready task the state after it, and the peak."""
+        """Take the forced downhill steps and append them to `tasks`.
+
+        Returns the state after them and, for each other ready task, the state after it and its peak.
+        """
         following: dict[int, tuple[MemoryState, int]] = {}
         queue = deque(_numbers(state.ready & inner))
         while len(following) < len(queue):
@@ -149,7 +152,7 @@ class LimitSearch:
     def _downhill(
         self, state: MemoryState, after: MemoryState, task: int, limit: int, inner: int
     ) -> tuple[MemoryState, list[int]] | None:
-        """The tasks from this one on that end no higher than the state, if there are any, and the state after them."""
+        """Return the state after a forced downhill sequence that starts with this task, and its tasks; None if none."""
         if not self._tame[task]:
             return None
         tasks = [task]
@@ -172,10 +175,10 @@ class LimitSearch:
         return after, tasks
 
     def _last(self, limit: int) -> list[int] | int:
-        """The tasks that may run last, the very last first; or, if none can be the last, what no order is below."""
+        """Return the tasks that may run last, in reverse; or, if none can be last, a peak that no order is below."""
         last: list[int] = []
         if not self._ends_alike:
-            return last  # how high the level is before them depends on the order of the others
+            return last  # the level before them depends on the order of the others
         rest = self._tasks & ~self._start.ran
         while rest:
             ends = [task for task in _numbers(rest) if not any(rest >> later & 1 for later in self._nexts[task])]
@@ -196,18 +199,18 @@ class LimitSearch:
                 return min(peaks)
             if not fit:
                 break
-            last += fit  # what holds for one of them still does where another runs after it
+            last += fit  # the argument still holds for each if another one runs after it
             rest &= ~_bits(fit)
         return last
 
     def _may_wait(self, task: int, rest: int) -> bool:
-        """Whether no other of these tasks needs more within itself where this one has not run."""
+        """Return whether no other of these tasks needs more memory if this one has not run."""
         return self._tame[task] and not any(
             place in self._loose and others & rest for place, others in self._rivals[task]
         )
 
     def _each_left_out(self, state: MemoryState, tasks: list[int]) -> Iterator[tuple[int, MemoryState]]:
-        """Each of some ready tasks with the state after all the others. O(n log n) tasks run."""
+        """Yield each of these ready tasks with the state after all the others. Runs O(n log n) tasks."""
         stack = [(state, tasks)]
         while stack:
             state, left_out = stack.pop()
@@ -223,7 +226,7 @@ class LimitSearch:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """The places of the bits that are set."""
+    """Yield the positions of the bits that are set."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -243,21 +246,21 @@ def _tasks_of(path: _Path) -> list[int]:
 
 
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
-_FIRST_LOOK = 256  # states after which a limit is left for another, at first
-_FINE = 1024  # limits closer than this part of the peak are not told apart until nothing else is left to ask
+_FIRST_LOOK = 256  # states per limit in the first round; each round allows four times as many
+_FINE = 1024  # limits closer than peak / 1024 are not distinguished until the last round
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The best order that was found, and what was proven.
+    """The best order found, and the proven lower bound.
 
     Attributes:
         order: ids of tasks.
         peak_bytes: its peak, as `simulate` predicts it.
         bound_bytes: no legal order has a lower peak than this.
-        proven: whether that is the same number, so that no order is better.
-        states: how many sets of tasks that may have run were looked at.
-        seconds: how long it took.
+        proven: whether both are equal, so that no order is better.
+        states: the number of states visited.
+        seconds: the time of the search.
     """
 
     order: tuple[int, ...]
@@ -273,7 +276,7 @@ class Exact:
             return f"no order has a lower peak than {size_text(self.peak_bytes)}, {effort}"
         above = percent_text(self.peak_bytes / self.bound_bytes - 1)
         peak, bound = size_text(self.peak_bytes), size_text(self.bound_bytes)
-        return f"an order has a peak of {peak}, {above} above the {bound} which no order is below, {effort}"
+        return f"the best order has a peak of {peak}, {above} above the proven lower bound of {bound}, {effort}"
 
 
 def exact(
@@ -284,22 +287,22 @@ def exact(
     states: int = MOST_STATES,
     interruptible: bool = False,
 ) -> Exact:
-    """Looks for an order with the least peak there is, and proves that none is below it.
+    """Search for an order with the lowest possible peak, and prove that no order is below it.
 
-    It goes through the sets of tasks that may have run, as SERENITY does (Ahn et al., Ordering Chaos: Memory-Aware
-    Scheduling of Irregularly Wired Neural Networks for Edge Devices, MLSys 2020): however such a set came about, only
-    what is then in memory matters. Whether an order stays within a limit is asked for one limit after the other,
-    between the bound and the best order known. Memory is that of `simulate`, and no model of it.
+    The search goes through sets of tasks that may have run, as SERENITY does (Ahn et al., Ordering Chaos: Memory-Aware
+    Scheduling of Irregularly Wired Neural Networks for Edge Devices, MLSys 2020): only the memory after such a set
+    matters, not the order in which its tasks ran. It decides for one limit after another, between the bound and the
+    best known order, whether an order stays within it. Memory is computed exactly as in `simulate`.
 
-    Most steps of a backward need not be weighed against each other (see `LimitSearch`), so that many graphs of hundreds
-    of tasks are solved within a second. Where branches that differ have to be open at once it takes exponential time.
+    Most steps of a backward are forced (see `LimitSearch`), so that many graphs of hundreds of tasks are solved within
+    a second. If different branches have to be open at the same time, the search takes exponential time.
 
     Args:
         problem: the backward.
-        ran: the tasks with which the order starts, whatever comes of it: those that ran already.
-        seconds: after which it stops, with the best order so far and what is proven by then.
-        states: after how many it stops.
-        interruptible: an interrupt stops it in the same way; otherwise it is raised as ever.
+        ran: the tasks that have already run; the order starts with them.
+        seconds: the time limit, after which the best order and bound so far are returned.
+        states: the limit on states.
+        interruptible: whether KeyboardInterrupt also ends the search with the best result so far.
     """
     began = perf_counter()
     with collector_paused():
@@ -319,19 +322,20 @@ def optimal_order(problem: Problem, ran: Sequence[int], seconds: float) -> list[
     """Plan the order of the policy "optimal".
 
     Raises:
-        PolicyError: it is not proven in this time that no order is better.
+        PolicyError: the search did not prove in this time that no order is better.
     """
     found = exact(problem, ran, seconds=seconds)
     if not found.proven:
         raise PolicyError(
-            f"policy optimal can't tell the least peak of {len(problem.tasks):,} tasks in {seconds:g} s: {found}; "
-            f'give it more time, as in "optimal({10 * seconds:g})", or take "search({seconds:g})", which needs no proof'
+            f"policy optimal could not prove the lowest peak of {len(problem.tasks):,} tasks in {seconds:g} s: {found}."
+            f' Give it more time, as in "optimal({10 * seconds or 10:g})", or use "search({seconds or 10:g})", which '
+            "needs no proof"
         )
     return list(found.order)
 
 
 class _Hunt:
-    """Asks whether an order stays within a limit, for one limit after the other."""
+    """Decides for one limit after another whether an order stays within it."""
 
     def __init__(self, problem: Problem, ran: Sequence[int]) -> None:
         self._problem = problem
@@ -347,10 +351,10 @@ class _Hunt:
         self.bound = min(lower_bound(problem).nbytes, self.peak)
 
     def run(self, until: float, most: int) -> None:
-        """Goes on until bound and peak are equal.
+        """Search until bound and peak are equal.
 
         Raises:
-            StoppedError: the time is up before, or there are more states.
+            StoppedError: the time or the number of states is used up before.
         """
         if self.bound == self.peak:
             return

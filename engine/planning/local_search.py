@@ -1,4 +1,4 @@
-"""Better orders for graphs too large to be searched through: tasks are moved about where the memory is highest."""
+"""Local search for graphs too large for the exact search: moves tasks near the highest memory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .policy_orders import order_of
 from .scheduling_problem import Problem
 
 _TELL_EVERY = 0.1  # seconds
-_FIRST_ROUND = 2_000  # moves tried before it starts again from the best order; each round is longer than the last
+_FIRST_ROUND = 2_000  # moves before a restart from the best order; each round is longer than the last
 _LONGER = 1.3
-_WARM, _COLD = 0.02, 0.0005  # of the peak: what counts as nearly as high, as a round starts and as it ends
-_ELSEWHERE = 0.4  # of the moves are about a high level somewhere; the others about the peak
-_BLOCKS = 0.4  # of the moves are of all that makes or uses a block; the others of one task
-_SUMS = 0.05  # of the moves let another of several gradients come first
-_FARTHEST = 4_096  # places that a task is moved at once
-_TOLERANCE = 0.1  # how much more of such levels is still taken now and then
+_WARM, _COLD = 0.02, 0.0005  # temperature as a share of the peak, at the start and the end of a round
+_ELSEWHERE = 0.4  # share of moves at a random high level; the others are at the peak
+_BLOCKS = 0.4  # share of moves of all makers or users of a block; the others move one task
+_SUMS = 0.05  # share of moves that make another of several gradients arrive first
+_FARTHEST = 4_096  # places by which a task is moved at most
+_TOLERANCE = 0.1  # scale of the random increase of the weight that is accepted
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         order: ids of tasks, in a legal order.
         peak_bytes: its peak, as `simulate` predicts it.
         start_bytes: the peak of the order from which the search started.
         bound_bytes: no order has a lower peak than this.
-        evaluations: how many moves were tried.
-        seconds: how long it took.
-        interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
+        evaluations: the number of moves tried.
+        seconds: the time of the search.
+        interrupted: whether KeyboardInterrupt ended the search; the result is then the best so far.
     """
 
     order: tuple[int, ...]
@@ -59,25 +59,26 @@ def search(
     progress: Callable[[SearchResult], object] | None = None,
     seed: int = 0,
 ) -> SearchResult:
-    """Moves tasks about in an order, so that its peak gets lower. What it returns is never worse than `order`.
+    """Lower the peak of an order by moving tasks. The result is never worse than `order`.
 
-    A move takes a task with all that it waits for to before the peak, because it frees something; or one with all that
-    waits for it to after the peak, because it makes something; or does so anywhere. Moves are judged by the problem's
-    blocks, over the part of the order that changes, O(its tasks + their blocks). Those are taken that lower the levels
-    near the peak, and now and then one that does not (simulated annealing, in rounds that each start from the best).
-    What then looks better than the best is simulated, and that decides. So is an order in which another of several
-    gradients comes first, as that decides on whose block they are summed, which the blocks do not tell.
+    A move puts a task that frees memory, with everything it depends on, before the peak; or a task that allocates, with
+    everything that depends on it, after the peak; or does the same at another high level. A move is judged by the
+    blocks of the part of the order that changes, in O(its tasks + their blocks). Moves that lower the levels near the
+    peak are accepted, and with some probability others (simulated annealing, in rounds that each start from the best
+    order). An order that looks better than the best is simulated, and the simulation decides. An order in which another
+    of several gradients arrives first is also simulated, because the blocks do not show on which block they are summed.
 
-    Ctrl-C ends it with the best order so far. It stops at once where no order is better (`lower_bound`).
+    Ctrl-C ends the search with the best order so far. The search ends at once if the bound shows that no order is
+    better (`lower_bound`).
 
     Args:
         problem: the backward.
         order: a legal order of it.
-        ran: how many of its first tasks stay where they are.
-        seconds: how long at most.
-        evaluations: how many moves at most; what is found then depends on `seed` alone, given enough seconds.
-        progress: is told what has been found, at most ten times a second.
-        seed: of the random numbers.
+        ran: the number of first tasks that stay in place.
+        seconds: the time limit.
+        evaluations: the limit on moves; with enough seconds the result then depends only on `seed`.
+        progress: called with the result so far, at most ten times a second.
+        seed: the seed of the random numbers.
 
     Raises:
         ValueError: the order is not legal.
@@ -105,24 +106,24 @@ def search(
 
 
 def searched_order(problem: Problem, ran: Sequence[int], seconds: float, portfolio: Iterable[Policy]) -> list[int]:
-    """The planner of the policy "search": the best order of the portfolio, improved for so long."""
+    """Plan the order of the policy "search": the best order of the portfolio, improved for `seconds`."""
     known = Problem(problem.graph, problem.footprints, problem.needed)
     orders = [order_of(policy, known, ran) for policy in portfolio]
     best = min(orders, key=problem.peak_bytes)
     found = search(problem, best, ran=len(ran), seconds=seconds)
-    if found.interrupted:  # who presses Ctrl-C before a backward wants none
+    if found.interrupted:  # Ctrl-C before a backward cancels the backward
         raise KeyboardInterrupt
     return list(found.order)
 
 
 class _Levels:
-    """An order with the level in each of its tasks, of which parts can be arranged anew.
+    """An order with its memory levels, parts of which can be rearranged.
 
     Attributes:
         order: the tasks.
-        place: by task where it is in the order.
-        peaks: by place the highest level within the task.
-        changes: by task what it makes less what it frees, of blocks that have one maker and one user.
+        place: the place of each task in the order.
+        peaks: the highest level within the task at each place.
+        changes: for each task, allocated minus freed bytes of blocks that have one maker and one user.
     """
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
@@ -146,7 +147,7 @@ class _Levels:
         self._before, self.peaks = self._levels(0, self.order, problem.start_bytes)
 
     def _levels(self, first: int, tasks: Sequence[int], level: int) -> tuple[list[int], list[int]]:
-        """The levels before and in these tasks, whose places start with this one."""
+        """Return the levels before and within these tasks, which start at place `first`."""
         needs, changes, makes, frees, place_of = self._needs, self.changes, self._makes, self._frees, self.place
         before, peaks = [], []
         for place, task in enumerate(tasks, first):
@@ -164,26 +165,26 @@ class _Levels:
         return before, peaks
 
     def tried(self, first: int, tasks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The levels if these tasks, whose places start with this one, came in this order. Then keep or undo."""
+        """Return the levels if these tasks ran in this order from place `first` on. Call `keep` or `undo` next."""
         place_of = self.place
         for place, task in enumerate(tasks, first):
             place_of[task] = place
         return self._levels(first, tasks, self._before[first])
 
     def keep(self, first: int, tasks: Sequence[int], levels: tuple[list[int], list[int]]) -> None:
-        """Takes what was tried."""
+        """Accept the arrangement of the last `tried`."""
         end = first + len(tasks)
         self.order[first:end] = tasks
         self._before[first:end], self.peaks[first:end] = levels
 
     def undo(self, first: int, end: int) -> None:
-        """Forgets what was tried."""
+        """Reject the arrangement of the last `tried`."""
         for place in range(first, end):
             self.place[self.order[place]] = place
 
 
 class _Search:
-    """Simulated annealing. A level `l` counts `exp((l - best) / width)`, so the highest ones decide."""
+    """Simulated annealing. A level `l` has the weight `exp((l - best) / width)`, so the highest levels decide."""
 
     def __init__(self, problem: Problem, order: Sequence[int], ran: int, peak: int, draw: random.Random) -> None:
         self._problem = problem
@@ -199,26 +200,26 @@ class _Search:
         self.bound = 0
         self.tried = 0
         self._round: float = _FIRST_ROUND
-        self._round_ends = 0  # so that one starts with the first move
+        self._round_ends = 0  # a round starts with the first move
         givers: dict[tuple[int, int], dict[int, None]] = {}
         for edge in problem.graph.edges:
             givers.setdefault((edge.next_task, edge.input), {})[edge.task] = None
         runs = set(problem.tasks)
-        # By input to which several gradients come, the tasks that give them.
+        # For each input with several gradients, the tasks that return them.
         self._sums = [list(tasks) for (task, _), tasks in givers.items() if len(tasks) > 1 and task in runs]
         self._go_by(problem, order)
         self._highest = self._at = 0  # the highest level that can be lowered, and its place
 
     @property
     def done(self) -> bool:
-        """Whether no order is better."""
+        """True if no order can be better."""
         return self._peak <= self.bound or len(self._best) - self._ran < 2
 
     def found(self, seconds: float, interrupted: bool = False) -> SearchResult:
         return SearchResult(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
 
     def _go_by(self, model: Problem, order: Sequence[int]) -> None:
-        """From here on moves, of this order, are judged by this model's blocks."""
+        """Judge further moves, of this order, by this model's blocks."""
         self._model = model
         self._levels = _Levels(model, order)
         self._blocks = [block for block, size in enumerate(model.sizes) if size]
@@ -229,7 +230,7 @@ class _Search:
         self._round_starts = self.tried
         self._round_ends = self.tried + int(self._round)
         self._round *= _LONGER
-        self._goal = min(self._peak, max(self._levels.peaks))  # below it an order is worth a simulation
+        self._goal = min(self._peak, max(self._levels.peaks))  # an order below it is simulated
         self._cool()
 
     def _cool(self) -> None:
@@ -243,11 +244,11 @@ class _Search:
 
     def _weighed(self, peaks: Sequence[int]) -> float:
         goal, width = self._goal, self._width
-        least = goal - 30 * width  # what is lower counts nothing
+        least = goal - 30 * width  # lower levels have no weight
         return sum([exp(min((peak - goal) / width, 600.0)) for peak in peaks if peak > least])
 
     def try_move(self) -> None:
-        """One move, taken or not."""
+        """Try one move, and accept or reject it."""
         if self.tried >= self._round_ends:
             self._new_round()
         elif self.tried >= self._next_cooling:
@@ -262,7 +263,7 @@ class _Search:
         now = levels.tried(first, tasks)
         end = first + len(tasks)
         weight = self._weight - self._weighed(levels.peaks[first:end]) + self._weighed(now[1])
-        # The logarithm of the weight is a level, softened; of that some more is taken with a chance that falls with it.
+        # The logarithm of the weight is a smoothed maximum; an increase is accepted with a falling probability.
         chance = 1 - self._draw.random()
         if weight > self._weight * chance**-_TOLERANCE:
             levels.undo(first, end)
@@ -283,14 +284,14 @@ class _Search:
         self._at = peaks.index(self._highest, self._ran)
 
     def _judge(self) -> None:
-        """Simulates the order. If it is not as good as it looks, it is left again."""
+        """Simulate the order, and return to the best one if it is not as good as the blocks suggest."""
         order = list(self._levels.order)
         peak, thought = self._problem.peak_bytes(order), self._highest
         better, hoped = peak < self._peak, thought < self._goal
         if better:
             self._peak, self._best = peak, order
         self._goal = min(self._goal, thought)
-        if better and peak < thought:  # which these blocks do not show
+        if better and peak < thought:  # the model's blocks do not show it
             model = Problem(self._problem.graph, self._problem.footprints, self._problem.needed)
             model.heap_timeline = self._problem.timeline(order)
             self._go_by(model, order)
@@ -301,7 +302,7 @@ class _Search:
         self._weight = self._weighed(self._levels.peaks)
 
     def _move(self) -> tuple[int, list[int]] | None:
-        """A part of the order, rearranged: its first place, and its tasks. None: nothing came of it."""
+        """Return a rearranged part of the order: its first place and its tasks; None if there is no such move."""
         draw, levels, at = self._draw, self._levels, self._at
         count = len(levels.order)
         if draw.random() < _ELSEWHERE:

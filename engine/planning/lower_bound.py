@@ -62,22 +62,23 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Moments of which in every order at least one comes. Which one, no one knows: so the least of them counts."""
+    """Moments of which every order has at least one. The order decides which, so the lowest of them counts."""
 
     words: str
     moments: Sequence[_Moment]
 
 
 def lower_bound(problem: Problem) -> LowerBound:
-    """The highest of many moments that come in every order, each by what is certainly alive then.
+    """Compute a peak that no legal order is below.
 
-    Looked at are: the start and the end; each task, as it runs after all that leads to it and before all that waits for
-    it; of the tasks of a kind the one that runs last, after all the others, and the one that runs first, whichever that
-    is; and of gradients whose sum needs a new block the second, as it arrives. What is alive is told by the rules of
-    `simulate`, for every order at once (`certain_memory`).
+    The bound is the highest of many moments that occur in every order, each with the memory that is certainly alive
+    then: the start and the end; each task, which runs after everything it depends on and before everything that
+    depends on it; for tasks of the same kind, the one that runs last and the one that runs first, whichever it is; and
+    for gradients whose sum needs a new block, the arrival of the second one. `certain_memory` derives the memory alive
+    in every order from the rules of `simulate`.
 
-    Known limitations: where many tasks do not depend on each other little is certain, and the bound may be far below
-    the best order. Of more than 20,000 tasks only some are looked at.
+    Known limitations: if many tasks are independent, little is certain, and the bound can be far below the best order.
+    With more than 20,000 tasks only some of them are considered.
 
     O(moments × (edges + blocks) / 64).
     """
@@ -98,7 +99,7 @@ def lower_bound(problem: Problem) -> LowerBound:
 
 
 def _told(problem: Problem, memory: CertainMemory, case: _Case, nbytes: int) -> tuple[int | None, str]:
-    """The task, and the sentence."""
+    """Return the task of the bound, if it is a single one, and the bound as a sentence."""
     task = case.moments[0].task
     if len(case.moments) > 1 or task is None:
         return None, f"{case.words} at least {size_text(nbytes)} is alive."
@@ -122,7 +123,7 @@ def _legal_order(problem: Problem) -> list[int]:
 
 
 def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
-    """What is looked at."""
+    """Yield the cases to consider."""
     graph, tasks, needs = problem.graph, problem.tasks, memory.needs
     yield _Case("as the backward starts,", [_Moment(None, waiting=tasks)])
     yield _Case("at the end, whatever the order,", [_Moment(None, ran=tasks)])
@@ -132,7 +133,7 @@ def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
         _, levels = problem.levels(order)
         tasks = [order[place] for place in sorted(range(len(order)), key=levels.__getitem__)[-_FEW:]]
     for task in tasks:
-        if needs[task] or problem.waits[task] != 1:  # else there was more as the one ran for which it waits
+        if needs[task] or problem.waits[task] != 1:  # otherwise the level was higher when its only predecessor ran
             yield _Case("", [_Moment(task)])
     left = _FEW if few else _PASS
     for kind in _kinds(problem, memory):
@@ -166,7 +167,7 @@ def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
 
 
 def _kinds(problem: Problem, memory: CertainMemory) -> list[list[int]]:
-    """Tasks of one name and with the same need of memory, those first that need the most."""
+    """Group tasks of equal name and memory need, those with the highest need first."""
     found: dict[tuple[str, int], list[int]] = {}
     for task in problem.tasks:
         if memory.needs[task]:
@@ -176,18 +177,18 @@ def _kinds(problem: Problem, memory: CertainMemory) -> list[list[int]]:
 
 
 class _Planes:
-    """A number for each moment, as planes of bits, so that something is added to thousands of them at once."""
+    """A number for each moment, stored as bit planes, so that a value is added to thousands of them at once."""
 
     def __init__(self) -> None:
         self._counts: dict[int, list[Moments]] = {}
 
     def add(self, nbytes: int, moments: Moments) -> None:
-        """So much more at these moments. At first it is only counted how often: many blocks have the same size."""
+        """Add bytes at these moments. At first only counts by size are kept, since many blocks have the same size."""
         if nbytes and moments:
             _carry(self._counts.setdefault(nbytes, []), 0, moments)
 
     def numbers(self, count: int) -> list[int]:
-        """The number of each of so many moments."""
+        """Return the number of each of the first `count` moments."""
         planes: list[Moments] = [0]
         for nbytes, counts in self._counts.items():
             for shift, moments in enumerate(counts):
@@ -199,7 +200,7 @@ class _Planes:
 
 
 def _carry(planes: list[Moments], bit: int, moments: Moments) -> None:
-    """Adds `2 ** bit` at these moments."""
+    """Add `2 ** bit` at these moments."""
     planes.extend([0] * (bit + 1 - len(planes)))
     while moments:
         if bit == len(planes):
@@ -210,16 +211,15 @@ def _carry(planes: list[Moments], bit: int, moments: Moments) -> None:
 
 
 class _Pass:
-    """Looks at some moments.
+    """Computes the certain levels at some moments.
 
-    Each block is counted once at a moment, by a reason why it is there. That of a sum is the reason for what its
-    gradients have become, which is no other block: as the second arrives the sum is on a block that nothing else holds,
-    and no one gets hold of it until the task has ended that takes it.
+    Each block is counted at most once per moment. For a sum, the gradients that were added are not counted again: when
+    the second one arrives, the sum is on a block that nothing else holds, until the task that reads it has ended.
 
-    Attributes (of each task the moments):
-        done: by which it certainly has run.
-        still: at which it certainly has not ended.
-        arriving: at which its outputs arrive.
+    Attributes (sets of moments, for each task):
+        done: moments by which it certainly has run.
+        still: moments at which it certainly has not ended.
+        arriving: moments at which its outputs arrive.
     """
 
     def __init__(
@@ -233,14 +233,14 @@ class _Pass:
         self._arriving = _sets(count, ([each.task] if each.sum is not None else () for each in moments))
         self._done = _sets(count, (each.ran for each in moments))
         self._still = _sets(count, (each.waiting for each in moments))
-        self._never: Moments = 0  # moments that can't be
+        self._never: Moments = 0  # moments that cannot occur
         self._close(nexts, order)
         self._made: list[Moments] = []
-        self._there: dict[int, Moments] = {}  # by block, for what is told by sums
-        self._at_least: dict[int, list[tuple[int, Moments]]] = {}  # by block, bytes of it or of what became of it
+        self._there: dict[int, Moments] = {}  # by block, moments known from sums
+        self._at_least: dict[int, list[tuple[int, Moments]]] = {}  # by block, bytes of the block or of its sum
 
     def _close(self, nexts: list[list[int]], order: Sequence[int]) -> None:
-        """What leads to a task that runs, or has run, has run; what waits for one that has not ended has not either."""
+        """Close the sets: predecessors of running or finished tasks have run; successors of others have not."""
         running, arriving, done, still = self._running, self._arriving, self._done, self._still
         never = 0
         for task in reversed(order):
@@ -257,7 +257,7 @@ class _Pass:
         self._never = never
 
     def levels(self) -> list[int | None]:
-        """By moment the bytes that are alive at least; None: the moment can't come."""
+        """Return the bytes certainly alive at each moment; None for a moment that cannot occur."""
         memory, planes = self._memory, _Planes()
         for number, block in enumerate(memory.blocks):
             if number in memory.sums:
@@ -303,13 +303,13 @@ class _Pass:
         return 0 if arrival.task == CALLER else self._still[arrival.task] | self._arriving[arrival.task]
 
     def _arrived(self, arrival: Arrival) -> Moments:
-        """When the gradient has come; or is on its way, on a block that is nowhere else."""
+        """Return the moments at which the gradient has arrived, or exists on a block of its own."""
         if arrival.only_here:
             return self._made[arrival.block] & ~self._not_arrived(arrival)
         return self._every if arrival.task == CALLER else self._done[arrival.task]
 
     def _sum(self, sum_: Sum) -> Moments:
-        """When the sum is there, in that at least two of its gradients are made. Notes what is known before."""
+        """Return the moments at which at least two gradients of a sum exist, and note what is known before them."""
         blocks = self._memory.blocks
         total = blocks[sum_.block]
         arrived = [self._arrived(arrival) for arrival in sum_.arrivals]
@@ -338,9 +338,9 @@ class _Pass:
         return two
 
     def _of_second(self, number: int, moment: _Moment) -> int | None:
-        """The second gradient of a sum arrives: bytes of the sum, and of the first gradient if it is not counted yet.
+        """Return the bytes of a sum as its second gradient arrives, with the first gradient if it is not counted yet.
 
-        None: this gradient can't be the second.
+        Returns None if this gradient cannot be the second.
         """
         assert moment.sum is not None
         blocks = self._memory.blocks
@@ -355,7 +355,7 @@ class _Pass:
 
 
 def _sets(count: int, tasks_of: Iterable[Iterable[int | None]]) -> list[Moments]:
-    """By task the moments among whose tasks it is."""
+    """Return, for each task, the set of moments whose tasks contain it."""
     found = [0] * count
     for number, tasks in enumerate(tasks_of):
         bit = 1 << number

@@ -25,11 +25,11 @@ _MOST_NODES = 500_000  # of all graphs whose orders are kept: a node takes some 
 
 @dataclass(slots=True)
 class KeptOrder:
-    """A policy's order in one kind of graph, in terms of the engine's own order.
+    """A policy's order in one kind of graph, relative to the engine's own order.
 
     Attributes:
-        places: by position the node's place in the engine's own order; None: it is that order.
-        name, note: of the run, see `Run`.
+        places: for each position, the node's place in the engine's own order; None if the order is the engine's.
+        name, note: name and note of the run, see `Run`.
     """
 
     places: list[int] | None
@@ -46,13 +46,13 @@ class KeptOrder:
     def of(
         nodes: Sequence[Node], metas: Sequence[tuple[Any, ...]], places: list[int], name: str, note: str
     ) -> KeptOrder:
-        """An order that was planned.
+        """Store a planned order.
 
         Args:
-            nodes: in the engine's own order.
-            metas: of each of them, as `facts_of_each` found it before the backward.
-            places: by position in the planned order the place in the engine's.
-            name, note: of the run.
+            nodes: the nodes in the engine's own order.
+            metas: the result of `facts_of_each` for them, from before the backward.
+            places: for each position of the planned order, the place in the engine's.
+            name, note: name and note of the run.
         """
         own = places == list(range(len(nodes)))
         takes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # equal ones are one object
@@ -60,9 +60,9 @@ class KeptOrder:
         return KeptOrder(None if own else places, name, note, metas, _edges_of(nodes))
 
     def suits(self, nodes: Sequence[Node]) -> bool:
-        """Whether the nodes look like those of the planned graph.
+        """Return whether the nodes look like those of the planned graph.
 
-        Compares gradients and saved tensors of a sample, another one each time, and all edges at the first, second,
+        Compares gradients and saved tensors of a sample that changes with each use, and all edges at the first, second,
         fourth, eighth use and so on.
         """
         self._uses += 1
@@ -77,32 +77,32 @@ _orders: Latest[KeptOrder] = Latest(_MOST_NODES, len)
 
 
 def seen(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers: Sequence[int]) -> Hashable:
-    """What the engine's own order shows of a graph: kinds of nodes, and when each was made beside the first.
+    """Return a cache key from the engine's own order: node types, and creation numbers relative to the first node.
 
     Args:
-        policy: whose order is wanted.
-        keep_graph: whether what nodes saved is kept.
-        nodes: in the engine's own order.
+        policy: the policy whose order is needed.
+        keep_graph: whether the graph is retained.
+        nodes: the nodes in the engine's own order.
         numbers: their sequence numbers.
     """
     first = next((number for number in numbers if number < UNNUMBERED), 0)
     facts: list[Hashable] = [policy.name, keep_graph, types_of(nodes)]
     facts.append(tuple([first - number if number < UNNUMBERED else -1 for number in numbers]))
-    if policy.plan is not None:  # then gradients that are there already decide, too
+    if policy.plan is not None:  # existing gradients decide as well
         facts.append(have_grad([node for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED]))
-    if policy.choose is not None:  # then hooks decide, too
+    if policy.choose is not None:  # hooks decide as well
         facts.append(hooks_registered())
     return LongKey(*facts)
 
 
 def kept_order(key: Hashable, nodes: Sequence[Node]) -> KeptOrder | None:
-    """What was planned for such a graph; None if there is nothing, or its nodes take other gradients."""
+    """Return the cached order for such a graph; None if there is none, or its nodes take other gradients."""
     found = _orders.get(key)
     return found if found is not None and found.suits(nodes) else None
 
 
 def keep_order(key: Hashable, order: KeptOrder) -> None:
-    """From now on this is the order of such graphs."""
+    """Cache the order of such graphs."""
     _orders.put(key, order)
 
 
@@ -130,7 +130,7 @@ _plans: Latest[tuple[int, ...]] = Latest()
 def kept_plan(
     name: str, planner: Callable[[Problem, Sequence[int]], list[int]], problem: Problem, ran: Sequence[int]
 ) -> tuple[int, ...]:
-    """What the policy of this name planned for such a graph after such tasks, else what its planner plans now."""
+    """Return the cached plan of this policy for such a graph after these tasks, or let the planner make one."""
     return _plans.of((name, fingerprint(problem), tuple(ran)), lambda: tuple(planner(problem, ran)))
 
 
@@ -140,10 +140,10 @@ def forget_kept() -> None:
 
 
 def fingerprint(problem: Problem) -> Hashable:
-    """What decides on a plan, but for the sizes of what was saved, which mostly follow from it.
+    """Return a key of everything that decides on a plan, except sizes of saved tensors, which mostly follow from it.
 
-    It is made of the names of the nodes, the shapes, dtypes and devices of their gradients, the edges and roots, which
-    tasks run, which leaves have a .grad already, what `saved_tensors_hooks` packed, and whether the graph is kept.
+    It consists of the names of the nodes, the shapes, dtypes and devices of their gradients, the edges and roots, which
+    tasks run, which leaves have a .grad, which saved tensors are packed by hooks, and whether the graph is retained.
     """
     graph = problem.graph
     return LongKey(
@@ -163,13 +163,13 @@ _turns: WeakKeyDictionary[Graph, Latest[tuple[int, ...]]] = WeakKeyDictionary()
 
 
 def kept_turns(graph: Graph, policy: Policy | Choice) -> tuple[int, ...] | None:
-    """The order of all tasks of such a graph under this policy; None where none is kept."""
+    """Return the cached order in which all tasks of such a graph ran under this policy; None if there is none."""
     found, name = _turns.get(graph.like), _name(policy)
     return None if found is None or name is None else found.get(name)
 
 
 def keep_turns(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> None:
-    """All tasks have run in the order in which this policy took them out of the queue."""
+    """Cache the order in which this policy took all tasks out of the queue."""
     like, name = graph.like, _name(policy)
     if name is None or like.nodes or len(order) < len(graph):  # one that was compared with none keeps its nodes
         return
@@ -186,7 +186,7 @@ def forget_turns() -> None:
 
 
 def _name(policy: Policy | Choice) -> LongKey | None:
-    """What decides on the order in graphs that are alike; None where more does, or it can't be told from others."""
+    """Return a key for a policy whose order depends on the graph alone; None for any other policy."""
     if not isinstance(policy, Policy) or policy.dynamic:
         return None
     if isinstance(policy.key, Places):

@@ -1,4 +1,4 @@
-"""Which tasks may change places without a change in what the others do with memory."""
+"""Find tasks that can swap places without changing the memory of the others."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ..memory.task_memory import TaskOutput
 from ..memory.task_outputs import assumed_footprint
 from .scheduling_problem import Problem
 
-_MOST_FORMS = 4  # of which so many come to one input, its tasks are told not to commute, without a closer look
+_MOST_FORMS = 4  # if more forms arrive at one input, its tasks are assumed not to commute
 
 _Form = tuple[int, bool]
-"""How a gradient may come: the number of its layout, and whether it is as large as its block."""
+"""The form of a gradient: the number of its layout, and whether it fills its block."""
 
 _Origin = int | tuple[str, int]
-"""Where a tensor or a block is from: an input of the task, or the task itself."""
+"""The origin of a tensor or block: an input of the task, or the task itself."""
 
 
 class Commuting:
-    """What the order of tasks decides for good: on whose block a sum is, and whether a gradient or its copy is .grad.
+    """Finds tasks whose order has lasting effects: on which block a sum is, and whether a gradient or a copy is .grad.
 
-    As long as gradients fill their blocks, and those which meet in a buffer have one layout, nothing comes of that: the
-    bytes that are alive after some tasks are the same in whatever order these ran. It is otherwise where a gradient is
-    part of a larger block, or expanded from a smaller one. Added to in place, or stolen, it keeps that block; else a
-    copy of its own size is made. Which of these happens depends on who else still holds the block, and on who came
-    first. What this may concern is decided from the footprints alone, and rather once too often.
+    As long as gradients fill their blocks, and gradients that are summed have the same layout, there are no such
+    effects: the bytes alive after a set of tasks do not depend on their order. This is different if a gradient is part
+    of a larger block, or expanded from a smaller one. If it is added to in place or stolen, it keeps that block;
+    otherwise a copy of its own size is made. Which of these happens depends on which others hold the block and which
+    gradient arrives first. The affected tasks are found from the footprints alone, conservatively.
 
     Attributes:
-        tame: by task whether it has no part in any such thing.
-        ends_alike: whether all the others leave the same behind, once they have run, in whatever order.
-        rivals: by task the inputs to which it gives, each with the other tasks (as bits) that give to it and that may
-            run before this one as well as after it; only where there are any.
-        loose: the inputs to which a gradient may come that others hold, too, or that can't be added to in place.
+        tame: for each task, whether it is not affected.
+        ends_alike: whether the affected tasks leave the same memory after they have run, in any order.
+        rivals: for each task, the inputs it adds to, each with the other tasks (as bits) that add to it and may run
+            before or after this one; only inputs with such tasks.
+        loose: the inputs that may get a gradient that others also hold, or that cannot be added to in place.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -73,7 +73,7 @@ class Commuting:
                 if others:
                     self.rivals[task].append((place, others))
         contested = {place for rivals in self.rivals for place, _ in rivals}
-        self._blocks, self._tensors = _Partition(), _Partition()  # of inputs, by what their gradients may share
+        self._blocks, self._tensors = _Partition(), _Partition()  # of inputs whose gradients may share memory
         for task in order:
             for place in range(first[task], first[task + 1]):
                 self._meet(place, place in contested)
@@ -92,7 +92,7 @@ class Commuting:
         self.ends_alike = not any(self._leaves_behind(task) for task in order if not self.tame[task])
 
     def _meet(self, place: int, contested: bool) -> None:
-        """All gradients are known that come to this input: does their order matter, and what are their sums like."""
+        """Decide whether the order of the gradients that arrive at an input matters, and the forms of their sums."""
         arrivals, layouts = self._arrivals[place], self._layouts
         forms = self._forms[place] = set[_Form]().union(*arrivals)
         if len(arrivals) < 2:
@@ -100,13 +100,13 @@ class Commuting:
         if len(forms) > _MOST_FORMS:
             self._wild.add(place)
             return
-        firsts = forms if contested else arrivals[0]  # else it is known which one comes first
+        firsts = forms if contested else arrivals[0]  # otherwise the first one is known
         added = forms if contested else set[_Form]().union(*arrivals[1:])
         sums = {layouts.sum(first, other) for (first, _), (other, _) in product(firsts, added)}
         kept = {(layout, whole) for layout, whole in firsts if layouts.dense[layout]}  # if nothing else holds them
         ends = sums | {layout for layout, _ in kept}
         partial = not all(whole for _, whole in kept)
-        if contested:  # two that are not added to in place need a block together, and none of them alone
+        if contested:  # two that cannot be added to in place need one new block, one of them none
             loose = [place for place in arrivals if any(not layouts.dense[layout] for layout, _ in place)]
             partial = partial or len(loose) > 1
         differ = len({layouts.nbytes[layout] for layout, _ in forms}) > 1 or not all(layouts.dense[sum] for sum in sums)
@@ -116,7 +116,7 @@ class Commuting:
         self._forms[place] = kept | {(layout, True) for layout in sums}
 
     def _leaves_behind(self, task: int) -> bool:
-        """Whether something that it gets may stay for good."""
+        """Return whether a gradient that the task gets may stay alive."""
         footprint = self._footprints.tasks[task]
         held = footprint is not None and (
             footprint.held_inputs or any(each and each.held for each in footprint.outputs)
@@ -124,7 +124,7 @@ class Commuting:
         return bool(held) or self._program.leaf_layouts[task] not in (NO_LEAF, HAS_GRAD)
 
     def _layout_matters(self, place: int) -> bool:
-        """Whether the task that takes it looks at its layout, or gives the very tensor on."""
+        """Return whether the task that reads it depends on its layout, or returns the same tensor."""
         task = bisect_right(self._first, place) - 1
         footprint = self._footprints.tasks[task]
         if self._program.leaf_layouts[task] != NO_LEAF:

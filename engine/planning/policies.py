@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def _random(seed: str) -> Policy:
-    """Each task draws a number, and the least runs first. Not every order is as likely as any other."""
+    """Give each task a random number; the lowest runs first. Orders are not uniformly distributed."""
     number = int(seed)
     return Policy(
         "random",
-        "by lot",
+        "a random ready task",
         lambda task, arrival: (Random(f"{number} {task.id}").getrandbits(32), arrival),
         arrival_label,
         keeps=True,
@@ -32,8 +32,10 @@ def _random(seed: str) -> Policy:
 
 def _comm_first(patterns: str) -> Policy:
     named = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-    what = ", ".join(named) or "what DistributedDataParallel sends"
-    return Policy("comm_first", f"first what leads to {what}", plan=partial(planners.comm_first, patterns=named))
+    what = ", ".join(named) or "DistributedDataParallel's buckets"
+    return Policy(
+        "comm_first", f"first the tasks that lead to {what}", plan=partial(planners.comm_first, patterns=named)
+    )
 
 
 def _auto(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -51,12 +53,12 @@ def _auto_choice(problem: Problem, ran: Sequence[int]) -> Policy:
 def _seconds(text: str) -> float:
     found = float(text)
     if not 0 <= found < math.inf:
-        raise ValueError("it takes a time")
+        raise ValueError("expected a number of seconds, 0 or more")
     return found
 
 
 def _search(seconds: str) -> Policy:
-    """The best of the portfolio, and then tasks moved about for some time."""
+    """The best order of the portfolio, improved by local search."""
     most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -68,7 +70,7 @@ def _search(seconds: str) -> Policy:
 
 
 def _optimal(seconds: str) -> Policy:
-    """The least peak there is. Where that can't be proven in time, PolicyError says what was found."""
+    """The lowest possible peak. Raises PolicyError, with the best order found, if it is not proven in time."""
     most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -76,7 +78,7 @@ def _optimal(seconds: str) -> Policy:
 
         return optimal_order(problem, ran, most)
 
-    return Policy("optimal", f"the least peak there is, proven in at most {most:g} s", plan=plan, keeps=True)
+    return Policy("optimal", f"the lowest possible peak, proven in at most {most:g} s", plan=plan, keeps=True)
 
 
 POLICIES = {
@@ -85,7 +87,7 @@ POLICIES = {
         BFS,
         DFS,
         HEAP,
-        # What HEAP would be if leaves did not go first: the gradients that wait for them add up (PR #7604, PR #52180).
+        # HEAP with leaves last instead of first: gradients that wait for them accumulate (PR #7604, PR #52180).
         Policy(
             "delay_accumulate",
             "last created, first run; AccumulateGrad last",
@@ -94,42 +96,41 @@ POLICIES = {
             keeps=True,
         ),
         _random("0"),
-        # The planned ones: see `planners` for the rule, source and cost of each.
+        # Planned policies: `planners` documents rule, source and cost of each.
         Policy("lpmf", "least peak memory first", plan=planners.lpmf, keeps=True),
         Policy("postorder", "depth first, the largest branches first", plan=planners.postorder, keeps=True),
         Policy("liu", "branches merged by their hills and valleys", plan=planners.liu, keeps=True),
-        Policy("critical_path", "what most time of work still waits for first", plan=planners.critical_path),
+        Policy("critical_path", "the longest remaining path first", plan=planners.critical_path),
         _comm_first(""),
-        Policy("auto", "the least predicted peak of several policies", plan=_auto, choose=_auto_choice),
+        Policy("auto", "the lowest predicted peak of several policies", plan=_auto, choose=_auto_choice),
         _search("10"),
         _optimal("10"),
     )
 }
 
 CLASSIC = ("bfs", "dfs", "heap")
-"""The three of PR #4746, which need no plan."""
+"""The three orders of PR #4746, which need no plan."""
 
 TABS = (*CLASSIC, "lpmf")
-"""The policies that a deck shows beside the one that picks."""
+"""The policies that a deck shows beside the active one."""
 
 PORTFOLIO = ("heap", "dfs", "bfs", "lpmf", "postorder", "liu")
-"""The policies of which "auto" takes the best. PyTorch's own comes first: it wins where no other is better."""
+"""The policies among which "auto" chooses. PyTorch's own comes first, so that it wins ties."""
 
 _WITH_ARGUMENT: dict[str, tuple[Callable[[str], Policy], str]] = {
-    "random": (_random, "a seed, a whole number,"),
-    "comm_first": (_comm_first, "tasks, modules or parameters, with commas between them,"),
+    "random": (_random, "a seed (an integer)"),
+    "comm_first": (_comm_first, "tasks, modules or parameters, separated by commas,"),
     "search": (_search, "seconds"),
     "optimal": (_optimal, "seconds"),
 }
-"""By name what makes the policy of what stands in brackets behind it, and what that is."""
+"""For each policy with an argument: the function that makes it, and a description of the argument."""
 
 
 def find_policy(policy: AnyPolicy) -> Policy | Choice:
-    """The policy that is meant.
+    """Return the policy for a name, a Policy or a callable.
 
     Raises:
-        ValueError: no policy has this name, and the message lists those there are; or what stands in brackets behind it
-            is not what this policy takes.
+        ValueError: no policy has this name; the message lists the known ones. Or the argument in brackets is invalid.
         TypeError: it is neither a name, nor a Policy, nor callable.
     """
     if isinstance(policy, str):
@@ -141,14 +142,16 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
 
 
 def _with_argument(text: str) -> Policy:
-    """The policy that "name(argument)" means."""
+    """Return the policy for "name(argument)"."""
     match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
     if match is None or match[1] not in POLICIES:
         near = did_you_mean(text, POLICIES)
-        raise ValueError(f"there is no policy {text!r}{near} known are {', '.join(POLICIES)}, or pass a callable")
+        raise ValueError(f"unknown policy {text!r}{near} expected one of {', '.join(POLICIES)}, or a callable")
     name, argument = match[1], match[2].strip()
     if name not in _WITH_ARGUMENT:
-        raise ValueError(f"policy {name} takes nothing in brackets; those which do are {', '.join(_WITH_ARGUMENT)}")
+        raise ValueError(
+            f"policy {name} takes no argument in brackets; policies with one are {', '.join(_WITH_ARGUMENT)}"
+        )
     made, what = _WITH_ARGUMENT[name]
     try:
         return replace(made(argument), name=f"{name}({argument})")
@@ -158,13 +161,13 @@ def _with_argument(text: str) -> Policy:
 
 
 def order_name(policy: Policy | Choice) -> str:
-    """The policy, and whose order it took: "auto: lpmf"."""
+    """Return the policy's name, and that of the policy whose order it took: "auto: lpmf"."""
     took = policy.took if isinstance(policy, Policy) else ""
     return f"{policy_name(policy)}: {took}" if took else policy_name(policy)
 
 
 def note_on(policy: Policy | Choice) -> str:
-    """Why it took that order; "" where there is nothing to say."""
+    """Return the policy's note on the order it took, or ""."""
     return policy.note if isinstance(policy, Policy) else ""
 
 

@@ -1,4 +1,4 @@
-"""From a policy and a problem to an order."""
+"""Compute the order of a policy for a problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .scheduling_problem import Problem
 
 
 def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = (), queues: Queues = "one") -> list[int]:
-    """The task ids in the order in which a policy runs a problem, beginning with the tasks that `ran`."""
+    """Return the task ids in the order in which a policy runs a problem, starting with the tasks that `ran`."""
     graph, needed = problem.graph, problem.needed
     if isinstance(policy, Policy) and policy.plan is not None:
         plan = planned(policy, problem, ran)
@@ -32,7 +32,7 @@ def order_of(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = (),
 
 
 def queue_maker(problem: Problem, queues: Queues) -> MakeQueue:
-    """What makes the ready queues of a problem: one, or side by side one for each device of its tasks."""
+    """Return a factory for the ready queue of a problem: one queue, or one for each device of its tasks."""
     if queues == "one":
         return ready_queue
     devices = [str(task.device) for task in problem.graph.tasks]
@@ -40,7 +40,7 @@ def queue_maker(problem: Problem, queues: Queues) -> MakeQueue:
 
 
 def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None) -> bool:
-    """Whether each task may run in its turn, and none is left."""
+    """Return whether the order is legal and complete."""
     pending = allowed(graph, needed)
     ready = set(pending.start())
     for task_id in order:
@@ -52,31 +52,31 @@ def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None
 
 
 def refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
-    """Raises PolicyError where `fully_shard` has tasks in the graph, and the policy can't keep what they ask for."""
+    """Raise PolicyError if the graph has tasks of `fully_shard` and the policy cannot keep their order."""
     if (task := unknown_task(graph)) is not None:
         raise PolicyError(
-            f"policy {policy_name(policy)} can't be followed: {graph.describe(task)} is of fully_shard (FSDP2), and "
-            'what has to run before it is not known of this version of torch; policy="heap" is PyTorch\'s own order'
+            f"policy {policy_name(policy)} cannot be followed: {graph.describe(task)} belongs to fully_shard (FSDP2), "
+            'and tapescope does not know its dependencies in this version of torch; use policy="heap", PyTorch\'s order'
         )
     if is_dynamic(policy) and has_stages(graph):
         raise PolicyError(
-            f"policy {policy_name(policy)} decides while the backward runs, and under fully_shard (FSDP2) what reads a "
-            f"group's parameters has to run before its {POST_BACKWARD}, which only an order planned ahead can promise: "
-            'take "heap" or any other policy that is not dynamic'
+            f"policy {policy_name(policy)} decides while the backward runs; under fully_shard (FSDP2) all tasks that "
+            f"read a group's parameters have to run before its {POST_BACKWARD}, which only a planned order guarantees. "
+            'Use "heap" or another policy that is not dynamic'
         )
 
 
 def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
-    """The policy in this problem's graph. One that plans has done so, and its keys are places in the plan.
+    """Return the policy for this problem's graph. A planning policy has planned; its keys are places in the plan.
 
     Args:
-        policy: any; one that does not plan is returned as it is.
-        problem: the graph, which tasks run, and what is known of their memory.
-        ran: those that have run already.
+        policy: any policy; one that does not plan is returned unchanged.
+        problem: the graph, the tasks that run, and their memory.
+        ran: the tasks that have already run.
 
     Raises:
-        PolicyError: `fully_shard` has tasks in this graph, and it is not known ahead what runs before them; or a plan
-            is not an order of the tasks.
+        PolicyError: the graph has tasks of `fully_shard` and the policy cannot keep their order; or a plan is not an
+            order of the tasks.
     """
     if policy is not HEAP:
         refuse_stages(policy, problem.graph)
@@ -116,7 +116,7 @@ def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -
     A plan may contain tasks that do not run (`inputs=`), and those that ran at any place.
 
     Raises:
-        PolicyError: it is no order of the tasks that are left.
+        PolicyError: it is not an order of the remaining tasks.
     """
     graph = problem.graph
     expected = "expected each task's id once, after the ids of all tasks whose outputs it takes"
@@ -159,13 +159,13 @@ def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedOrder:
-    """One order.
+    """The order of a policy, with its predicted peak.
 
     Attributes:
-        policy: what it is called.
+        policy: the name of the policy.
         order: the ids of the tasks.
-        peak_bytes: the highest level, predicted.
-        seconds: what finding it took, the simulation included.
+        peak_bytes: the highest predicted level.
+        seconds: the time for planning and simulating it.
     """
 
     policy: str
@@ -175,14 +175,16 @@ class PlannedOrder:
 
 
 def planned_order(problem: Problem, policy: Policy | Choice) -> PlannedOrder:
-    """What a policy makes of a problem.
+    """Compute a policy's order for a problem, and its predicted peak.
 
     Raises:
-        ValueError: it decides while the backward runs.
+        ValueError: the policy decides while the backward runs.
     """
     if is_dynamic(policy):
-        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet")
+        raise ValueError(
+            f"policy {policy_name(policy)} decides while the backward runs, so its order cannot be planned"
+        )
     began = perf_counter()
     own = policy is HEAP
-    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all read the memory of one problem
+    order = tuple(problem.heap_order if own else order_of(policy, problem))  # all share the problem's memory
     return PlannedOrder(policy_name(policy), order, problem.peak_bytes(order), perf_counter() - began)
