@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
@@ -225,7 +226,7 @@ class DirectBackward:
 
         def body() -> None:
             self.runner.retain_inputs()
-            _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last)
+            self.execute(task_id, hooks=True, by_hand=by_hand, last=last)
 
         self.stops.stopped = None
         self.inside(body, ends=True)
@@ -261,7 +262,7 @@ class DirectBackward:
                 task_id = queue.choose()
                 if task_id == last:
                     return
-                _run_next(self, task_id, ask or (watch is not None and watch.registered()), last=last)
+                self.execute(task_id, ask or (watch is not None and watch.registered()), last=last)
                 if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     stops.stopped = stop
                     return
@@ -351,39 +352,38 @@ class DirectBackward:
         if (groups := self.groups) is not None:
             self.inside(lambda: groups.give_up_all(self, why))
 
-    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
-        """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
-        streams = self.runner.streams
-        if streams is None or not streams.several:
-            self._execute(task_id, hooks, by_hand)
-        else:
-            with on_stream(streams.of_task(task_id)):
-                self._execute(task_id, hooks, by_hand)
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
+        """Run a task as engine.cpp's evaluate_function does, and the tasks that run as one with it, except `last`.
 
-    def _execute(self, task_id: int, hooks: bool, by_hand: bool) -> None:
-        past, recorder, memory = self.past, self.recorder, self.runner.memory
+        Not looking for hooks saves most of the time.
+        """
+        if self.groups is not None and task_id in self.groups:
+            self.groups.execute(self, task_id, hooks, by_hand, last)
+            return
+        past, recorder, memory, streams = self.past, self.recorder, self.runner.memory, self.runner.streams
         buffer = self.buffers.by_task.pop(task_id)
         self.queue.remove(task_id)
         try:
-            entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
-            if memory is not None:
-                memory.begin(task_id)
-            if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
-                self.consumed[task_id] = buffer.waiting()
-            gradients = buffer.take()
-            if memory is not None:
-                memory.summed(task_id)
-            if recorder is not None:
-                recorder.start(task_id, gradients, by_hand)
-            on_end = None if recorder is None else recorder.end
-            outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
-            self.order.append(task_id)
-            for edge in self.graph.out_edges[task_id]:
-                self.deliver(edge, outputs, entry)
-            outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
-            outputs.clear()
-            if past is not None and entry is not None:
-                past.end_task(entry)
+            with nullcontext() if streams is None or not streams.several else on_stream(streams.of_task(task_id)):
+                entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
+                if memory is not None:
+                    memory.begin(task_id)
+                if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
+                    self.consumed[task_id] = buffer.waiting()
+                gradients = buffer.take()
+                if memory is not None:
+                    memory.summed(task_id)
+                if recorder is not None:
+                    recorder.start(task_id, gradients, by_hand)
+                on_end = None if recorder is None else recorder.end
+                outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
+                self.order.append(task_id)
+                for edge in self.graph.out_edges[task_id]:
+                    self.deliver(edge, outputs, entry)
+                outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+                outputs.clear()
+                if past is not None and entry is not None:
+                    past.end_task(entry)
         except BaseException as error:
             self.fail(error, task_id)
             raise
@@ -472,15 +472,6 @@ class DirectBackward:
         for task_id in list(self.consumed):  # in the order in which they ran
             del self.consumed[task_id]
         self._given.clear()
-
-
-def _run_next(
-    backward: DirectBackward, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None
-) -> None:
-    if backward.groups is not None and task_id in backward.groups:
-        backward.groups.execute(backward, task_id, hooks, by_hand, last)
-    else:
-        backward.execute(task_id, hooks, by_hand)
 
 
 def _why_not(backward: DirectBackward, task_id: int) -> str:
