@@ -66,7 +66,6 @@ class DirectBackward:
         past: the history by which tasks can be taken back; None: there is none.
         consumed: by task its input buffer, if buffers are never released.
         over: the reason why no step is possible any more.
-        stop_asked: whether a run is to return before the next task.
         elapsed_ns: the time spent running.
     """
 
@@ -107,7 +106,6 @@ class DirectBackward:
         self._given = runner.roots  # as long as the call of backward() would hold them
         self.elapsed_ns = 0
         self.over: str | None = None
-        self.stop_asked = False
         self._bare_records: dict[int, BareRecord] = {}  # by thread
         self._hooks = runner.hook_watch()
 
@@ -250,11 +248,11 @@ class DirectBackward:
             apart = () if self.groups is None else self.groups.tasks
             until = frozenset(apart if last is None else (*apart, last))
             queue, whole = self.queue, not self.order
-            while queue and not self.stop_asked:
+            while queue and not stops.stop_asked:
                 if bare and watch is not None and self.is_plain:
                     self.runner.run_bare(self, until, watch)
                     queue = self.queue
-                    if not queue or self.stop_asked:
+                    if not queue or stops.stop_asked:
                         break
                     if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # made meanwhile
                         stops.stopped = stop
@@ -266,8 +264,8 @@ class DirectBackward:
                 if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     stops.stopped = stop
                     return
-            if self.stop_asked and queue:
-                stops.stopped = Stop("asked", None, None, "stop() was called")
+            if stops.stop_asked and queue:
+                stops.stopped = stops.asked()
             elif whole and watch is not None and type(queue) is KeyedQueue:
                 keep_turns(self.graph, self.policy, self.order)
 
@@ -275,7 +273,7 @@ class DirectBackward:
         try:
             self.inside(body, ends=True)
         finally:
-            self.stop_asked = False
+            self.stops.stop_asked = False
 
     @property
     def is_plain(self) -> bool:
@@ -301,7 +299,7 @@ class DirectBackward:
         return record
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """Return the stop that ends a run here; see `SessionBase.stop_here`."""
+        """Return the stop that ends a run here; see `Verbs.stop_here`."""
         if self.over is not None:
             return None
         if not len(self.queue):
@@ -444,7 +442,7 @@ class DirectBackward:
     def close(self) -> None:
         """End the backward after the running task."""
         self.over = self.over or "closed"
-        self.stop_asked = True
+        self.stops.stop_asked = True
 
     def let_go(self) -> None:
         """Release the input buffers and the graph's nodes, once it is over. An interrupt may come in between: it may be

@@ -25,14 +25,12 @@ from ..planning.scheduling_problem import Problem
 from ..recording.batch_report import Batches
 from ..recording.run import Run
 from ..recording.statistics import Level
-from ..recording.task_records import Trace
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
 from ..schedule.device_queues import DeviceQueues, Queues, why_still
-from ..schedule.policy import AnyPolicy, Choice, Policy, policy_name
+from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .batching.run_batches import AnyBatch, check_batch
 from .branches import Branch
-from .breakpoints.breakpoints import Stop
 from .compare_branches import BranchComparison
 from .direct_engine import DirectBackward
 from .session import SessionTurn, one_at_a_time
@@ -44,10 +42,230 @@ if TYPE_CHECKING:
 
 
 @verbs_end_where_called
-class GoesBack(Verbs):
-    """The part of a `Stepper` that takes tasks back: hands each verb to its rewinder."""
+class Stepper(Verbs):
+    """A backward that runs one task at a time, when told to. `ts.debug(loss)` makes one.
 
-    _rewinder: Rewinder
+    Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
+    and their errors, accumulation in place and without copies, hooks on tensors, nodes, leaves and several tensors,
+    callbacks for the end, checkpoints, custom Functions, compiled regions as one task, `inputs=`, graphs of the
+    backward, anomaly mode, and the release of what nodes saved. Under "heap" the gradients are equal bit for bit; other
+    orders add in another order. Everything runs in the thread that calls `step`, with its modes and defaults; only the
+    grad mode is the backward's own.
+
+    Known limitations. Refused, with a sentence: any backward in a process where torch.distributed is initialised (the
+    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different
+    from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are not called with None; a backward
+    inside another, thousands deep, reaches Python's recursion limit. What a node keeps but hides from Python
+    (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed
+    after its task only if no tensor or node in the process has Python hooks, and else with the node itself. Hooks
+    registered from C++ are not seen. Of a forward on several CUDA streams that no capture saw, all runs on the current
+    one, which waits for the device (`TaskStreams`). An interrupt (Ctrl-C) ends the session, as an exception of the
+    user's does.
+
+    Args:
+        tensors: the outputs where the backward starts, or a tape; or all its arguments, as a `BackwardCall`.
+        policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
+        trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
+        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that,
+            a number or "2GiB".
+        accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
+            added in the same order, and take other memory.
+        batch: "auto" runs products of several tasks as one where `ts.find_batches` finds that they can, by its rules or
+            by those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding,
+            and those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a
+            history want the single tasks, these run by themselves, and `batches` says why.
+        queues: "one" ready queue for all devices, in the policy's total order; or one "per device", which the policy
+            sorts each by itself, and which are worked through side by side as in PyTorch's engine. Tasks then still run
+            one at a time, in the order in which the devices would start them by `Problem.durations`. That order is
+            certain, where on real devices it depends on how long tasks take, and an idle device takes the first task
+            that comes; `step(device=)` lets a device go ahead. None, the default, is what PyTorch's engine does: a
+            queue for each device on which tasks run, so one for a graph on the CPU, or on one accelerator alone; with
+            `batch=`, whose tasks leave a queue together, one.
+        measuring: begins to measure the memory, before anything of the backward is made: see `Measurement.begin`.
+
+    Attributes:
+        graph: the graph that is run.
+        accumulation: as given.
+
+    Raises:
+        NotImplementedError: what is refused, before anything has run.
+    """
+
+    _backward: DirectBackward
+
+    def __init__(
+        self,
+        tensors: Outputs | HipsTape | BackwardCall,
+        *,
+        policy: AnyPolicy = "heap",
+        trace: Level | None = "off",
+        history: bool | int | str = False,
+        accumulation: Accumulation = PYTORCHS,
+        measuring: Measuring | None = None,
+        batch: AnyBatch = None,
+        queues: Queues | None = None,
+    ) -> None:
+        unbound = find_policy(policy)
+        if not isinstance(history, bool):
+            history = expect_budget(history, "history")
+        if trace is not None:
+            expect_choice(trace, get_args(Level), "trace")
+        expect(accumulation, Accumulation, "accumulation", "a ts.types.Accumulation")
+        if measuring is not None:
+            expect_callable(measuring, 5, "measuring", "what begins to measure memory")
+        check_batch(batch)
+        if queues is not None:
+            expect_choice(queues, get_args(Queues), "queues")
+        call = BackwardCall.of(tensors)
+        runner: Runner
+        if isinstance(call.tensors, HipsTape):
+            from .hips.runner import HipsRunner  # which needs the package autograd
+
+            runner = HipsRunner.of(call, call.tensors, measuring)
+        else:
+            runner = TaskRunner.of(call, measuring)
+        self._keep_graph = keep_graph = runner.keep_graph
+        problem = Problem(runner.graph, None, runner.needed, keep_graph=keep_graph, may_ask=True)
+        self.accumulation, self._batch = accumulation, batch
+        several = len(runner.graph.devices) > 1 and queues != "one"
+        if several and batch is not None and queues is not None:
+            raise NotImplementedError(
+                'batch= takes several tasks from one ready queue at once, and queues="per device" has several; use one '
+                "of the two"
+            )
+        self._queues: Queues = "per device" if several and batch is None else "one"
+        make_queue = queue_maker(problem, self._queues)
+        self._backward = DirectBackward(
+            runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
+        )
+        self._backward.start(bool(call.create_graph))
+        self._turn = SessionTurn()
+        self._rewinder = Rewinder(self._backward)
+        begins(self)
+        if history is not False:
+            self.keep_history(BUDGET_BYTES if history is True else history)
+
+    def __repr__(self) -> str:
+        state, ran = self.over or f"{len(self._backward.queue)} ready", len(self.order)
+        if len(together := self.together) > 1:
+            state = f"{state}, the next step runs {len(together)} as one"
+        return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
+
+    @property
+    def ready(self) -> list[ReadyTask]:
+        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival. With a
+        queue per device all of them, in the order in which the devices would start the tasks."""
+        return self._backward.queue.entries()
+
+    @property
+    def current(self) -> Task | None:
+        """The task that `step()` would run now; None when all have run.
+
+        While another thread runs tasks: the next ready task, without asking a user's own policy, or the running task if
+        none is ready.
+        """
+        current = None if self._turn.is_elsewhere else self._backward.current
+        # Another thread may have begun a task after `is_elsewhere` was read: no task is ready, but some are left.
+        return self._backward.current_meanwhile() if current is None else current
+
+    @property
+    def planned(self) -> list[int]:
+        """All tasks in the order in which they ran and are going to, unless something is done by hand.
+
+        Raises:
+            PolicyError: a policy of the user's own fails to choose.
+        """
+        return self._backward.upcoming(meanwhile=self._turn.is_elsewhere)
+
+    @property
+    def together(self) -> list[Task]:
+        """The tasks that `step()` would run now: the current one, and those that run as one with it."""
+        queue = self._backward.queue
+        if queue and isinstance(queue, HoldingQueue | HoldingChoiceQueue):
+            return [self.graph.tasks[task_id] for task_id in queue.next_step(ask=not self._turn.is_elsewhere)]
+        return [] if (current := self.current) is None else [current]
+
+    @property
+    def batches(self) -> Batches | None:
+        """What ran as one so far, and what did not and why; None without `batch=`."""
+        backward = self._backward
+        return None if self._batch is None else Batches(tuple(backward.batches), tuple(backward.fallbacks))
+
+    @property
+    @one_at_a_time
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`.
+
+        Raises:
+            RuntimeError: no task is left, or the session is over.
+        """
+        return self.waiting(self._picked(None))
+
+    def _follow(self, policy: Policy | Choice) -> None:
+        self._backward.follow(self._bound(policy, self.order))
+
+    def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
+        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
+        nothing has come yet.
+
+        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it. Of a
+        list it is the sum as it stands, which is computed for this call and not kept.
+        """
+        return self._backward.buffers.shown(self._task(task).id)
+
+    @one_at_a_time
+    def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
+        """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
+
+        Args:
+            gradients: one per input number, of the same shape, dtype and device as what is there.
+
+        Raises:
+            ValueError: the task is not ready; or the gradients' number, shape, dtype, device or layout differs, or one
+                is given where none came.
+            TypeError: one is no tensor.
+        """
+        task_id, after = self._picked(task), as_gradients(gradients)
+        check_edit(self.graph, self.graph.tasks[task_id], self._backward.buffers.shown(task_id), after)
+        self._backward.put(task_id, after)
+
+    @one_at_a_time
+    def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
+        task_id = self._picked(task)
+        self._backward.run_one(task_id, task is not None, before)
+        return self.graph.tasks[task_id]
+
+    @one_at_a_time
+    def _next_on(self, device: str) -> Task:
+        queue, tasks = self._backward.queue, self.graph.tasks
+        if isinstance(queue, DeviceQueues):
+            found = queue.choose_on(device)
+        else:
+            found = next((each.task.id for each in queue.entries() if str(each.task.device) == device), None)
+        if found is None:
+            raise ValueError(why_still(self.graph, device, self.planned, self.order))
+        return tasks[found]
+
+    def _step_on(self) -> Sequence[int]:
+        ran = len(self.order)
+        self._step()
+        return self.order[ran:]
+
+    def result(self) -> Run:
+        """What has run so far."""
+        policy, order = self.picks, tuple(self.order)
+        return Run(
+            self.graph,
+            order_name(policy),
+            "direct",
+            order,
+            order,
+            self._backward.elapsed_ns,
+            self.trace,
+            accumulation=self.accumulation,
+            batches=self.batches,
+            note=note_on(policy),
+        )
 
     @property
     def history(self) -> History | None:
@@ -128,271 +346,6 @@ class GoesBack(Verbs):
         """
         return self._rewinder.compare(footprints)
 
-
-@verbs_end_where_called
-class Stepper(GoesBack):
-    """A backward that runs one task at a time, when told to. `ts.debug(loss)` makes one.
-
-    Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
-    and their errors, accumulation in place and without copies, hooks on tensors, nodes, leaves and several tensors,
-    callbacks for the end, checkpoints, custom Functions, compiled regions as one task, `inputs=`, graphs of the
-    backward, anomaly mode, and the release of what nodes saved. Under "heap" the gradients are equal bit for bit; other
-    orders add in another order. Everything runs in the thread that calls `step`, with its modes and defaults; only the
-    grad mode is the backward's own.
-
-    Known limitations. Refused, with a sentence: any backward in a process where torch.distributed is initialised (the
-    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different
-    from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are not called with None; a backward
-    inside another, thousands deep, reaches Python's recursion limit. What a node keeps but hides from Python
-    (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed
-    after its task only if no tensor or node in the process has Python hooks, and else with the node itself. Hooks
-    registered from C++ are not seen. Of a forward on several CUDA streams that no capture saw, all runs on the current
-    one, which waits for the device (`TaskStreams`). An interrupt (Ctrl-C) ends the session, as an exception of the
-    user's does.
-
-    Args:
-        tensors: the outputs where the backward starts, or a tape; or all its arguments, as a `BackwardCall`.
-        policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
-        trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
-        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that,
-            a number or "2GiB".
-        accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
-            added in the same order, and take other memory.
-        batch: "auto" runs products of several tasks as one where `ts.find_batches` finds that they can, by its rules or
-            by those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding,
-            and those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a
-            history want the single tasks, these run by themselves, and `batches` says why.
-        queues: "one" ready queue for all devices, in the policy's total order; or one "per device", which the policy
-            sorts each by itself, and which are worked through side by side as in PyTorch's engine. Tasks then still run
-            one at a time, in the order in which the devices would start them by `Problem.durations`. That order is
-            certain, where on real devices it depends on how long tasks take, and an idle device takes the first task
-            that comes; `step(device=)` lets a device go ahead. None, the default, is what PyTorch's engine does: a
-            queue for each device on which tasks run, so one for a graph on the CPU, or on one accelerator alone; with
-            `batch=`, whose tasks leave a queue together, one.
-        measuring: begins to measure the memory, before anything of the backward is made: see `Measurement.begin`.
-
-    Attributes:
-        graph: the graph that is run.
-        accumulation: as given.
-
-    Raises:
-        NotImplementedError: what is refused, before anything has run.
-    """
-
-    _backward: DirectBackward
-
-    def __init__(
-        self,
-        tensors: Outputs | HipsTape | BackwardCall,
-        *,
-        policy: AnyPolicy = "heap",
-        trace: Level | None = "off",
-        history: bool | int | str = False,
-        accumulation: Accumulation = PYTORCHS,
-        measuring: Measuring | None = None,
-        batch: AnyBatch = None,
-        queues: Queues | None = None,
-    ) -> None:
-        unbound = find_policy(policy)
-        if not isinstance(history, bool):
-            history = expect_budget(history, "history")
-        if trace is not None:
-            expect_choice(trace, get_args(Level), "trace")
-        expect(accumulation, Accumulation, "accumulation", "a ts.types.Accumulation")
-        if measuring is not None:
-            expect_callable(measuring, 5, "measuring", "what begins to measure memory")
-        check_batch(batch)
-        if queues is not None:
-            expect_choice(queues, get_args(Queues), "queues")
-        call = BackwardCall.of(tensors)
-        runner = runner_of(call, measuring)
-        self._keep_graph = keep_graph = runner.keep_graph
-        problem = Problem(runner.graph, None, runner.needed, keep_graph=keep_graph, may_ask=True)
-        self.accumulation, self._batch = accumulation, batch
-        several = len(runner.graph.devices) > 1 and queues != "one"
-        if several and batch is not None and queues is not None:
-            raise NotImplementedError(
-                'batch= takes several tasks from one ready queue at once, and queues="per device" has several; use one '
-                "of the two"
-            )
-        self._queues: Queues = "per device" if several and batch is None else "one"
-        make_queue = queue_maker(problem, self._queues)
-        self._backward = DirectBackward(
-            runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
-        )
-        self._backward.start(bool(call.create_graph))
-        self._turn = SessionTurn()
-        self._rewinder = Rewinder(self._backward)
-        begins(self)
-        if history is not False:
-            self.keep_history(BUDGET_BYTES if history is True else history)
-
-    def __repr__(self) -> str:
-        state, ran = self.over or f"{len(self._backward.queue)} ready", len(self.order)
-        if len(together := self.together) > 1:
-            state = f"{state}, the next step runs {len(together)} as one"
-        return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
-
-    @property
-    def ready(self) -> list[ReadyTask]:
-        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival. With a
-        queue per device all of them, in the order in which the devices would start the tasks."""
-        return self._backward.queue.entries()
-
-    @property
-    def queues(self) -> Queues:
-        return self._queues
-
-    @property
-    def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run.
-
-        While another thread runs tasks: the next ready task, without asking a user's own policy, or the running task if
-        none is ready.
-        """
-        current = None if self._turn.is_elsewhere else self._backward.current
-        # Another thread may have begun a task after `is_elsewhere` was read: no task is ready, but some are left.
-        return self._backward.current_meanwhile() if current is None else current
-
-    @property
-    def planned(self) -> list[int]:
-        """All tasks in the order in which they ran and are going to, unless something is done by hand.
-
-        Raises:
-            PolicyError: a policy of the user's own fails to choose.
-        """
-        return self._backward.upcoming(meanwhile=self._turn.is_elsewhere)
-
-    @property
-    def together(self) -> list[Task]:
-        """The tasks that `step()` would run now: the current one, and those that run as one with it."""
-        queue = self._backward.queue
-        if queue and isinstance(queue, HoldingQueue | HoldingChoiceQueue):
-            return [self.graph.tasks[task_id] for task_id in queue.next_step(ask=not self._turn.is_elsewhere)]
-        return [] if (current := self.current) is None else [current]
-
-    @property
-    def batches(self) -> Batches | None:
-        """What ran as one so far, and what did not and why; None without `batch=`."""
-        backward = self._backward
-        return None if self._batch is None else Batches(tuple(backward.batches), tuple(backward.fallbacks))
-
-    @property
-    @one_at_a_time
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`.
-
-        Raises:
-            RuntimeError: no task is left, or the session is over.
-        """
-        return self.waiting(self._picked(None))
-
-    @property
-    def policy(self) -> str:
-        """The policy's name. Another policy may be set at any stop: it takes over the queue."""
-        return policy_name(self._backward.policy)
-
-    @policy.setter
-    @one_at_a_time
-    def policy(self, policy: AnyPolicy) -> None:
-        self._backward.follow(self._bound(find_policy(policy), self.order))
-
-    @property
-    def picks(self) -> Policy | Choice:
-        """The policy itself, bound to this graph."""
-        return self._backward.policy
-
-    @property
-    def trace(self) -> Trace | None:
-        """What has been recorded so far."""
-        recorder = self._backward.recorder
-        return None if recorder is None else recorder.trace()
-
-    def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
-        nothing has come yet.
-
-        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it. Of a
-        list it is the sum as it stands, which is computed for this call and not kept.
-        """
-        return self._backward.buffers.shown(self._task(task).id)
-
-    @one_at_a_time
-    def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
-        """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
-
-        Args:
-            gradients: one per input number, of the same shape, dtype and device as what is there.
-
-        Raises:
-            ValueError: the task is not ready; or the gradients' number, shape, dtype, device or layout differs, or one
-                is given where none came.
-            TypeError: one is no tensor.
-        """
-        task_id, after = self._picked(task), as_gradients(gradients)
-        check_edit(self.graph, self.graph.tasks[task_id], self._backward.buffers.shown(task_id), after)
-        self._backward.put(task_id, after)
-
-    @one_at_a_time
-    def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
-        task_id = self._picked(task)
-        self._backward.run_one(task_id, task is not None, before)
-        return self.graph.tasks[task_id]
-
-    @one_at_a_time
-    def _next_on(self, device: str) -> Task:
-        queue, tasks = self._backward.queue, self.graph.tasks
-        if isinstance(queue, DeviceQueues):
-            found = queue.choose_on(device)
-        else:
-            found = next((each.task.id for each in queue.entries() if str(each.task.device) == device), None)
-        if found is None:
-            raise ValueError(why_still(self.graph, device, self.planned, self.order))
-        return tasks[found]
-
-    def _step_on(self) -> Sequence[int]:
-        ran = len(self.order)
-        self._step()
-        return self.order[ran:]
-
-    @one_at_a_time
-    def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
-        self._backward.run_until(None)
-        return self.result()
-
-    def result(self) -> Run:
-        """What has run so far."""
-        policy, order = self.picks, tuple(self.order)
-        return Run(
-            self.graph,
-            order_name(policy),
-            "direct",
-            order,
-            order,
-            self._backward.elapsed_ns,
-            self.trace,
-            accumulation=self.accumulation,
-            batches=self.batches,
-            note=note_on(policy),
-        )
-
-    @one_at_a_time
-    def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
-        the current task.
-
-        Raises:
-            ValueError: it has run, or is not going to.
-        """
-        self._backward.run_to(self._task(task).id)
-        return self.current
-
-    def stop(self) -> None:
-        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
-        another thread or a signal's handler."""
-        self._backward.stop_asked = True
-
     def close(self) -> None:
         """Ends the session; lets the waiting gradients and the graph's nodes go. Does nothing a second time.
 
@@ -403,17 +356,6 @@ class Stepper(GoesBack):
 
     def _let_go(self) -> None:
         self._backward.let_go()
-
-    def stop_here(self, wait: bool = True) -> Stop | None:
-        return None if self.over is not None else self._stop_here(wait)
-
-    @one_at_a_time
-    def _stop_here(self, wait: bool) -> Stop | None:
-        return self._backward.stop_here(wait)
-
-    def _stop_asked(self) -> bool:
-        asked, self._backward.stop_asked = self._backward.stop_asked, False
-        return asked
 
     def _picked(self, task: AnyTask | None) -> int:
         return self._backward.pick(None if task is None else self._task(task).id)
@@ -440,12 +382,3 @@ def run_measured(
         measurement.end()
         trees = [batch.tasks for batch in run.batches or () if batch.kind == "tree"]
         return run.with_memory(measurement.results(trees), predicts=not run.batches)
-
-
-def runner_of(call: BackwardCall, measuring: Measuring | None = None) -> Runner:
-    """The nodes below the tensors or of the tape, ready to run. Raises what `Stepper` does."""
-    if isinstance(call.tensors, HipsTape):
-        from .hips.runner import HipsRunner  # which needs the package autograd
-
-        return HipsRunner.of(call, call.tensors, measuring)
-    return TaskRunner.of(call, measuring)

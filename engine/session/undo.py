@@ -17,7 +17,7 @@ from .direct_engine import DirectBackward
 
 
 class Rewinder:
-    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `GoesBack` says what
+    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `Stepper` says what
     its verbs do.
 
     A task is taken back by undoing what it did: its input buffer, the sums to which it added, the .grad of its leaf.
