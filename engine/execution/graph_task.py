@@ -70,11 +70,6 @@ class GraphTask:
     def will_execute(self, node: Node) -> bool:
         return node in self._executed
 
-    def wants_any_of(self, task_id: int) -> bool:
-        """Whether any output of the task leads to `inputs=`; without those, always."""
-        needed = self._needed
-        return needed is None or any(edge.next_task in needed for edge in self._graph.out_edges[task_id])
-
     def wants_part_of(self, task_id: int) -> bool:
         """Whether only some of its outputs lead to `inputs=`: a C++ node then computes only them."""
         needed = self._needed

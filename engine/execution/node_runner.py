@@ -192,40 +192,6 @@ class Runner(Protocol):
     def failed(self, task: Task) -> None:
         """The task has raised: says what else is known of that."""
 
-    @property
-    def callbacks_left(self) -> int:
-        """See `CodeChanges`."""
-        return self.changes.callbacks_left
-
-    def begin(self, entry: Ran) -> None:
-        """See `CodeChanges`."""
-        self.changes.begin(entry)
-
-    def end(self, entry: Ran) -> None:
-        """See `CodeChanges`."""
-        self.changes.end(entry)
-
-    def why_not_back(self, entry: Ran) -> str | None:
-        """See `CodeChanges`."""
-        return self.changes.why_not_back(entry)
-
-    @property
-    def why_end_stays(self) -> str | None:
-        """See `CodeChanges`."""
-        return self.changes.why_end_stays
-
-    def undo_end(self) -> None:
-        """See `CodeChanges`."""
-        self.changes.undo_end()
-
-    def reopen(self, callbacks: int, another: bool) -> None:
-        """See `CodeChanges`."""
-        self.changes.reopen(callbacks, another)
-
-    def retaining(self) -> dict[int, list[ref[Tensor]]]:
-        """See `CodeChanges`."""
-        return self.changes.retaining()
-
 
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 

@@ -326,7 +326,8 @@ class TaskRunner(Runner):
             self.memory.start(task.id, gradients)
         if task.kind in APPLIED:
             return list(by_edge(task, node, call_node(node, gradients)))
-        if not self.graph_task.wants_any_of(task.id):
+        needed = self._needed
+        if needed is not None and not any(edge.next_task in needed for edge in self._graph.out_edges[task.id]):
             return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
         return list(call_node(node, gradients))
 

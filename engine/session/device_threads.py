@@ -115,11 +115,6 @@ class Lanes(Worker):
         """Of the tasks that are held this one is the current one."""
         self._stopped_before = task_id
 
-    def edit_at(self, task_id: int, gradients: tuple[Tensor | None, ...]) -> None:
-        """At a stop: a task that is held gets these."""
-        lane = self.lane_of(task_id)
-        lane.edited = lane.gradients = gradients
-
     def go_on(self) -> None:
         self.stay_last()
         if self.pin.disturbed:  # by another backward; what waits in the queues stays as it is
@@ -294,7 +289,8 @@ class LanesBackward(NativeBackward):
         return tuple(lane.gradients or ()) if lane.held == task.id else None
 
     def edit(self, task: Task, gradients: tuple[Tensor | None, ...]) -> None:
-        self.worker.edit_at(task.id, gradients)
+        lane = self.worker.lane_of(task.id)
+        lane.edited = lane.gradients = gradients
 
     def next_on(self, device: str) -> Task:
         if not self.worker.begun:

@@ -345,11 +345,6 @@ class DirectBackward:
         self.runner.finish(again=self.past is not None)
         self._let_go_at_end()
 
-    def run_apart(self, why: Callable[[str], str]) -> None:
-        """Run each task by itself from now on. `why` makes the sentence from the name of a task."""
-        if (groups := self.groups) is not None:
-            self.inside(lambda: groups.give_up_all(self, why))
-
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
         """Run a task as engine.cpp's evaluate_function does, and the tasks that run as one with it, except `last`.
 

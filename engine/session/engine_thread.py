@@ -246,7 +246,7 @@ class Worker(Watch):
 
     def _queues(self, plan: Plan) -> AbstractContextManager[object]:
         """What the engine has for queues meanwhile."""
-        return one_queue(plan)
+        return one_queue(plan.devices != {"cpu"})
 
     def _run(self) -> None:
         call, plan = self._call, self._plan

@@ -9,7 +9,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.random_states import random_states, set_random_states
 from ..execution.input_buffer import alone
-from ..execution.undo_history import Edited, History, Ran, Referenced, Waited, expect_budget
+from ..execution.undo_history import Edited, History, Ran, Waited, expect_budget
 from ..memory.task_memory import Footprints
 from .branches import Branch, Past
 from .compare_branches import BranchComparison, compare_branches
@@ -43,7 +43,8 @@ class Rewinder:
         """From here on tasks can be taken back."""
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
-        backward.run_apart(lambda at: f"a history takes back {at} alone")
+        if (groups := backward.groups) is not None:
+            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history takes back {at} alone"))
         if backward.past is None:
             why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:
@@ -145,7 +146,7 @@ class Rewinder:
         Raises:
             RuntimeError: something stands in the way. Nothing is undone yet.
         """
-        if why := self._backward.runner.why_end_stays:
+        if why := self._backward.runner.changes.why_end_stays:
             raise RuntimeError(f"the end of the backward can't be taken back: it {why}")
         undone = history.ran[position - history.reach :]
         for entry in undone:
@@ -155,7 +156,7 @@ class Rewinder:
                     "backward, an optimizer or your code, and going back would lose that; set it to None if it may be "
                     "lost"
                 )
-        lost = any(not (_intact(entry.gradients) and _intact(entry.sums)) for entry in undone)
+        lost = any(kept is None or not kept.intact for entry in undone for kept in (entry.gradients, entry.sums))
         if lost and not all(gradients.intact for gradients in history.first_waiting.values()):
             raise RuntimeError(
                 "what is needed to go back there can't be computed again: the gradient with which the history begins "
@@ -167,8 +168,8 @@ class Rewinder:
         backward, runner = self._backward, self._backward.runner
         packed = False
         backward.stops.taken_back(backward.order[position:])
-        runner.undo_end()
-        callbacks = runner.callbacks_left
+        runner.changes.undo_end()
+        callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
             entry = self._take_back(past, lost)
             backward.consumed.pop(entry.task, None)
@@ -177,7 +178,7 @@ class Rewinder:
             if not lost:
                 backward.buffers.take_back(entry)
         again = past.history.ran if lost else ()
-        runner.reopen(callbacks, another=packed or any(entry.packed for entry in again))
+        runner.changes.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while backward.terms[-1][0] > position:
             backward.terms.pop()
         backward.policy = backward.terms[-1][1]
@@ -219,14 +220,14 @@ class Rewinder:
         for entry in reversed(ran):
             entry.undo_state()
         now = random_states(backward.graph.devices)
-        callbacks = runner.callbacks_left
+        callbacks = runner.changes.callbacks_left
         on_hook, runner.on_hook = runner.on_hook, None  # the trace has them
         try:
             backward.inside(lambda: self._run_again(history, ran))
         finally:
             if backward.over is None:
                 runner.on_hook = on_hook
-                runner.reopen(callbacks, another=False)  # they were left once
+                runner.changes.reopen(callbacks, another=False)  # they were left once
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
@@ -246,7 +247,7 @@ class Rewinder:
                 for kept in entry.grads:
                     kept.tensor.grad = kept.grad
                 runner.unspend(task)
-                runner.begin(entry)
+                runner.changes.begin(entry)
                 outputs = runner.run(task, buffer.take(), hooks=True)
                 for tensor, grad in before:  # told to retain_grad: it would be added to a second time
                     tensor.grad = grad
@@ -254,7 +255,7 @@ class Rewinder:
                 entry.counts.clear()
                 for edge in backward.graph.out_edges[entry.task]:
                     backward.buffers.add(edge, outputs, entry)
-                runner.end(entry)
+                runner.changes.end(entry)
                 runner.spend(task)
             history.end(entry)
         self._edit_again(history.edits_at(history.reach + len(ran)))
@@ -325,7 +326,3 @@ class Rewinder:
                     backward.execute(task_id, hooks=True, by_hand=task_id in branch.by_hand)
 
         backward.inside(body, ends=True)
-
-
-def _intact(kept: Referenced | None) -> bool:
-    return kept is not None and kept.intact
