@@ -322,7 +322,8 @@ class Stepper(Verbs):
             RuntimeError: no history is kept, or the session is over.
         """
         if branch is not None:
-            return self._rewinder.go_to_branch(branch)
+            self._rewinder.go_to_branch(branch)
+            return self._backward.current
         if task is None:
             raise ValueError("goto() where? Give a task, or branch=")
         return self._rewinder.go_to(self._task(task).id)

@@ -80,12 +80,6 @@ class Rewinder:
         self._backward.run_to(task_id)
         return self._backward.current
 
-    def go_to_branch(self, number: int) -> Task | None:
-        """Goes to the end of a branch."""
-        self._past()
-        self._follow(self._branch(number))
-        return self._backward.current
-
     def restore(self, task_id: int | None) -> None:
         """Puts the gradients that came to a task into its buffer again."""
         backward, history = self._backward, self._past().history
@@ -133,7 +127,8 @@ class Rewinder:
         past, backward = self._past(), self._backward
         lost = self._check_way(position, past.history)
         try:
-            past.branches.leave(lambda: self._with_trace(past))
+            trace = None if backward.recorder is None else backward.recorder.trace
+            past.branches.leave(lambda: replace(self._now(past), trace=None if trace is None else trace()))
             self._rewind_to(position, past, lost)
         except BaseException as error:  # an interrupt: half of it is done
             if backward.over is None:
@@ -282,10 +277,6 @@ class Rewinder:
             ahead=0 if branches.future is None else len(branches.future.order) - len(backward.order),
         )
 
-    def _with_trace(self, past: Past) -> Branch:
-        recorder = self._backward.recorder
-        return replace(self._now(past), trace=None if recorder is None else recorder.trace())
-
     def _branch(self, number: int) -> Branch:
         future = self._past().branches.future
         if future is not None and future.number == number:
@@ -296,9 +287,9 @@ class Rewinder:
             raise ValueError(f"there is no branch {number}; there is {known}")
         return found
 
-    def _follow(self, branch: Branch) -> None:
+    def go_to_branch(self, number: int) -> None:
         """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
-        past, backward = self._past(), self._backward
+        past, backward, branch = self._past(), self._backward, self._branch(number)
         if branch.shared < past.history.reach:
             raise ValueError(f"{branch.name} parted before the history begins: {past.begins}")
         if branch.shared == len(branch.order) == len(backward.order):

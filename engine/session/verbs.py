@@ -49,17 +49,13 @@ def norm_of(gradients: Sequence[Tensor | None], where: str) -> float:
             continue
         if computes_itself(gradient):  # of a DTensor this rank's part has another norm
             raise ValueError(f"a gradient of {where} has no norm to clip: {a_kind(gradient)} computes in its own way")
-        found = measure(_summed(gradient), "cheap").read()
+        each_once = gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
+        found = measure(each_once, "cheap").read()
         bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
         if bad:
             raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")
         norm = math.hypot(norm, found.norm or 0.0)
     return norm
-
-
-def _summed(gradient: Tensor) -> Tensor:
-    """The gradient with each element stored once."""
-    return gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
 
 
 def as_gradients(given: object) -> tuple[Any, ...]:
