@@ -47,22 +47,15 @@ def this_machine(device: torch.device | str = "cpu") -> Machine:
     if found.type != "cpu":
         named = getattr(torch.get_device_module(found), "get_device_name", None)
         accelerator = found.type if named is None else named(found)
-    return Machine(_cpu(), cores, torch.__version__, torch.get_num_threads(), accelerator)
-
-
-def _cpu() -> str:
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    cpu = names[0] if names else platform.processor() or platform.machine()
+    return Machine(cpu, cores, torch.__version__, torch.get_num_threads(), accelerator)
 
 
 Autocast = dict[str, str]
 """By device, where it is on, the dtype."""
-
-
-def _set_dtype(value: str) -> None:
-    torch.set_default_dtype(getattr(torch, value))
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -71,7 +64,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
     "threads": (torch.get_num_threads, torch.set_num_threads, lambda value: type(value) is int and 0 < value < 2**12),
     "default dtype": (
         lambda: str(torch.get_default_dtype()).removeprefix("torch."),
-        _set_dtype,
+        lambda value: torch.set_default_dtype(getattr(torch, value)),
         lambda value: value in _FLOATS,
     ),
     "deterministic algorithms": (

@@ -55,18 +55,10 @@ def as_gradients(
     return tuple(grad_tensors)
 
 
-def given_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> tuple[bool, ...]:
-    """Per output, whether its gradient was given."""
-    if grad_tensors is None or isinstance(grad_tensors, Tensor):
-        return (grad_tensors is not None,) * len(as_outputs(tensors))
-    return tuple(gradient is not None for gradient in grad_tensors)
-
-
 def root_gradients(
-    tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None
+    outputs: Sequence[Tensor | GradientEdge], grad_tensors: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[Tensor | None, ...]:
     """One gradient per output: the given one, or ones for a scalar. Rules and errors of `torch.autograd.backward`."""
-    outputs = as_outputs(tensors)
     if grad_tensors is None:
         given: list[Tensor | None] = [None] * len(outputs)
     else:
@@ -87,14 +79,14 @@ def root_gradients(
         raise
 
 
-def check_root_gradients(tensors: Outputs, grad_tensors: Tensor | Sequence[Tensor | None] | None) -> None:
+def check_root_gradients(
+    outputs: Sequence[Tensor | GradientEdge], grad_tensors: Tensor | Sequence[Tensor | None] | None
+) -> None:
     """Raises what `root_gradients` would. PyTorch is going to make the ones of scalars: here none are made for them."""
     with without_torch_function():
-        scalars = [
-            isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point() for each in as_outputs(tensors)
-        ]
+        scalars = [isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point() for each in outputs]
     if grad_tensors is not None or not all(scalars):
-        root_gradients(tensors, grad_tensors)
+        root_gradients(outputs, grad_tensors)
 
 
 def explain_several_elements(error: BaseException) -> None:
@@ -120,19 +112,18 @@ def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
     return tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
 
 
-def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
-    """The inputs as a tuple, checked as `torch.autograd.backward` does, which then has them retain their gradients.
+def expect_inputs(inputs: Sequence[Tensor | GradientEdge]) -> None:
+    """Checks inputs as `torch.autograd.backward` does, which then has them retain their gradients.
 
     Raises:
         RuntimeError: there is none, one is no tensor, or doesn't require grad.
     """
-    found = inputs_tuple(inputs)
-    if not found:
+    if not inputs:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
-    for each in found:
+    for each in inputs:
         if not isinstance(each, Tensor | GradientEdge):
             raise RuntimeError(f"all inputs have to be Tensors or GradientEdges, but got {type(each).__name__}")
-    for each in found:
+    for each in inputs:
         if isinstance(each, Tensor) and not each.requires_grad:
             error = RuntimeError("can't retain_grad on Tensor that has requires_grad=False")  # PyTorch's own words
             error.add_note(
@@ -140,7 +131,6 @@ def as_inputs(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
                 " accumulated into it: call .requires_grad_() on it before the forward"
             )
             raise error
-    return found
 
 
 def retain_gradients(inputs: Iterable[Tensor | GradientEdge]) -> None:
@@ -220,12 +210,14 @@ class BackwardCall:
         """
         if isinstance(self.tensors, HipsTape):
             raise not_native()
-        return as_outputs(self.tensors)
+        assert isinstance(self.tensors, tuple), "made so as it was checked"
+        return self.tensors
 
     @property
     def limits(self) -> tuple[Tensor | GradientEdge, ...] | None:
         """The tensors that `inputs=` names, of any shape; None: it was not given."""
-        return None if self.inputs is None else inputs_tuple(self.inputs)
+        assert isinstance(self.inputs, tuple | None), "made so as it was checked"
+        return self.inputs
 
     @property
     def keep_graph(self) -> bool:
@@ -235,7 +227,9 @@ class BackwardCall:
     @property
     def given(self) -> tuple[bool, ...]:
         """Per output, whether its gradient was given."""
-        return given_gradients(self.outputs, self.grad_tensors)
+        if self.grad_tensors is None or isinstance(self.grad_tensors, Tensor):
+            return (self.grad_tensors is not None,) * len(self.outputs)
+        return tuple(gradient is not None for gradient in self.grad_tensors)
 
     def graph(self) -> Graph:
         """The graph that would run.

@@ -143,6 +143,8 @@ class BareNotes(Protocol):
 class BareStops(Protocol):
     """The breakpoints, of which other threads and code that runs inside a task may make some."""
 
+    stop_asked: bool
+
     @property
     def asks(self) -> bool: ...
 
@@ -153,7 +155,6 @@ class BareLoop(Protocol):
     queue: AnyQueue
     buffers: InputBuffers
     order: list[int]
-    stop_asked: bool
 
     @property
     def stops(self) -> BareStops: ...
@@ -204,7 +205,7 @@ class BareTasks:
     def run(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
         """Up to one of these tasks, to the end, or until there may be hooks."""
         apart = self._layout.special.union(last)
-        while (queue := loop.queue) and loop.is_plain and not loop.stop_asked and not watch.registered():
+        while (queue := loop.queue) and loop.is_plain and not loop.stops.stop_asked and not watch.registered():
             task_id = queue.choose()
             if task_id in last:
                 break
@@ -238,7 +239,7 @@ class BareTasks:
         asks = queue is not None and record is not None and not _knows_labels(record, queue)
         handles, told = RemovableHandle.next_id, noting.asked
         for task_id in turns:
-            if task_id in apart or loop.stop_asked or stops.asks:
+            if task_id in apart or stops.stop_asked or stops.asks:
                 return
             if (handles != RemovableHandle.next_id or told != noting.asked) and watch.registered():
                 return

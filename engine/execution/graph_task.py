@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import cached_property
 
 import torch
@@ -70,11 +70,6 @@ class GraphTask:
     def will_execute(self, node: Node) -> bool:
         return node in self._executed
 
-    def wants_any_of(self, task_id: int) -> bool:
-        """Whether any output of the task leads to `inputs=`; without those, always."""
-        needed = self._needed
-        return needed is None or any(edge.next_task in needed for edge in self._graph.out_edges[task_id])
-
     def wants_part_of(self, task_id: int) -> bool:
         """Whether only some of its outputs lead to `inputs=`: a C++ node then computes only them."""
         needed = self._needed
@@ -131,7 +126,12 @@ class GraphTask:
         self._body, self._order = body, order
         provide_input_grad_buffers()
         try:
-            with self._one_thread():
+            # On accelerators the small runs that a task needs would be made in their threads, where we don't answer.
+            only_cpu = all(device.type == "cpu" for device in self._graph.devices)
+            with (
+                nullcontext() if self.streams is None else self.streams.entered(),
+                nullcontext() if only_cpu else torch.autograd.set_multithreading_enabled(False),
+            ):
                 run_as_backward(self, self.keep_graph, self.create_graph)
         finally:
             self._body = self._order = None
@@ -143,11 +143,6 @@ class GraphTask:
                 raise error
             finally:
                 del error  # else it would hold itself through this frame
-
-    def _one_thread(self) -> AbstractContextManager[object]:
-        """On accelerators the small runs that a task needs would be made in their threads, where we don't answer."""
-        only_cpu = all(device.type == "cpu" for device in self._graph.devices)
-        return nullcontext() if only_cpu else torch.autograd.set_multithreading_enabled(False)
 
     def finish(self, again: bool) -> None:
         """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs.

@@ -100,6 +100,8 @@ class Runner(Protocol):
         changes: notes what tasks change besides gradients, while they may be taken back.
         records_bare: whether tasks that `run_bare` runs can be recorded.
         streams: those of accelerators, on which tasks run; None: there are none.
+        inside: calls its first argument as tasks are run; the second returns all tasks in the order in which they ran
+            or are going to.
     """
 
     graph: Graph
@@ -113,6 +115,7 @@ class Runner(Protocol):
     changes: CodeChanges = CodeChanges()
     records_bare: bool = False
     streams: TaskStreams | None = None
+    inside: Callable[[Callable[[], None], Callable[[], Sequence[int]]], None]
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
@@ -172,10 +175,6 @@ class Runner(Protocol):
     def retain_inputs(self) -> None:
         """Make the tensors of `inputs=` retain their gradients: the backward begins. Does nothing a second time."""
 
-    def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-        """Calls something as tasks are run. `order` gives all tasks in the order in which they ran or are going to."""
-        body()
-
     def pass_by(self) -> None:
         """No task of the backward was to run, for `inputs=` are not reached: what happens to the root all the same. To
         be called `inside`."""
@@ -192,40 +191,6 @@ class Runner(Protocol):
 
     def failed(self, task: Task) -> None:
         """The task has raised: says what else is known of that."""
-
-    @property
-    def callbacks_left(self) -> int:
-        """See `CodeChanges`."""
-        return self.changes.callbacks_left
-
-    def begin(self, entry: Ran) -> None:
-        """See `CodeChanges`."""
-        self.changes.begin(entry)
-
-    def end(self, entry: Ran) -> None:
-        """See `CodeChanges`."""
-        self.changes.end(entry)
-
-    def why_not_back(self, entry: Ran) -> str | None:
-        """See `CodeChanges`."""
-        return self.changes.why_not_back(entry)
-
-    @property
-    def why_end_stays(self) -> str | None:
-        """See `CodeChanges`."""
-        return self.changes.why_end_stays
-
-    def undo_end(self) -> None:
-        """See `CodeChanges`."""
-        self.changes.undo_end()
-
-    def reopen(self, callbacks: int, another: bool) -> None:
-        """See `CodeChanges`."""
-        self.changes.reopen(callbacks, another)
-
-    def retaining(self) -> dict[int, list[ref[Tensor]]]:
-        """See `CodeChanges`."""
-        return self.changes.retaining()
 
 
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves

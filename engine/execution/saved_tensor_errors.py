@@ -118,7 +118,10 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
                 "what to do: compute the loss again, or pass retain_graph=True to the earlier backward"
             )
         return
-    names = [_variable(graph, edge) for edge in crossings[:_MOST_SHOWN]]
+    names = [
+        _in_frames(graph, edge) or _held_elsewhere(graph.nodes[edge.next_task], edge.input)
+        for edge in crossings[:_MOST_SHOWN]
+    ]
     for name, edge in zip(names, crossings, strict=False):
         yield (
             f"{told_apart(graph, edge.task)} takes {f'{name}, ' if name else ''}"
@@ -191,11 +194,6 @@ def _keeps(graph: Graph, task_id: int) -> bool:
     """Whether the task's node is seen to keep something."""
     node = graph.nodes[task_id]
     return not hides_saved(node) and holds_saved(node)
-
-
-def _variable(graph: Graph, edge: Edge) -> str | None:
-    """What the program calls the tensor of this edge, or one that was made of it by tasks that keep nothing."""
-    return _in_frames(graph, edge) or _held_elsewhere(graph.nodes[edge.next_task], edge.input)
 
 
 def _held_elsewhere(node: Node, number: int) -> str | None:

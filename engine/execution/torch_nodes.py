@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import is_
@@ -32,7 +31,7 @@ from ...inspector.torch_private.saved_variables import (
 from ...inspector.torch_private.thread_state import unobserved, without_torch_function
 from .accumulate_grad import accumulate
 from .accumulation_rule import Accumulate
-from .backward_arguments import BackwardCall, as_inputs, needed_tasks, retain_gradients, root_gradients
+from .backward_arguments import BackwardCall, expect_inputs, needed_tasks, retain_gradients, root_gradients
 from .fast_loop import BareLoop, BareTasks
 from .find_hooks import HookWatch, look_is_cheap
 from .graph_task import GraphTask
@@ -108,6 +107,7 @@ class TaskRunner(Runner):
     ) -> None:
         self.streams = streams
         self.graph_task = GraphTask(graph, needed, keep_graph, create_graph, streams)
+        self.inside = self.graph_task.run
         self.takes = all_taken(graph)
         self.records_bare = all(map(is_, self.takes, [task.inputs for task in graph.tasks]))  # no `grad_dtype`
         self.graph = self._graph = graph
@@ -131,7 +131,8 @@ class TaskRunner(Runner):
             NotImplementedError: what would not be done as PyTorch does it.
         """
         outputs, keep_graph, create_graph = call.outputs, bool(call.keep_graph), bool(call.create_graph)
-        limits = None if call.limits is None else as_inputs(call.limits)
+        if (limits := call.limits) is not None:
+            expect_inputs(limits)
         refuse_surroundings()
         graph = graph_of(outputs).owned()
         needed = None if limits is None else needed_tasks(graph, limits)
@@ -263,10 +264,6 @@ class TaskRunner(Runner):
         limits, self._limits = self._limits, ()
         retain_gradients(limits)
 
-    def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-        with nullcontext() if self.streams is None else self.streams.entered():
-            self.graph_task.run(body, order)
-
     def pass_by(self) -> None:
         """The engine looks at a root that is the only one before it finds that nothing is needed (engine.cpp,
         evaluate_function): hooks of its tensor run, and its gradient is retained."""
@@ -329,7 +326,8 @@ class TaskRunner(Runner):
             self.memory.start(task.id, gradients)
         if task.kind in APPLIED:
             return list(by_edge(task, node, call_node(node, gradients)))
-        if not self.graph_task.wants_any_of(task.id):
+        needed = self._needed
+        if needed is not None and not any(edge.next_task in needed for edge in self._graph.out_edges[task.id]):
             return [None] * len(node.next_functions)  # as C++ nodes ask, task_should_compute_output
         return list(call_node(node, gradients))
 

@@ -12,7 +12,7 @@ from ...inspector.graph.source_lines import warn
 from ..execution.find_hooks import no_hooks
 from ..schedule.policy import HEAP, Policy, following
 from .lower_bound import lower_bound
-from .order_cache import fingerprint, forget_kept, forget_orders, forget_turns
+from .order_cache import fingerprint, forget_kept
 from .policy_orders import PlannedOrder, planned_order
 from .scheduling_problem import Problem
 
@@ -133,6 +133,4 @@ def forget_plans() -> None:
     """Clear the caches of graphs, orders and plans."""
     forget_graphs()
     forget_kept()
-    forget_orders()
-    forget_turns()
     _plans.clear()

@@ -106,11 +106,6 @@ def keep_order(key: Hashable, order: KeptOrder) -> None:
     _orders.put(key, order)
 
 
-def forget_orders() -> None:
-    """None is kept any more."""
-    _orders.clear()
-
-
 def facts_of_each(nodes: Sequence[Node]) -> list[tuple[Any, ...]]:
     """Return the facts that decide on a plan besides kinds and edges: whether hooks packed saved tensors (a plan
     does not know that the task frees those), and the inputs' metadata. Call it before the backward frees them."""
@@ -132,11 +127,6 @@ def kept_plan(
 ) -> tuple[int, ...]:
     """Return the cached plan of this policy for such a graph after these tasks, or let the planner make one."""
     return _plans.of((name, fingerprint(problem), tuple(ran)), lambda: tuple(planner(problem, ran)))
-
-
-def forget_kept() -> None:
-    """None is kept any more."""
-    _plans.clear()
 
 
 def fingerprint(problem: Problem) -> Hashable:
@@ -180,8 +170,10 @@ def keep_turns(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> N
         found.put(name, tuple(order))
 
 
-def forget_turns() -> None:
-    """None is kept any more."""
+def forget_kept() -> None:
+    """No order or plan is kept any more."""
+    _orders.clear()
+    _plans.clear()
     _turns.clear()
 
 

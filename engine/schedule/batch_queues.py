@@ -16,35 +16,23 @@ Together = Callable[[int], Sequence[int]]
 """By task those that are to run with it, itself among them; empty for one that runs by itself."""
 
 
-class _Missing:
-    """Of each group how many tasks are not ready."""
-
-    def __init__(self, together: Together) -> None:
-        self._together = together
-        self._left: dict[int, int] = {}  # by the group's first task
-
-    def copy(self) -> _Missing:
-        found = _Missing(self._together)
-        found._left = dict(self._left)
-        return found
-
-    def arrive(self, task_id: int) -> Sequence[int]:
-        """The task got ready: what may run now, which is nothing while others of its group are missing."""
-        group = self._together(task_id)
-        if not group:
-            return (task_id,)
-        left = self._left.pop(group[0], len(group)) - 1
-        if left:
-            self._left[group[0]] = left
-            return ()
-        return group
-
-
 class _Grouped:
-    """A queue in which some tasks run together."""
+    """A queue in which some tasks run together: each is held back until all of them are ready."""
 
     _arrivals: dict[int, int]
     _together: Together
+    _missing: dict[int, int]  # by the group's first task how many of it are not ready
+
+    def _complete(self, task_id: int) -> Sequence[int]:
+        """The task got ready: return what may run now, which is nothing while others of its group are missing."""
+        group = self._together(task_id)
+        if not group:
+            return (task_id,)
+        missing = self._missing.pop(group[0], len(group)) - 1
+        if missing:
+            self._missing[group[0]] = missing
+            return ()
+        return group
 
     def next_step(self, ask: bool = True) -> list[int]:
         """The tasks that run next, at one moment: the first, and those that run with it, if they are ready."""
@@ -70,13 +58,13 @@ class HoldingQueue(KeyedQueue, _Grouped):
         super().__init__(graph, policy)
         self.graph = graph
         self._together = together
-        self._missing = _Missing(together)
+        self._missing = {}
         self._held: dict[int, tuple[Key, int]] = {}
 
     def push(self, task_id: int) -> Key:
         key = sort_key(self._policy, self._graph, task_id, self._arrive(task_id))
         self._held[task_id] = key, task_id
-        self.let_go(self._missing.arrive(task_id))
+        self.let_go(self._complete(task_id))
         return key
 
     def choose(self) -> int:
@@ -109,7 +97,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
     def copy(self, order: Sequence[int] | None = None) -> Self:
         found = super().copy(order)
         found._held = dict(self._held)
-        found._missing = self._missing.copy()
+        found._missing = dict(self._missing)
         return found
 
     def entries(self) -> list[ReadyTask]:
@@ -130,12 +118,12 @@ class HoldingChoiceQueue(ChoiceQueue, _Grouped):
         super().__init__(graph, choice, order)
         self.graph = graph
         self._together = together
-        self._missing = _Missing(together)
+        self._missing = {}
         self._held: set[int] = set()
 
     def push(self, task_id: int) -> None:
         self._held.add(task_id)
-        self._held.difference_update(self._missing.arrive(task_id))
+        self._held.difference_update(self._complete(task_id))
         super().push(task_id)
 
     def remove(self, task_id: int) -> None:
@@ -155,7 +143,7 @@ class HoldingChoiceQueue(ChoiceQueue, _Grouped):
     def copy(self, order: Sequence[int] | None = None) -> Self:
         found = super().copy(order)
         found._held = set(self._held)
-        found._missing = self._missing.copy()
+        found._missing = dict(self._missing)
         return found
 
     def _offered(self) -> Collection[int]:

@@ -35,11 +35,10 @@ _KNOWN = (POST_BACKWARD, "RegisterPreBackwardFunctionBackward")
 def unknown_task(graph: Graph) -> Task | None:
     """A task of `fully_shard`'s own of which nobody here knows what has to run before it; None if there is none."""
     functions = (task for task in graph.tasks if task.kind is Kind.FUNCTION and task.name not in _KNOWN)
-    return next((task for task in functions if graph.nodes and _is_of_package(graph, task)), None)
-
-
-def _is_of_package(graph: Graph, task: Task) -> bool:
-    return function_of(cast(BackwardCFunction, graph.nodes[task.id])).__module__.startswith(_PACKAGE)
+    for task in functions if graph.nodes else ():
+        if function_of(cast(BackwardCFunction, graph.nodes[task.id])).__module__.startswith(_PACKAGE):
+            return task
+    return None
 
 
 def has_stages(graph: Graph) -> bool:

@@ -199,7 +199,7 @@ class Past:
         self._graph: Graph = runner.graph
         self.branches = Branches(budget_bytes)
         self.history = self._new_history(budget_bytes, ())
-        self.history.retaining = runner.retaining()
+        self.history.retaining = runner.changes.retaining()
         self.begins = why
         runner.frees = False
 
@@ -213,11 +213,11 @@ class Past:
         """A task is going to run: notes what it finds."""
         history, runner = self.history, self._runner
         self.branches.go_on(len(self._order), task_id, history.edits)
-        entry = Ran(task_id, by_hand, runner.callbacks_left, Waited(buffer.waiting()))
+        entry = Ran(task_id, by_hand, runner.changes.callbacks_left, Waited(buffer.waiting()))
         got = self._graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
         with without_torch_function():
             history.begin(entry, runner.leaf(task_id) if got else None)
-            runner.begin(entry)
+            runner.changes.begin(entry)
             entry.random = random_states(self._graph.devices)
         return entry
 
@@ -229,10 +229,10 @@ class Past:
                 entry.random = None
             for grad in entry.grads:
                 grad.leave()
-            self._runner.end(entry)
+            self._runner.changes.end(entry)
             self.history.end(entry)
         self._runner.spend(self._graph.tasks[entry.task])
-        why = self._runner.why_not_back(entry)
+        why = self._runner.changes.why_not_back(entry)
         if why is not None:
             self.free_ran()
             place = self._order.index(entry.task) if entry.task in self._order else len(self._order)

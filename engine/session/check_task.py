@@ -325,7 +325,8 @@ class _Comparison:
                 self._is_right_but_here(here, gradients, off, nearby, max(near_off))
                 return
         if any(each > ALLOWED for each in near_off):
-            self._is_wrong(nearby, near_gradients, near_returned)
+            self._findings.faults += self._named(nearby, near_gradients, near_returned)
+            self._findings.notes.append(self._how(nearby, ""))
             return
         raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{self._not_finite()}")
 
@@ -444,10 +445,6 @@ class _Comparison:
                     f"(where the incoming gradient is {incoming})"
                 ]
         return []
-
-    def _is_wrong(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> None:
-        self._findings.faults += self._named(at, gradients, returned)
-        self._findings.notes.append(self._how(at, ""))
 
     def _is_right(self, at: FiniteDifferences, off: float, where: str) -> None:
         takes_each_element = at.takes_each_element and not self.ctx_changes  # gradcheck runs a backward several times

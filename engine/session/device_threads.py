@@ -25,7 +25,7 @@ from ..schedule.device_queues import devices_in_order, why_still
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops
-from .engine_thread import HEARS_SIGNALS_S, NEVER, NEXT, Abandoned, Worker
+from .engine_thread import HEARS_SIGNALS_S, NEXT, Abandoned, Worker
 from .native_engine import Plan, Watch
 from .native_stepping import NativeBackward
 
@@ -114,11 +114,6 @@ class Lanes(Worker):
     def prefer(self, task_id: int) -> None:
         """Of the tasks that are held this one is the current one."""
         self._stopped_before = task_id
-
-    def edit_at(self, task_id: int, gradients: tuple[Tensor | None, ...]) -> None:
-        """At a stop: a task that is held gets these."""
-        lane = self.lane_of(task_id)
-        lane.edited = lane.gradients = gradients
 
     def go_on(self) -> None:
         self.stay_last()
@@ -253,7 +248,7 @@ class Lanes(Worker):
             self._stopped_before = task_id
             self.stopped = None if task_id == self.until else stop
             self.until = NEXT
-        return self.until == NEXT or self.stop_asked
+        return self.until == NEXT or self.stops.stop_asked
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:
@@ -294,7 +289,8 @@ class LanesBackward(NativeBackward):
         return tuple(lane.gradients or ()) if lane.held == task.id else None
 
     def edit(self, task: Task, gradients: tuple[Tensor | None, ...]) -> None:
-        self.worker.edit_at(task.id, gradients)
+        lane = self.worker.lane_of(task.id)
+        lane.edited = lane.gradients = gradients
 
     def next_on(self, device: str) -> Task:
         if not self.worker.begun:
@@ -325,13 +321,13 @@ class LanesBackward(NativeBackward):
             )
         super().follow(policy, planned)
 
-    def run_until(self, until: int) -> None:
+    def run_until(self, last: int | None) -> None:
         self.worker.chosen = None
-        if until != NEVER and not self.worker.begun:
+        if last is not None and not self.worker.begun:
             self.stopped_at()
-        if until in self.worker.held:
-            self.worker.prefer(until)
-        super().run_until(until)
+        if last in self.worker.held:
+            self.worker.prefer(last)
+        super().run_until(last)
 
     def _go_on(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():

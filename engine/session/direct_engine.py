@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
@@ -65,7 +66,6 @@ class DirectBackward:
         past: the history by which tasks can be taken back; None: there is none.
         consumed: by task its input buffer, if buffers are never released.
         over: the reason why no step is possible any more.
-        stop_asked: whether a run is to return before the next task.
         elapsed_ns: the time spent running.
     """
 
@@ -106,7 +106,6 @@ class DirectBackward:
         self._given = runner.roots  # as long as the call of backward() would hold them
         self.elapsed_ns = 0
         self.over: str | None = None
-        self.stop_asked = False
         self._bare_records: dict[int, BareRecord] = {}  # by thread
         self._hooks = runner.hook_watch()
 
@@ -225,7 +224,7 @@ class DirectBackward:
 
         def body() -> None:
             self.runner.retain_inputs()
-            _run_next(self, task_id, hooks=True, by_hand=by_hand, last=last)
+            self.execute(task_id, hooks=True, by_hand=by_hand, last=last)
 
         self.stops.stopped = None
         self.inside(body, ends=True)
@@ -249,11 +248,11 @@ class DirectBackward:
             apart = () if self.groups is None else self.groups.tasks
             until = frozenset(apart if last is None else (*apart, last))
             queue, whole = self.queue, not self.order
-            while queue and not self.stop_asked:
+            while queue and not stops.stop_asked:
                 if bare and watch is not None and self.is_plain:
                     self.runner.run_bare(self, until, watch)
                     queue = self.queue
-                    if not queue or self.stop_asked:
+                    if not queue or stops.stop_asked:
                         break
                     if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # made meanwhile
                         stops.stopped = stop
@@ -261,12 +260,12 @@ class DirectBackward:
                 task_id = queue.choose()
                 if task_id == last:
                     return
-                _run_next(self, task_id, ask or (watch is not None and watch.registered()), last=last)
+                self.execute(task_id, ask or (watch is not None and watch.registered()), last=last)
                 if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
                     stops.stopped = stop
                     return
-            if self.stop_asked and queue:
-                stops.stopped = Stop("asked", None, None, "stop() was called")
+            if stops.stop_asked and queue:
+                stops.stopped = stops.asked()
             elif whole and watch is not None and type(queue) is KeyedQueue:
                 keep_turns(self.graph, self.policy, self.order)
 
@@ -274,7 +273,7 @@ class DirectBackward:
         try:
             self.inside(body, ends=True)
         finally:
-            self.stop_asked = False
+            self.stops.stop_asked = False
 
     @property
     def is_plain(self) -> bool:
@@ -300,7 +299,7 @@ class DirectBackward:
         return record
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """Return the stop that ends a run here; see `SessionBase.stop_here`."""
+        """Return the stop that ends a run here; see `Verbs.stop_here`."""
         if self.over is not None:
             return None
         if not len(self.queue):
@@ -346,44 +345,38 @@ class DirectBackward:
         self.runner.finish(again=self.past is not None)
         self._let_go_at_end()
 
-    def run_apart(self, why: Callable[[str], str]) -> None:
-        """Run each task by itself from now on. `why` makes the sentence from the name of a task."""
-        if (groups := self.groups) is not None:
-            self.inside(lambda: groups.give_up_all(self, why))
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
+        """Run a task as engine.cpp's evaluate_function does, and the tasks that run as one with it, except `last`.
 
-    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None:
-        """Runs one task as engine.cpp's evaluate_function does. Not looking for hooks saves most of the time."""
-        streams = self.runner.streams
-        if streams is None or not streams.several:
-            self._execute(task_id, hooks, by_hand)
-        else:
-            with on_stream(streams.of_task(task_id)):
-                self._execute(task_id, hooks, by_hand)
-
-    def _execute(self, task_id: int, hooks: bool, by_hand: bool) -> None:
-        past, recorder, memory = self.past, self.recorder, self.runner.memory
+        Not looking for hooks saves most of the time.
+        """
+        if self.groups is not None and task_id in self.groups:
+            self.groups.execute(self, task_id, hooks, by_hand, last)
+            return
+        past, recorder, memory, streams = self.past, self.recorder, self.runner.memory, self.runner.streams
         buffer = self.buffers.by_task.pop(task_id)
         self.queue.remove(task_id)
         try:
-            entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
-            if memory is not None:
-                memory.begin(task_id)
-            if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
-                self.consumed[task_id] = buffer.waiting()
-            gradients = buffer.take()
-            if memory is not None:
-                memory.summed(task_id)
-            if recorder is not None:
-                recorder.start(task_id, gradients, by_hand)
-            on_end = None if recorder is None else recorder.end
-            outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
-            self.order.append(task_id)
-            for edge in self.graph.out_edges[task_id]:
-                self.deliver(edge, outputs, entry)
-            outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
-            outputs.clear()
-            if past is not None and entry is not None:
-                past.end_task(entry)
+            with nullcontext() if streams is None or not streams.several else on_stream(streams.of_task(task_id)):
+                entry = None if past is None else past.begin_task(task_id, buffer, by_hand)
+                if memory is not None:
+                    memory.begin(task_id)
+                if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
+                    self.consumed[task_id] = buffer.waiting()
+                gradients = buffer.take()
+                if memory is not None:
+                    memory.summed(task_id)
+                if recorder is not None:
+                    recorder.start(task_id, gradients, by_hand)
+                on_end = None if recorder is None else recorder.end
+                outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
+                self.order.append(task_id)
+                for edge in self.graph.out_edges[task_id]:
+                    self.deliver(edge, outputs, entry)
+                outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+                outputs.clear()
+                if past is not None and entry is not None:
+                    past.end_task(entry)
         except BaseException as error:
             self.fail(error, task_id)
             raise
@@ -444,7 +437,7 @@ class DirectBackward:
     def close(self) -> None:
         """End the backward after the running task."""
         self.over = self.over or "closed"
-        self.stop_asked = True
+        self.stops.stop_asked = True
 
     def let_go(self) -> None:
         """Release the input buffers and the graph's nodes, once it is over. An interrupt may come in between: it may be
@@ -472,15 +465,6 @@ class DirectBackward:
         for task_id in list(self.consumed):  # in the order in which they ran
             del self.consumed[task_id]
         self._given.clear()
-
-
-def _run_next(
-    backward: DirectBackward, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None
-) -> None:
-    if backward.groups is not None and task_id in backward.groups:
-        backward.groups.execute(backward, task_id, hooks, by_hand, last)
-    else:
-        backward.execute(task_id, hooks, by_hand)
 
 
 def _why_not(backward: DirectBackward, task_id: int) -> str:

@@ -25,14 +25,12 @@ from ..planning.scheduling_problem import Problem
 from ..recording.batch_report import Batches
 from ..recording.run import Run
 from ..recording.statistics import Level
-from ..recording.task_records import Trace
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
 from ..schedule.device_queues import DeviceQueues, Queues, why_still
-from ..schedule.policy import AnyPolicy, Choice, Policy, policy_name
+from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .batching.run_batches import AnyBatch, check_batch
 from .branches import Branch
-from .breakpoints.breakpoints import Stop
 from .compare_branches import BranchComparison
 from .direct_engine import DirectBackward
 from .session import SessionTurn, one_at_a_time
@@ -44,93 +42,7 @@ if TYPE_CHECKING:
 
 
 @verbs_end_where_called
-class GoesBack(Verbs):
-    """The part of a `Stepper` that takes tasks back: hands each verb to its rewinder."""
-
-    _rewinder: Rewinder
-
-    @property
-    def history(self) -> History | None:
-        """What going back takes (`nbytes`), and how far one can go (`reach`); None where no history is kept."""
-        return self._rewinder.history
-
-    @property
-    def branches(self) -> tuple[Branch, ...]:
-        """The ways in which the session went, the current one included. Empty without a history."""
-        return self._rewinder.branches
-
-    @one_at_a_time
-    def keep_history(self, budget_bytes: int | str = BUDGET_BYTES) -> None:
-        """From here on tasks can be taken back. Does nothing where they can already.
-
-        Args:
-            budget_bytes: for gradients, a number or "2GiB": beyond it the oldest are computed again when needed.
-        """
-        self._rewinder.keep(budget_bytes)
-
-    @one_at_a_time
-    def forget(self) -> None:
-        """Lets go all that is kept for going back: from here on one can go back to here. Branches go, too."""
-        self._rewinder.forget()
-
-    @one_at_a_time
-    def back(self, count: int = 1) -> Task | None:
-        """Takes so many tasks back. Returns the current task.
-
-        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were,
-        and so is what hooks and custom Functions keep in Python (`HookState`), and the buffers that a checkpointed
-        region writes when it is computed again: each call of a hook finds what it found before. What was edited before
-        the task that is now the current one stays edited (`restore` undoes that); later edits are undone. Callbacks for
-        the end of the backward run at each end.
-
-        Known limitations. What hooks and custom Functions did besides (printed, wrote) stays done, and is done again
-        when their tasks run again.
-
-        Raises:
-            ValueError: not so many tasks can be taken back.
-            RuntimeError: a .grad was changed by something else since, which would be lost; no history is kept, or the
-                session is over.
-        """
-        return self._rewinder.back(count)
-
-    @one_at_a_time
-    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
-        """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
-        parted. Returns the current task. What was taken back of the current branch is kept until something else runs.
-
-        Raises:
-            ValueError: the task can't be reached: it is not going to run, or ran before the history begins; there is no
-                such branch.
-            RuntimeError: no history is kept, or the session is over.
-        """
-        if branch is not None:
-            return self._rewinder.go_to_branch(branch)
-        if task is None:
-            raise ValueError("goto() where? Give a task, or branch=")
-        return self._rewinder.go_to(self._task(task).id)
-
-    @one_at_a_time
-    def restore(self, task: AnyTask | None = None) -> None:
-        """Puts the gradients that came to a task into its buffer again, the current task if none is given.
-
-        Raises:
-            ValueError: they were not edited.
-            RuntimeError: no history is kept, or the session is over.
-        """
-        self._rewinder.restore(None if task is None else self._task(task).id)
-
-    @one_at_a_time
-    def compare_branches(self, footprints: Footprints | None = None) -> BranchComparison:
-        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
-
-        Args:
-            footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
-        """
-        return self._rewinder.compare(footprints)
-
-
-@verbs_end_where_called
-class Stepper(GoesBack):
+class Stepper(Verbs):
     """A backward that runs one task at a time, when told to. `ts.debug(loss)` makes one.
 
     Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
@@ -205,7 +117,13 @@ class Stepper(GoesBack):
         if queues is not None:
             expect_choice(queues, get_args(Queues), "queues")
         call = BackwardCall.of(tensors)
-        runner = runner_of(call, measuring)
+        runner: Runner
+        if isinstance(call.tensors, HipsTape):
+            from .hips.runner import HipsRunner  # which needs the package autograd
+
+            runner = HipsRunner.of(call, call.tensors, measuring)
+        else:
+            runner = TaskRunner.of(call, measuring)
         self._keep_graph = keep_graph = runner.keep_graph
         problem = Problem(runner.graph, None, runner.needed, keep_graph=keep_graph, may_ask=True)
         self.accumulation, self._batch = accumulation, batch
@@ -238,10 +156,6 @@ class Stepper(GoesBack):
         """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival. With a
         queue per device all of them, in the order in which the devices would start the tasks."""
         return self._backward.queue.entries()
-
-    @property
-    def queues(self) -> Queues:
-        return self._queues
 
     @property
     def current(self) -> Task | None:
@@ -287,26 +201,8 @@ class Stepper(GoesBack):
         """
         return self.waiting(self._picked(None))
 
-    @property
-    def policy(self) -> str:
-        """The policy's name. Another policy may be set at any stop: it takes over the queue."""
-        return policy_name(self._backward.policy)
-
-    @policy.setter
-    @one_at_a_time
-    def policy(self, policy: AnyPolicy) -> None:
-        self._backward.follow(self._bound(find_policy(policy), self.order))
-
-    @property
-    def picks(self) -> Policy | Choice:
-        """The policy itself, bound to this graph."""
-        return self._backward.policy
-
-    @property
-    def trace(self) -> Trace | None:
-        """What has been recorded so far."""
-        recorder = self._backward.recorder
-        return None if recorder is None else recorder.trace()
+    def _follow(self, policy: Policy | Choice) -> None:
+        self._backward.follow(self._bound(policy, self.order))
 
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
         """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
@@ -355,12 +251,6 @@ class Stepper(GoesBack):
         self._step()
         return self.order[ran:]
 
-    @one_at_a_time
-    def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
-        self._backward.run_until(None)
-        return self.result()
-
     def result(self) -> Run:
         """What has run so far."""
         policy, order = self.picks, tuple(self.order)
@@ -377,21 +267,85 @@ class Stepper(GoesBack):
             note=note_on(policy),
         )
 
+    @property
+    def history(self) -> History | None:
+        """What going back takes (`nbytes`), and how far one can go (`reach`); None where no history is kept."""
+        return self._rewinder.history
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The ways in which the session went, the current one included. Empty without a history."""
+        return self._rewinder.branches
+
     @one_at_a_time
-    def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
-        the current task.
+    def keep_history(self, budget_bytes: int | str = BUDGET_BYTES) -> None:
+        """From here on tasks can be taken back. Does nothing where they can already.
+
+        Args:
+            budget_bytes: for gradients, a number or "2GiB": beyond it the oldest are computed again when needed.
+        """
+        self._rewinder.keep(budget_bytes)
+
+    @one_at_a_time
+    def forget(self) -> None:
+        """Lets go all that is kept for going back: from here on one can go back to here. Branches go, too."""
+        self._rewinder.forget()
+
+    @one_at_a_time
+    def back(self, count: int = 1) -> Task | None:
+        """Takes so many tasks back. Returns the current task.
+
+        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were,
+        and so is what hooks and custom Functions keep in Python (`HookState`), and the buffers that a checkpointed
+        region writes when it is computed again: each call of a hook finds what it found before. What was edited before
+        the task that is now the current one stays edited (`restore` undoes that); later edits are undone. Callbacks for
+        the end of the backward run at each end.
+
+        Known limitations. What hooks and custom Functions did besides (printed, wrote) stays done, and is done again
+        when their tasks run again.
 
         Raises:
-            ValueError: it has run, or is not going to.
+            ValueError: not so many tasks can be taken back.
+            RuntimeError: a .grad was changed by something else since, which would be lost; no history is kept, or the
+                session is over.
         """
-        self._backward.run_to(self._task(task).id)
-        return self.current
+        return self._rewinder.back(count)
 
-    def stop(self) -> None:
-        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
-        another thread or a signal's handler."""
-        self._backward.stop_asked = True
+    @one_at_a_time
+    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
+        """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
+        parted. Returns the current task. What was taken back of the current branch is kept until something else runs.
+
+        Raises:
+            ValueError: the task can't be reached: it is not going to run, or ran before the history begins; there is no
+                such branch.
+            RuntimeError: no history is kept, or the session is over.
+        """
+        if branch is not None:
+            self._rewinder.go_to_branch(branch)
+            return self._backward.current
+        if task is None:
+            raise ValueError("goto() where? Give a task, or branch=")
+        return self._rewinder.go_to(self._task(task).id)
+
+    @one_at_a_time
+    def restore(self, task: AnyTask | None = None) -> None:
+        """Puts the gradients that came to a task into its buffer again, the current task if none is given.
+
+        Raises:
+            ValueError: they were not edited.
+            RuntimeError: no history is kept, or the session is over.
+        """
+        self._rewinder.restore(None if task is None else self._task(task).id)
+
+    @one_at_a_time
+    def compare_branches(self, footprints: Footprints | None = None) -> BranchComparison:
+        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
+
+        Args:
+            footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
+        """
+        return self._rewinder.compare(footprints)
 
     def close(self) -> None:
         """Ends the session; lets the waiting gradients and the graph's nodes go. Does nothing a second time.
@@ -403,17 +357,6 @@ class Stepper(GoesBack):
 
     def _let_go(self) -> None:
         self._backward.let_go()
-
-    def stop_here(self, wait: bool = True) -> Stop | None:
-        return None if self.over is not None else self._stop_here(wait)
-
-    @one_at_a_time
-    def _stop_here(self, wait: bool) -> Stop | None:
-        return self._backward.stop_here(wait)
-
-    def _stop_asked(self) -> bool:
-        asked, self._backward.stop_asked = self._backward.stop_asked, False
-        return asked
 
     def _picked(self, task: AnyTask | None) -> int:
         return self._backward.pick(None if task is None else self._task(task).id)
@@ -440,12 +383,3 @@ def run_measured(
         measurement.end()
         trees = [batch.tasks for batch in run.batches or () if batch.kind == "tree"]
         return run.with_memory(measurement.results(trees), predicts=not run.batches)
-
-
-def runner_of(call: BackwardCall, measuring: Measuring | None = None) -> Runner:
-    """The nodes below the tensors or of the tape, ready to run. Raises what `Stepper` does."""
-    if isinstance(call.tensors, HipsTape):
-        from .hips.runner import HipsRunner  # which needs the package autograd
-
-        return HipsRunner.of(call, call.tensors, measuring)
-    return TaskRunner.of(call, measuring)

@@ -114,7 +114,6 @@ class Worker(Watch):
         stops: the breakpoints and watchpoints.
         stopped: at a stop what made it, where it was one of these.
         until: the task before which it stops, or NEXT or NEVER.
-        stop_asked: whether it stops before whichever comes next, in any case.
         begun: whether its thread was seen to run.
         gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
         reports: None at each stop; at the end a tuple with what was raised, or nothing.
@@ -130,7 +129,6 @@ class Worker(Watch):
         self.stops = stops
         self.stopped: Stop | None = None
         self.until = NEVER
-        self.stop_asked = False
         self.begun = False
         self.numbering = Numbering() if call.create_graph else None
         self.gradients: Gradients | None = None
@@ -248,7 +246,7 @@ class Worker(Watch):
 
     def _queues(self, plan: Plan) -> AbstractContextManager[object]:
         """What the engine has for queues meanwhile."""
-        return one_queue(plan)
+        return one_queue(plan.devices != {"cpu"})
 
     def _run(self) -> None:
         call, plan = self._call, self._plan
@@ -284,7 +282,7 @@ class Worker(Watch):
 
     def _passes(self, task_id: int) -> bool:
         """Whether it runs on: a run never stops before the task at which it begins."""
-        asked = self.stop_asked or self.until in (NEXT, task_id)
+        asked = self.stops.stop_asked or self.until in (NEXT, task_id)
         return not asked and (self.stopped is None or not self.order)
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:

@@ -206,7 +206,7 @@ def run_native(
             return elapsed_ns
 
     try:
-        with one_queue(plan) if queues == "one" else nullcontext():
+        with one_queue(queues == "one" and plan.devices != {"cpu"}):
             elapsed_ns = timed() if pin is None else pin.during(timed)
     except Exception as error:
         if watch is not None:
@@ -240,9 +240,9 @@ def is_engines_own(policy: Policy | Choice) -> bool:
     return key is POLICIES["heap"].key and sys.platform == "linux" and not pins_open()
 
 
-def one_queue(plan: Plan) -> AbstractContextManager[object]:
+def one_queue(has_several: bool) -> AbstractContextManager[object]:
     """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
-    return nullcontext() if plan.devices == {"cpu"} else torch.autograd.set_multithreading_enabled(False)
+    return torch.autograd.set_multithreading_enabled(False) if has_several else nullcontext()
 
 
 def explain(error: Exception, graph: Graph, freed: Node | None, since: int | None) -> None:
@@ -439,7 +439,9 @@ class Watch:
             self.memory.end(task_id, outputs)
         if self.recorder is not None:
             if self._tensor_hooks is not None and not self._tensor_hooks.quiet:
-                self._note_after(task_id)
+                if self.graph.tasks[task_id].is_leaf:
+                    self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))
+                self._note("post", _all_hooks(self._handles[task_id][1]).values())
             self.recorder.end(outputs)
         with self._lock:
             self.order.append(task_id)
@@ -454,12 +456,6 @@ class Watch:
         if self.graph.tasks[task_id].is_leaf:
             self._note("tensor", leaf_hooks(leaf_of(self.graph.nodes[task_id])))
         self._note("pre", _all_hooks(self._handles[task_id][0]).values())
-
-    def _note_after(self, task_id: int) -> None:
-        """Tells the recorder of those that have run after it."""
-        if self.graph.tasks[task_id].is_leaf:
-            self._note("post_accumulate", post_accumulate_hooks(leaf_of(self.graph.nodes[task_id])))
-        self._note("post", _all_hooks(self._handles[task_id][1]).values())
 
     def _note(self, kind: str, hooks: Collection[Any]) -> None:
         """Tells the recorder of the user's hooks."""

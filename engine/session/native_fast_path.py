@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from heapq import heappop, heappush
 from weakref import ref
@@ -46,7 +46,7 @@ from ..schedule.device_queues import Queues
 from ..schedule.fsdp_stages import has_stages
 from ..schedule.greedy_order import chosen_order
 from ..schedule.policy import Choice, Policy, following
-from .native_engine import DISTURBED, Plan, explain, is_engines_own, run_native
+from .native_engine import DISTURBED, Plan, explain, is_engines_own, one_queue, run_native
 from .rank_agreement import in_group
 
 _LOOKED_AT = 50  # nodes, among which the first that saved something is looked for
@@ -80,7 +80,7 @@ def _in_own_order(call: BackwardCall) -> Run:
     freed = _spent_or_freed(_first_of(roots))
     since = backward_begins()
     try:
-        with _one_queue():
+        with one_queue(torch.accelerator.is_available()):
             started_ns = time.perf_counter_ns()
             call.run()
             elapsed_ns = time.perf_counter_ns() - started_ns
@@ -100,7 +100,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
         try:
-            with reading, _one_queue():
+            with reading, one_queue(torch.accelerator.is_available()):
                 reading.enter_context(collector_paused())  # torch is about to make an object of each node
                 started_ns = time.perf_counter_ns()
                 backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
@@ -243,11 +243,6 @@ def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
     than theirs where the graph only looked like the one that was planned for, and its edges don't allow it."""
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
     return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
-
-
-def _one_queue() -> AbstractContextManager[object]:
-    """For one total order, where tasks may be on accelerators; see `native.one_queue`."""
-    return torch.autograd.set_multithreading_enabled(False) if torch.accelerator.is_available() else nullcontext()
 
 
 def _spent_or_freed(nodes: Sequence[Node]) -> Node | None:

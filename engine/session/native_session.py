@@ -21,12 +21,10 @@ from ..planning.policies import find_policy, note_on, order_name
 from ..planning.simulate import schedule
 from ..recording.run import Run
 from ..recording.statistics import Level
-from ..recording.task_records import Trace
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, label_of, policy_name
 from ..schedule.ready_queue import AnyTask, PolicyError, ReadyTask
-from .breakpoints.breakpoints import Stop
-from .engine_thread import NEVER, Worker
+from .engine_thread import Worker
 from .native_engine import Plan
 from .native_stepping import NativeBackward
 from .rank_agreement import in_group
@@ -40,57 +38,7 @@ NO_HISTORY = "PyTorch's engine can't take back a task that has run, so it has no
 
 
 @verbs_end_where_called
-class OneWay(Verbs):
-    """The part of a `NativeSession` that stands where a `Stepper` goes back. `goto` can go on."""
-
-    @property
-    def history(self) -> Never:
-        """Raises NotImplementedError, as all that goes back."""
-        raise NotImplementedError(NO_HISTORY)
-
-    @property
-    def branches(self) -> tuple[()]:
-        """None, as where a `Stepper` keeps no history."""
-        return ()
-
-    def keep_history(self, budget_bytes: int | str = 0) -> Never:
-        """Refused: PyTorch's own engine takes no task back. Raises NotImplementedError."""
-        raise NotImplementedError(NO_HISTORY)
-
-    def forget(self) -> Never:
-        """Refused, as `keep_history`."""
-        raise NotImplementedError(NO_HISTORY)
-
-    def back(self, count: int = 1) -> Never:
-        """Refused, as `keep_history`."""
-        raise NotImplementedError(NO_HISTORY)
-
-    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
-        """Goes on to the moment before a task, as `run_to` does. Returns the current task.
-
-        Raises:
-            NotImplementedError: the task has run, or it is a branch.
-            ValueError: the task is not going to run.
-        """
-        if branch is None and task is None:
-            raise ValueError("goto() where? Give a task")
-        if branch is not None or task is None or self._task(task).id in self.order:
-            raise NotImplementedError(NO_HISTORY)
-        return self.run_to(task)
-
-    def restore(self, task: AnyTask | None = None) -> Never:
-        """Refused: PyTorch's own engine keeps no gradients that were replaced. Raises NotImplementedError."""
-        raise NotImplementedError(
-            "PyTorch's engine keeps no gradients that were replaced, so they can't be restored; use engine=\"direct\""
-        )
-
-    def compare_branches(self) -> Never:
-        """Refused, as `keep_history`."""
-        raise NotImplementedError(NO_HISTORY)
-
-
-@verbs_end_where_called
-class NativeSession(OneWay):
+class NativeSession(Verbs):
     """A backward of PyTorch's own engine which runs one task at a time, when told to.
 
     The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
@@ -168,10 +116,6 @@ class NativeSession(OneWay):
         state = self.over or f"{len(self._worker.ready)} ready"
         ran = len(self._worker.order)
         return f"<NativeSession under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
-
-    @property
-    def queues(self) -> Queues:
-        return self._queues
 
     @property
     def planned(self) -> Sequence[int]:
@@ -265,12 +209,6 @@ class NativeSession(OneWay):
     def _next_on(self, device: str) -> Task:
         return self._backward.next_on(device)
 
-    @one_at_a_time
-    def run(self) -> Run:
-        """Runs all tasks that are left, up to a breakpoint, to what a watchpoint finds, or as `stop` says."""
-        self._backward.run_until(NEVER)
-        return self.result()
-
     def result(self) -> Run:
         """What has run so far."""
         worker = self._worker
@@ -280,49 +218,10 @@ class NativeSession(OneWay):
         name, note = order_name(policy), note_on(policy)
         return Run(self.graph, name, "native", order, planned, worker.elapsed_ns, trace=self.trace, note=note)
 
-    @one_at_a_time
-    def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what comes before a task, which is then the current one; less where something stops it before. Returns
-        the current task.
-
-        Raises:
-            ValueError: it has run, or is not going to.
-        """
-        target = self._task(task)
-        if target.id in self._worker.order:
-            raise ValueError(f"{self._described(target)} has run already")
-        if self.needed is not None and target.id not in self.needed:
-            raise ValueError(f"{self._described(target)} is not going to run: inputs= makes it needless")
-        self._backward.run_until(target.id)
-        return self.current
-
-    def stop_here(self, wait: bool = True) -> Stop | None:
-        return None if self.over is not None else self._stop_here(wait)
-
-    @one_at_a_time
-    def _stop_here(self, wait: bool) -> Stop | None:
-        return self._backward.stop_here(wait)
-
-    def _stop_asked(self) -> bool:
-        asked, self._worker.stop_asked = self._worker.stop_asked, False
-        return asked
-
-    def stop(self) -> None:
-        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
-        another thread or a signal's handler."""
-        self._worker.stop_asked = True
-
-    @property
-    def policy(self) -> str:
-        """The policy's name. Another policy may be set at any stop: what comes after the current task goes by it."""
-        return policy_name(self._worker.policy)
-
-    @policy.setter
-    @one_at_a_time
-    def policy(self, policy: AnyPolicy) -> None:
+    def _follow(self, policy: Policy | Choice) -> None:
         worker = self._worker
         ran = worker.order if worker.taken is None else [*worker.order, worker.taken]
-        chosen = self._bound(find_policy(policy), ran)
+        chosen = self._bound(policy, ran)
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self.needed, ran, queues=self.queues)
         if planned != self.planned and in_group():
             raise PolicyError(
@@ -332,15 +231,49 @@ class NativeSession(OneWay):
         self._backward.follow(chosen, planned)
 
     @property
-    def picks(self) -> Policy | Choice:
-        """The policy itself, bound to this graph."""
-        return self._worker.policy
+    def history(self) -> Never:
+        """Raises NotImplementedError, as all that goes back."""
+        raise NotImplementedError(NO_HISTORY)
 
     @property
-    def trace(self) -> Trace | None:
-        """What has been recorded so far; None with trace=None."""
-        recorder = self._worker.recorder
-        return None if recorder is None else recorder.trace()
+    def branches(self) -> tuple[()]:
+        """None, as where a `Stepper` keeps no history."""
+        return ()
+
+    def keep_history(self, budget_bytes: int | str = 0) -> Never:
+        """Refused: PyTorch's own engine takes no task back. Raises NotImplementedError."""
+        raise NotImplementedError(NO_HISTORY)
+
+    def forget(self) -> Never:
+        """Refused, as `keep_history`."""
+        raise NotImplementedError(NO_HISTORY)
+
+    def back(self, count: int = 1) -> Never:
+        """Refused, as `keep_history`."""
+        raise NotImplementedError(NO_HISTORY)
+
+    def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
+        """Goes on to the moment before a task, as `run_to` does. Returns the current task.
+
+        Raises:
+            NotImplementedError: the task has run, or it is a branch.
+            ValueError: the task is not going to run.
+        """
+        if branch is None and task is None:
+            raise ValueError("goto() where? Give a task")
+        if branch is not None or task is None or self._task(task).id in self.order:
+            raise NotImplementedError(NO_HISTORY)
+        return self.run_to(task)
+
+    def restore(self, task: AnyTask | None = None) -> Never:
+        """Refused: PyTorch's own engine keeps no gradients that were replaced. Raises NotImplementedError."""
+        raise NotImplementedError(
+            "PyTorch's engine keeps no gradients that were replaced, so they can't be restored; use engine=\"direct\""
+        )
+
+    def compare_branches(self) -> Never:
+        """Refused, as `keep_history`."""
+        raise NotImplementedError(NO_HISTORY)
 
     def close(self) -> None:
         """Ends the session: the task that runs is the last. Lets the graph's nodes go. Does nothing a second time.

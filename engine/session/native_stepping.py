@@ -16,7 +16,7 @@ from ..recording.statistics import Level
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops
-from .engine_thread import NEXT, Worker
+from .engine_thread import NEVER, NEXT, Worker
 from .native_engine import Plan
 from .session import session_over
 
@@ -35,6 +35,7 @@ class NativeBackward:
         graph: the graph; without its nodes once it is over.
         needed: the ids of the tasks that run at all; None: all.
         stops: the breakpoints and watchpoints.
+        recorder: records the tasks; None: nothing is recorded.
         worker: the thread.
         over: why no step is possible any more.
     """
@@ -46,7 +47,7 @@ class NativeBackward:
         self.graph: Graph = plan.graph
         self.needed = plan.needed
         self._planned: Sequence[int] = plan.order
-        recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
+        self.recorder = recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
         self.worker = self._worker(call, state, plan, recorder)
         self.stops.speak_of(self.worker.order)
@@ -65,6 +66,11 @@ class NativeBackward:
     def described(self, task_id: int) -> str:
         """A task in words, with its place among those that ran and are going to, where that is known."""
         return self.graph.in_order(self.planned or self.worker.order).describe(task_id)
+
+    @property
+    def policy(self) -> Policy | Choice:
+        """The policy that picks."""
+        return self.worker.policy
 
     @property
     def order(self) -> list[int]:
@@ -97,7 +103,7 @@ class NativeBackward:
         return current
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """What stops a run here; see `SessionBase.stop_here`."""
+        """What stops a run here; see `Verbs.stop_here`."""
         if self.current is None:
             return self.stops.at_end(self.worker.order)
         found = self.stops.found(wait)
@@ -167,23 +173,31 @@ class NativeBackward:
         if not self.worker.is_current_thread:
             self.worker.let_go()
 
-    def run_until(self, until: int) -> None:
-        """Runs to what stops it, to the task `until`, or to the end."""
-        worker = self.worker
-        self.stops.stopped = None
+    def run_to(self, task_id: int) -> None:
+        """Runs what comes before this task, or up to what stops a run."""
+        if task_id in self.worker.order:
+            raise ValueError(f"{self.described(task_id)} has run already")
+        if self.needed is not None and task_id not in self.needed:
+            raise ValueError(f"{self.described(task_id)} is not going to run: inputs= makes it needless")
+        self.run_until(task_id)
+
+    def run_until(self, last: int | None) -> None:
+        """Runs up to this task, to what stops a run, or to the end."""
+        worker, stops = self.worker, self.stops
+        stops.stopped = None
         try:
-            if until >= 0:
+            if last is not None:
                 self.stopped_at()
             current = self.current
-            if not (self._ended or worker.stop_asked or (current is not None and current.id == until)):
-                self._go_on(until)
-                self.stops.stopped = worker.stopped
+            if not (self._ended or stops.stop_asked or (current is not None and current.id == last)):
+                self._go_on(NEVER if last is None else last)
+                stops.stopped = worker.stopped
                 if self._ended:
-                    self.stops.stopped = self.stops.at_end(worker.order)
-            if worker.stop_asked and self.stops.stopped is None and not self._ended:
-                self.stops.stopped = Stop("asked", None, None, "stop() was called")
+                    stops.stopped = stops.at_end(worker.order)
+            if stops.stopped is None and not self._ended:
+                stops.stopped = stops.asked()
         finally:
-            worker.stop_asked = False
+            stops.stop_asked = False
 
     def _go_on(self, until: int) -> None:
         """Lets the engine run until it stops, or ends."""

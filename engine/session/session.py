@@ -18,6 +18,7 @@ from ...inspector.validation import asked_in_vain
 from ..memory.task_memory import Footprints
 from ..planning.policy_orders import bound
 from ..planning.scheduling_problem import Problem
+from ..recording.recorder import Recorder
 from ..recording.run import Run
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Policy
@@ -69,11 +70,13 @@ class Backward(Protocol):
         needed: the ids of the tasks that run at all; None: all.
         over: why no step is possible any more.
         stops: the breakpoints and watchpoints.
+        recorder: records the tasks; None: nothing is recorded.
     """
 
     graph: Graph
     over: str | None
     stops: Stops
+    recorder: Recorder | None
 
     @property
     def needed(self) -> Collection[int] | None: ...
@@ -81,7 +84,16 @@ class Backward(Protocol):
     @property
     def order(self) -> list[int]: ...
 
+    @property
+    def policy(self) -> Policy | Choice: ...
+
     def described(self, task_id: int) -> str: ...
+
+    def run_to(self, task_id: int) -> None: ...
+
+    def run_until(self, last: int | None) -> None: ...
+
+    def stop_here(self, wait: bool) -> Stop | None: ...
 
 
 class SessionTurn(ExclusiveUse):
@@ -116,6 +128,7 @@ class SessionBase(ABC):
     footprints: Footprints | None = None
     _backward: Backward
     _turn: SessionTurn
+    _queues: Queues
     _keep_graph: bool | None = None  # None: as a backward does that is told nothing
 
     if not TYPE_CHECKING:  # a name that is not there would be of any type
@@ -173,14 +186,6 @@ class SessionBase(ABC):
         """The task that `step()` would run now; None when all have run."""
 
     @abstractmethod
-    def run(self) -> Run:
-        """Runs until something stops it."""
-
-    @abstractmethod
-    def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what comes before a task."""
-
-    @abstractmethod
     def result(self) -> Run:
         """What has run so far."""
 
@@ -193,26 +198,21 @@ class SessionBase(ABC):
         """Puts other gradients into the input buffer of a task."""
 
     @abstractmethod
-    def stop_here(self, wait: bool = True) -> Stop | None:
-        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
-        found in the last step, or what it found when all tasks had run.
-
-        Args:
-            wait: for what is still on its way from an accelerator.
-        """
-
-    @abstractmethod
     def close(self) -> None: ...
 
     @property
     def queues(self) -> Queues:
         """Whether all devices share "one" ready queue, or there is one "per device"."""
-        return "one"
+        return self._queues
 
     @abstractmethod
     def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
         """Runs one task, by default the policy's choice, and what runs as one with it but for the task of the id
         `before`. Returns it."""
+
+    @abstractmethod
+    def _follow(self, policy: Policy | Choice) -> None:
+        """Lets this policy pick from now on."""
 
     @abstractmethod
     def _next_on(self, device: str) -> Task:
@@ -221,10 +221,6 @@ class SessionBase(ABC):
     def _step_on(self) -> Sequence[int]:
         """Runs one step. Gives the ids of the tasks that it ran."""
         return (self._step().id,)
-
-    @abstractmethod
-    def _stop_asked(self) -> bool:
-        """Whether somebody called `stop` while nothing of the session's own looked. Forgets it."""
 
     def _check_open(self) -> None:
         if (why := self.over) is not None:

@@ -9,7 +9,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.random_states import random_states, set_random_states
 from ..execution.input_buffer import alone
-from ..execution.undo_history import Edited, History, Ran, Referenced, Waited, expect_budget
+from ..execution.undo_history import Edited, History, Ran, Waited, expect_budget
 from ..memory.task_memory import Footprints
 from .branches import Branch, Past
 from .compare_branches import BranchComparison, compare_branches
@@ -17,7 +17,7 @@ from .direct_engine import DirectBackward
 
 
 class Rewinder:
-    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `GoesBack` says what
+    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `Stepper` says what
     its verbs do.
 
     A task is taken back by undoing what it did: its input buffer, the sums to which it added, the .grad of its leaf.
@@ -43,7 +43,8 @@ class Rewinder:
         """From here on tasks can be taken back."""
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
-        backward.run_apart(lambda at: f"a history takes back {at} alone")
+        if (groups := backward.groups) is not None:
+            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history takes back {at} alone"))
         if backward.past is None:
             why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:
@@ -77,12 +78,6 @@ class Rewinder:
         if task_id in order:
             return self.back(len(order) - order.index(task_id))
         self._backward.run_to(task_id)
-        return self._backward.current
-
-    def go_to_branch(self, number: int) -> Task | None:
-        """Goes to the end of a branch."""
-        self._past()
-        self._follow(self._branch(number))
         return self._backward.current
 
     def restore(self, task_id: int | None) -> None:
@@ -132,7 +127,8 @@ class Rewinder:
         past, backward = self._past(), self._backward
         lost = self._check_way(position, past.history)
         try:
-            past.branches.leave(lambda: self._with_trace(past))
+            trace = None if backward.recorder is None else backward.recorder.trace
+            past.branches.leave(lambda: replace(self._now(past), trace=None if trace is None else trace()))
             self._rewind_to(position, past, lost)
         except BaseException as error:  # an interrupt: half of it is done
             if backward.over is None:
@@ -145,7 +141,7 @@ class Rewinder:
         Raises:
             RuntimeError: something stands in the way. Nothing is undone yet.
         """
-        if why := self._backward.runner.why_end_stays:
+        if why := self._backward.runner.changes.why_end_stays:
             raise RuntimeError(f"the end of the backward can't be taken back: it {why}")
         undone = history.ran[position - history.reach :]
         for entry in undone:
@@ -155,7 +151,7 @@ class Rewinder:
                     "backward, an optimizer or your code, and going back would lose that; set it to None if it may be "
                     "lost"
                 )
-        lost = any(not (_intact(entry.gradients) and _intact(entry.sums)) for entry in undone)
+        lost = any(kept is None or not kept.intact for entry in undone for kept in (entry.gradients, entry.sums))
         if lost and not all(gradients.intact for gradients in history.first_waiting.values()):
             raise RuntimeError(
                 "what is needed to go back there can't be computed again: the gradient with which the history begins "
@@ -167,8 +163,8 @@ class Rewinder:
         backward, runner = self._backward, self._backward.runner
         packed = False
         backward.stops.taken_back(backward.order[position:])
-        runner.undo_end()
-        callbacks = runner.callbacks_left
+        runner.changes.undo_end()
+        callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
             entry = self._take_back(past, lost)
             backward.consumed.pop(entry.task, None)
@@ -177,7 +173,7 @@ class Rewinder:
             if not lost:
                 backward.buffers.take_back(entry)
         again = past.history.ran if lost else ()
-        runner.reopen(callbacks, another=packed or any(entry.packed for entry in again))
+        runner.changes.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while backward.terms[-1][0] > position:
             backward.terms.pop()
         backward.policy = backward.terms[-1][1]
@@ -219,14 +215,14 @@ class Rewinder:
         for entry in reversed(ran):
             entry.undo_state()
         now = random_states(backward.graph.devices)
-        callbacks = runner.callbacks_left
+        callbacks = runner.changes.callbacks_left
         on_hook, runner.on_hook = runner.on_hook, None  # the trace has them
         try:
             backward.inside(lambda: self._run_again(history, ran))
         finally:
             if backward.over is None:
                 runner.on_hook = on_hook
-                runner.reopen(callbacks, another=False)  # they were left once
+                runner.changes.reopen(callbacks, another=False)  # they were left once
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
@@ -246,7 +242,7 @@ class Rewinder:
                 for kept in entry.grads:
                     kept.tensor.grad = kept.grad
                 runner.unspend(task)
-                runner.begin(entry)
+                runner.changes.begin(entry)
                 outputs = runner.run(task, buffer.take(), hooks=True)
                 for tensor, grad in before:  # told to retain_grad: it would be added to a second time
                     tensor.grad = grad
@@ -254,7 +250,7 @@ class Rewinder:
                 entry.counts.clear()
                 for edge in backward.graph.out_edges[entry.task]:
                     backward.buffers.add(edge, outputs, entry)
-                runner.end(entry)
+                runner.changes.end(entry)
                 runner.spend(task)
             history.end(entry)
         self._edit_again(history.edits_at(history.reach + len(ran)))
@@ -281,10 +277,6 @@ class Rewinder:
             ahead=0 if branches.future is None else len(branches.future.order) - len(backward.order),
         )
 
-    def _with_trace(self, past: Past) -> Branch:
-        recorder = self._backward.recorder
-        return replace(self._now(past), trace=None if recorder is None else recorder.trace())
-
     def _branch(self, number: int) -> Branch:
         future = self._past().branches.future
         if future is not None and future.number == number:
@@ -295,9 +287,9 @@ class Rewinder:
             raise ValueError(f"there is no branch {number}; there is {known}")
         return found
 
-    def _follow(self, branch: Branch) -> None:
+    def go_to_branch(self, number: int) -> None:
         """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
-        past, backward = self._past(), self._backward
+        past, backward, branch = self._past(), self._backward, self._branch(number)
         if branch.shared < past.history.reach:
             raise ValueError(f"{branch.name} parted before the history begins: {past.begins}")
         if branch.shared == len(branch.order) == len(backward.order):
@@ -325,7 +317,3 @@ class Rewinder:
                     backward.execute(task_id, hooks=True, by_hand=task_id in branch.by_hand)
 
         backward.inside(body, ends=True)
-
-
-def _intact(kept: Referenced | None) -> bool:
-    return kept is not None and kept.intact

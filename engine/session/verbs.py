@@ -19,14 +19,18 @@ from ...inspector.renderers import drawn
 from ...inspector.torch_private.tensors import computes_itself
 from ...inspector.validation import a_kind, expect, expect_number
 from ..execution.run_hooks import Gradients
+from ..planning.policies import find_policy
+from ..recording.run import Run
 from ..recording.statistics import measure
+from ..recording.task_records import Trace
 from ..schedule.device_queues import devices_in_order
 from ..schedule.find_tasks import calls_of, tasks_of_call
+from ..schedule.policy import AnyPolicy, Choice, Policy, policy_name
 from ..schedule.ready_queue import AnyTask
 from .breakpoints.breakpoints import Breakpoint, Predicate, Stop, Where
 from .breakpoints.watch_conditions import GradientPredicate
 from .breakpoints.watchpoints import Watchpoint
-from .session import SessionBase
+from .session import SessionBase, one_at_a_time
 
 if TYPE_CHECKING:
     from ...inspector.graph.capture_records import Operation
@@ -45,17 +49,13 @@ def norm_of(gradients: Sequence[Tensor | None], where: str) -> float:
             continue
         if computes_itself(gradient):  # of a DTensor this rank's part has another norm
             raise ValueError(f"a gradient of {where} has no norm to clip: {a_kind(gradient)} computes in its own way")
-        found = measure(_summed(gradient), "cheap").read()
+        each_once = gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
+        found = measure(each_once, "cheap").read()
         bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
         if bad:
             raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")
         norm = math.hypot(norm, found.norm or 0.0)
     return norm
-
-
-def _summed(gradient: Tensor) -> Tensor:
-    """The gradient with each element stored once."""
-    return gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
 
 
 def as_gradients(given: object) -> tuple[Any, ...]:
@@ -149,6 +149,63 @@ class Verbs(SessionBase):
             raise ValueError(f"no task of this backward runs on {device}; it runs on {joined(names, len(names))}")
         self._check_open()
         return self._next_on(str(device))
+
+    @property
+    def policy(self) -> str:
+        """The policy's name. Another policy may be set at any stop: it takes over the queue, in PyTorch's own engine
+        after the current task."""
+        return policy_name(self._backward.policy)
+
+    @policy.setter
+    @one_at_a_time
+    def policy(self, policy: AnyPolicy) -> None:
+        self._follow(find_policy(policy))
+
+    @property
+    def picks(self) -> Policy | Choice:
+        """The policy itself, bound to this graph."""
+        return self._backward.policy
+
+    @property
+    def trace(self) -> Trace | None:
+        """What has been recorded so far; None with trace=None."""
+        recorder = self._backward.recorder
+        return None if recorder is None else recorder.trace()
+
+    @one_at_a_time
+    def run(self) -> Run:
+        """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
+        self._backward.run_until(None)
+        return self.result()
+
+    @one_at_a_time
+    def run_to(self, task: AnyTask) -> Task | None:
+        """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
+        the current task.
+
+        Raises:
+            ValueError: it has run, or is not going to.
+        """
+        self._backward.run_to(self._task(task).id)
+        return self.current
+
+    def stop(self) -> None:
+        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
+        another thread or a signal's handler."""
+        self.stops.stop_asked = True
+
+    def stop_here(self, wait: bool = True) -> Stop | None:
+        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
+        found in the last step, or what it found when all tasks had run.
+
+        Args:
+            wait: for what is still on its way from an accelerator.
+        """
+        return None if self.over is not None else self._stop_here(wait)
+
+    @one_at_a_time
+    def _stop_here(self, wait: bool) -> Stop | None:
+        return self._backward.stop_here(wait)
 
     def save_trace(self, path: str | Path) -> Path:
         """Writes what has run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
@@ -246,10 +303,7 @@ class Verbs(SessionBase):
 
     def _stops(self, wait: bool) -> bool:
         """After a step of several: whether something ends them here, which is then in `stopped`."""
-        found = self.stop_here(wait)
-        if found is None and self._stop_asked():
-            found = Stop("asked", None, None, "stop() was called")
-        self.stops.stopped = found
+        self.stops.stopped = found = self.stop_here(wait) or self.stops.asked()
         return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:

@@ -411,7 +411,8 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
                 _standing.append(stand_in)
                 _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
             _thread.answering.append(stand_in)
-            run_engine([_thread.edge], [_thread.one], keep_graph, create_graph, accumulate=True)
+            with _beside_held_devices():
+                calling_engine([_thread.edge], [_thread.one], keep_graph, create_graph, (), accumulate=True)
         finally:
             _stands_no_more(stand_in, depth)
     finally:

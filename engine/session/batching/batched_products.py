@@ -4,7 +4,7 @@ other where they are summed."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -62,10 +62,6 @@ class Operands:
         others = {output: saved_tensor(node, product.other(output).slot) for output in taken}
         by_columns = frozenset(output for output in outputs if _lay_by_columns(node, product.factor(output).slot))
         return cls(product, gradient, others, by_columns, len(node.next_functions))
-
-    def of_output(self, output: int) -> Operands:
-        """What this output alone takes."""
-        return replace(self, others={output: self.others[output]})
 
 
 def _lay_by_columns(node: Node, slot: str) -> bool:

@@ -348,7 +348,7 @@ class _Stacks:
             kept = factor.kept
             if kept == "modified" or (kept != "saved" and self._direction == "backward"):
                 return f'"{factor.slot}" of {product.function} {_WHY[kept]}'
-        largest = max(_numel(product.result), *(factor.numel for _, factor in self._used(product)))
+        largest = max(prod(product.result.shape or ()), *(factor.numel for _, factor in self._used(product)))
         if largest > self._rules.largest_side_numel:
             return (
                 f"{product} has {largest:,} elements in one matrix, more than largest_side_numel "
@@ -484,10 +484,6 @@ def _inner(product: Product, output: int) -> int:
 def _span(tasks: Iterable[int], ends: list[int]) -> tuple[int, int]:
     found = [ends[task] for task in tasks]
     return min(found), max(found)
-
-
-def _numel(meta: TensorMeta) -> int:
-    return prod(meta.shape or ())
 
 
 def _nbytes(meta: TensorMeta) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Literal, Protocol
 
@@ -88,7 +89,7 @@ class _Tree:
     def add(self, member: Operands) -> None:
         """One of its tasks runs: leaves behind what it would have multiplied."""
         self.left.discard(member.product.task)
-        self._kept.append(member.of_output(self.output))
+        self._kept.append(replace(member, others={self.output: member.others[self.output]}))
         self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
 
     def total(self, graph: Graph, order: Sequence[int]) -> tuple[Tensor, Batch | None]:

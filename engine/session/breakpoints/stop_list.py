@@ -32,6 +32,7 @@ class Stops:
 
     Attributes:
         stopped: why the last run of the session ended before its end, for the session to note; None if it did not.
+        stop_asked: whether a run is to return before the next task, whichever that is.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Stops:
         self._graph = graph
         self._needed = needed
         self.stopped: Stop | None = None
+        self.stop_asked = False
         self._entries: dict[int, Entry] = {}
         self._made = 0
         self._watching = Watching(graph, trace)
@@ -166,6 +168,11 @@ class Stops:
             order: the ids of the tasks that have run.
         """
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
+
+    def asked(self) -> Stop | None:
+        """Return the stop that `stop_asked` asks for, which is then done with; None: it does not."""
+        asked, self.stop_asked = self.stop_asked, False
+        return Stop("asked", None, None, "stop() was called") if asked else None
 
     def unread(self) -> dict[int, str]:
         """Return, per task whose gradients a watchpoint could not read, the reason."""

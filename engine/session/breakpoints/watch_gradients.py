@@ -424,7 +424,7 @@ class Watching:
         assert flow is not None, "it watches a ratio"
         for number, gradient in enumerate(gradients):
             port = task.id, number
-            if not (flow.asks_input(port) if entered else flow.asks_output(port)):
+            if not flow.asks(port, entered):
                 continue
             arrived = partial(self._compare, watchpoint, port, entered, self._found.ran)
             if gradient is None:

@@ -74,11 +74,8 @@ class ModuleFlow:
             self._left_at.setdefault(port, []).append(call)
             self._ports.setdefault(port[0], set()).add(port)
 
-    def asks_input(self, port: Port) -> bool:
-        return port in self._entered_at
-
-    def asks_output(self, port: Port) -> bool:
-        return port in self._left_at
+    def asks(self, port: Port, entered: bool) -> bool:
+        return port in (self._entered_at if entered else self._left_at)
 
     def came(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
         """The norm of an input is known. Returns the calls that are thereby, with the norms that came in and left."""

@@ -41,6 +41,7 @@ class HipsRunner(Runner):
 
     def __init__(self, tape: HipsTape, gradient: Any, memory: ArrayWatch | None = None) -> None:
         self.graph = tape.graph
+        self.inside = _without_grad
         self._tape = tape
         self._leaf = HipsLeaf(tape)
         self.memory = self._watch = memory
@@ -112,15 +113,16 @@ class HipsRunner(Runner):
         gradients.clear()
         return outputs
 
-    def inside(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-        with torch.no_grad():  # what is asked of gradients on the way needs none of its own
-            body()
-
     def free(self, task: Task) -> None:
         """Nodes keep what they saved."""
 
     def leaf(self, task_id: int) -> HipsLeaf:
         return self._leaf
+
+
+def _without_grad(body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
+    with torch.no_grad():  # gradients of gradients on the way are not needed
+        body()
 
 
 class HipsLeaf:
