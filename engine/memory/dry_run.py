@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -76,9 +75,6 @@ from .task_outputs import (
     parts_of,
     parts_of_gradients,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def hooked_tasks(graph: Graph, leaves: Mapping[int, Tensor], of_tensors: TensorHooks) -> list[int]:

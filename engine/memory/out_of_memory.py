@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +23,11 @@ from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import current_number
 from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
-
-if TYPE_CHECKING:
-    pass
+from .lifetimes import BUFFERS, GRADIENTS, OTHERS, PARAMETERS, STATE
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
 _NOTE = "tapescope: when it was asked for more, "
-# the categories of what holds memory
-PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
-SAVED, OTHERS = "saved by tasks that had not run", "other tensors"
+SAVED = "saved by tasks that had not run"
 _MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
 _WHY_UNNAMED = {
     "cycle": "held by a cycle, which gc.collect() may free",

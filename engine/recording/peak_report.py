@@ -17,8 +17,9 @@ from ...inspector.torch_private.tensors import address_below
 from ...inspector.validation import expect, expect_choice
 from ..memory.estimates import bounded_size, estimate_sentence
 from ..memory.excluded_memory import NotCounted, constants_sentence
+from ..memory.lifetimes import Category
 from ..memory.storage_sentences import StorageWords
-from ..memory.timeline import Category, Storage, Timeline
+from ..memory.timeline import Storage, Timeline
 from ..memory.timeline_categories import forward_peak_event
 from .peak_hints import Hint, Peak, hints
 from .task_records import Trace

@@ -23,8 +23,8 @@ from ...inspector.torch_private.tensors import (
 )
 from ...inspector.torch_private.thread_state import unobserved
 from ..memory.device_choice import measurable
+from ..memory.lifetimes import BUFFERS, PARAMETERS
 from ..memory.task_boundaries import look
-from .step_timeline import BUFFERS, PARAMETERS
 
 Place = tuple[torch.device, int]
 """An address in a device's memory."""

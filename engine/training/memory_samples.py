@@ -18,6 +18,7 @@ from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
 from ...inspector.torch_private.tensors import storage_of
+from ..memory.lifetimes import ACTIVATIONS, BATCH, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
 from .loop_observers import LoopPart
@@ -27,7 +28,7 @@ from .step_boundaries import BackwardGiven
 if TYPE_CHECKING:
     from .training_result import Training
 
-HELD = ("parameters", "optimizer", "gradients", "batch", "activations", "earlier")
+HELD = PARAMETERS, STATE, GRADIENTS, BATCH, ACTIVATIONS, EARLIER
 """The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients as a backward of the step
 ends, what its largest graph has saved as its backward begins (the batch, and what the forward computed), and what
 earlier steps have left: graphs, and tensors without one."""

@@ -32,19 +32,8 @@ from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.estimates import Estimate
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
-from .step_timeline import (
-    ACTIVATIONS,
-    BACKWARD,
-    BATCH,
-    BUFFERS,
-    FORWARD,
-    GRADIENTS,
-    OPTIMIZER,
-    PARAMETERS,
-    STATE,
-    PhasePeak,
-    phase_peaks,
-)
+from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
+from .step_timeline import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, phase_peaks
 from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
 
 _CPU = torch.device("cpu")

@@ -18,9 +18,10 @@ from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
 from ..memory.device_choice import chosen_device
 from ..memory.excluded_memory import OLDER_THAN_RECORDING
+from ..memory.lifetimes import STATE
 from ..recording.run import Run
 from .step_backward import StepBackwards
-from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, STATE, PhasePeak, StepTimeline, cells_of
+from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, PhasePeak, StepTimeline, cells_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -209,7 +210,7 @@ class TrainingStep(ShownAsTable):
 
 
 def _records(timeline: StepTimeline) -> list[dict[str, Any]]:
-    alive = set(timeline.alive_at(timeline.peak_event))
+    alive = set(timeline.alive(timeline.peak_event))
     found = [
         {
             "device": timeline.device,

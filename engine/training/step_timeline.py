@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from ...inspector.text.sizes_and_counts import size_text
+from ..memory.lifetimes import OF_A_STEP, TEMPORARIES, CategoryWalk, Lifetimes
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER
@@ -18,13 +19,6 @@ PHASES = FORWARD, BACKWARD, OPTIMIZER
 AFTER_BACKWARD, BETWEEN = "after backward", "between"
 """What else there is of a step that is recorded: from the end of a backward to what follows, clipping for example; and
 what comes before the first forward and after the optimizer, where gradients are set to zero and data is loaded."""
-
-PARAMETERS, BUFFERS, BATCH = "parameters", "buffers", "batch"
-GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES = "gradients", "optimizer state", "activations", "temporaries"
-CATEGORIES = PARAMETERS, BUFFERS, BATCH, STATE, GRADIENTS, ACTIVATIONS, TEMPORARIES
-"""What bytes are: activations are there when the backward starts, and not before the forward; of a step that is
-recorded, the batch is what is made between forwards and there as one starts; temporaries are what is none of the
-others, what kernels take for themselves among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +28,7 @@ class PhasePeak:
     Attributes:
         phase: its name, "forward", "backward" or "optimizer"; of a step that is recorded also another, see `PHASES`.
         nbytes: all that is alive then.
-        parts: of these bytes those of each category, see `CATEGORIES`.
+        parts: of these bytes those of each category, see `OF_A_STEP`.
     """
 
     phase: str
@@ -62,7 +56,7 @@ def phase_peaks(
 
     def note() -> None:
         if phase and (phase not in found or whole > found[phase].nbytes):
-            found[phase] = PhasePeak(phase, whole, {each: level[each] for each in CATEGORIES if level[each]})
+            found[phase] = PhasePeak(phase, whole, {each: level[each] for each in OF_A_STEP if level[each]})
 
     for place, event in enumerate([*events, None]):
         while place == start and following:
@@ -80,7 +74,7 @@ def phase_peaks(
 
 def cells_of(phases: Sequence[PhasePeak]) -> list[list[str]]:
     """A table of them: a column for each phase, a row for each category that one of them has, and what it is in all."""
-    used = [each for each in CATEGORIES if any(each in phase.parts for phase in phases)]
+    used = [each for each in OF_A_STEP if any(each in phase.parts for phase in phases)]
     rows = [["", *(phase.phase for phase in phases)]]
     rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in phases)] for each in used]
     return [*rows, ["in all", *(size_text(phase.nbytes) for phase in phases)]]
@@ -104,7 +98,7 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepTimeline:
+class StepTimeline(Lifetimes):
     """The memory of one device over one training step, measured.
 
     A level is the sum of the bytes of all blocks that were born since the recording began and are alive, and of the
@@ -115,7 +109,7 @@ class StepTimeline:
         device: whose memory it is, "cpu" or "cuda:0".
         before: how many blocks are there as the step begins.
         nbytes: by block.
-        kinds: by block what it is, see `CATEGORIES`: one category for its whole life.
+        kinds: by block what it is, see `OF_A_STEP`: one category for its whole life.
         events: `n` for the birth of block n, `~n` for its death.
         event_ns: when each event happened, nanoseconds since the step began.
         phases: in order; one may come several times.
@@ -136,27 +130,6 @@ class StepTimeline:
             f"<StepTimeline of {self.device}, measured: peak {self.peak_bytes:,} bytes, in the {self.peak_phase.name}>"
         )
 
-    def __len__(self) -> int:
-        """How many blocks there are."""
-        return len(self.nbytes)
-
-    @cached_property
-    def levels(self) -> array[int]:
-        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
-        nbytes = self.nbytes
-        deltas = (nbytes[each] if each >= 0 else -nbytes[~each] for each in self.events)
-        return array("q", accumulate(deltas, initial=sum(nbytes[: self.before])))
-
-    @cached_property
-    def peak_event(self) -> int:
-        """The first index in `levels` at which the step is at its highest."""
-        return self.levels.index(max(self.levels))
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest level of the step."""
-        return self.levels[self.peak_event]
-
     @property
     def peak_phase(self) -> Phase:
         """The phase of the event with which the peak was reached."""
@@ -169,23 +142,12 @@ class StepTimeline:
 
     def parts_at(self, event: int) -> dict[str, int]:
         """The bytes of each category before the event of this index; `len(events)`: as the step ends."""
-        found: Counter[str] = Counter()
-        for number in range(self.before):
-            found[self.kinds[number]] += self.nbytes[number]
-        for each in self.events[:event]:
-            number = each if each >= 0 else ~each
-            found[self.kinds[number]] += self.nbytes[number] if each >= 0 else -self.nbytes[number]
-        return {each: found[each] for each in CATEGORIES if found[each]}
+        walk = self._walk()
+        walk.go_to(event, 0)
+        return {each: nbytes for each in OF_A_STEP if (nbytes := walk.nbytes_of.get(each, 0))}
 
-    def alive_at(self, event: int) -> list[int]:
-        """The blocks that are alive before the event of this index."""
-        alive = dict.fromkeys(range(self.before))
-        for each in self.events[:event]:
-            if each >= 0:
-                alive[each] = None
-            else:
-                del alive[~each]
-        return list(alive)
+    def _walk(self) -> CategoryWalk[str]:
+        return CategoryWalk(self.events, self.nbytes, self.kinds, self.before)
 
     @cached_property
     def peaks(self) -> tuple[PhasePeak, ...]:
@@ -200,17 +162,12 @@ class StepTimeline:
     @cached_property
     def category_levels(self) -> Mapping[str, array[int]]:
         """By category its bytes after each event, first of all before any: they add up to `levels`."""
-        used = [each for each in CATEGORIES if each in self.kinds]
-        now = dict.fromkeys(used, 0)
-        columns = {each: array("q") for each in used}
-        for number in range(self.before):
-            now[self.kinds[number]] += self.nbytes[number]
-        for event in (None, *self.events):
-            if event is not None:
-                number = event if event >= 0 else ~event
-                now[self.kinds[number]] += self.nbytes[number] if event >= 0 else -self.nbytes[number]
+        columns = {each: array("q") for each in OF_A_STEP if each in self.kinds}
+        walk = self._walk()
+        for event in range(len(self.events) + 1):
+            walk.go_to(event, 0)
             for each, column in columns.items():
-                column.append(now[each])
+                column.append(walk.nbytes_of.get(each, 0))
         return columns
 
     def temporaries_of(self, name: str) -> int:

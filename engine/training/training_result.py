@@ -102,7 +102,7 @@ class Training(ShownAsFindings):
         watched: the models, and what their parts are called.
         is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
-        memory: what the loop held in some steps, see `held_memory.HELD`.
+        memory: what the loop held in some steps, see `memory_samples.HELD`.
         earlier_bytes, earlier_addresses: what graphs of earlier steps keep, as far as it was looked at: bytes, and the
             addresses of these storages.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from ...engine.training.step import TrainingStep
-from ...engine.training.step_timeline import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .notebook_figure import figure_of

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
 from tapescope.engine.studies.workloads import workload
