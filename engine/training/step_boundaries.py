@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
+from ..memory.census import Place
 from ..memory.lifetimes import GRADIENTS, STATE
-from .memory_census import Holders, Place, Walked
+from .memory_census import Holders, Walked
 from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 
 RunBackward = Callable[[], tuple[Tensor, ...]]
