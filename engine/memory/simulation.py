@@ -326,6 +326,7 @@ class _Simulation:
             self._grads,
             array("q", inputs),
             constant_bytes=self._footprints.constant_bytes,
+            baseline=self._footprints.baseline,
             estimates=(*self._footprints.limits, *self._estimates(order)),
             accumulation=self.accumulation,
             listed=tuple(self._listed),

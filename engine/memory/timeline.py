@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Graph
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
+from .baseline import Baseline
 from .estimates import Direction, direction_of
 from .lifetimes import Category, CategoryWalk, Lifetimes
 
@@ -269,6 +270,7 @@ class Timeline(Lifetimes):
         constant_bytes: tensors without a gradient that nodes saved and something else holds, where no capture saw the
             forward: inputs, and constants that the forward may have made. They are not counted, so the true levels may
             be higher by up to as much.
+        baseline: what was there before the forward, which no level counts; empty of a whole step, where it counts.
     """
 
     graph: Graph
@@ -298,6 +300,7 @@ class Timeline(Lifetimes):
     event_places: array[int] = field(default_factory=lambda: array("q"))
     tensors: Mapping[int, tuple[int, Sequence[ref[Tensor]]]] = field(default_factory=dict)
     constant_bytes: int = 0
+    baseline: Baseline = field(default_factory=Baseline)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)
@@ -335,6 +338,11 @@ class Timeline(Lifetimes):
     def peak_bytes(self) -> int:
         """The highest level of the backward."""
         return self.levels[self.peak_event]
+
+    @property
+    def peak_with_baseline_bytes(self) -> int:
+        """The peak, and what was there before the forward."""
+        return self.peak_bytes + self.baseline.nbytes
 
     @property
     def peak_place(self) -> int:

@@ -16,8 +16,8 @@ from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
+from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.device_choice import chosen_device
-from ..memory.excluded_memory import OLDER_THAN_RECORDING
 from ..memory.lifetimes import STATE
 from ..recording.run import Run
 from .step_backward import StepBackwards
