@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from ...inspector.graph.capture_records import Operation
@@ -82,14 +83,14 @@ class Baseline:
             "adds; after zero_grad() the backward allocates it, and it counts."
         )
 
-    def sentence(self, peak_bytes: int) -> str:
-        """Say what was there before the forward, and the peak with it; "" where nothing is known of it."""
+    def sentence(self, peak_bytes: int | None = None) -> str:
+        """Say what was there before the forward, and the peak with it if one is given; "" if nothing was found."""
         if not self.nbytes:
             return ""
+        whole = "" if peak_bytes is None else f" With them the peak is {size_text(peak_bytes + self.nbytes)}."
         return (
-            f"{size_text(self.nbytes)} were there before the forward and are not counted: {self.listed}. With them the "
-            f"peak is {size_text(peak_bytes + self.nbytes)}. Parameters and buffers never count, also where make_loss "
-            "makes the model."
+            f"{size_text(self.nbytes)} were there before the forward and are not counted: {self.listed}.{whole} "
+            "Parameters and buffers never count, also where make_loss makes the model."
         )
 
 
@@ -105,7 +106,7 @@ def census_before(graph: Graph, allocations: ForwardAllocations) -> StorageCensu
         facts = dict.fromkeys(each.operation.facts for each in graph.tasks if isinstance(each.operation, Operation))
         leaves = [leaf for task, leaf in graph.leaves.items() if task not in allocations.leaves]
         model = [*leaves, *(each for seen in facts for each in seen.model_tensors())]
-        parameters = {id(each): each for each in model if isinstance(each, Parameter)}
+        parameters: dict[int, Tensor] = {id(each): each for each in model if isinstance(each, Parameter)}
         known = parameters.keys() | set(map(id, leaves))
         optimizers = [each for each in optimizers_alive() if not known.isdisjoint(map(id, parameters_of(each)))]
         parameters |= {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}

@@ -340,12 +340,14 @@ class Measurement:
         unknown = "not known, as the forward was not recorded"
         sentences = [limit_sentence(self._graph, what, tasks, unknown) for what, tasks in self._limits.items()]
         limits = tuple(Estimate(each, "at most" if each.direction == "at most" else "at least") for each in sentences)
-        known = {"constant_bytes": self._constants.get(device, 0), "baseline": baseline_on(self._census, device)}
-        timeline = replace(timeline_of(measured, lives, kinds), estimates=limits, **known)
+        constants, before = self._constants.get(device, 0), baseline_on(self._census, device)
+        timeline = timeline_of(measured, lives, kinds)
+        timeline = replace(timeline, estimates=limits, constant_bytes=constants, baseline=before)
         if lives.places is not None:
             return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
-        footprints = replace(footprints, limits=(*footprints.limits, *limits), **known)
+        footprints = replace(footprints, limits=(*footprints.limits, *limits), constant_bytes=constants)
+        footprints = replace(footprints, baseline=before)
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"
             limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")

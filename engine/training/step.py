@@ -177,7 +177,10 @@ class TrainingStep(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.peak().answer, *self._elsewhere(), *self._apart(), OLDER_THAN_RECORDING]
+        before = self.timeline.baseline
+        standing = f"{size_text(before.nbytes)} were there as it began: {before.listed}."
+        said = [standing] if before.nbytes else []
+        return [*self.peak().answer, *self._elsewhere(), *self._apart(), *said, OLDER_THAN_RECORDING]
 
     def _elsewhere(self) -> Iterator[str]:
         """The peaks of other devices, as far as they are one percent of this one's."""

@@ -16,7 +16,7 @@ from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
 from ..memory.census import Place
-from ..memory.lifetimes import GRADIENTS, STATE
+from ..memory.lifetimes import GRADIENTS, STATE, Kind
 from .memory_census import Holders, Walked
 from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 
@@ -142,10 +142,10 @@ class LoopWatch:
     def phase(self) -> str:
         return self.moments[-1].phase
 
-    def _enter(self, phase: str, *walk: str, optimizer: str = "") -> None:
+    def _enter(self, phase: str, *walk: Kind, optimizer: str = "") -> None:
         ended = self._holders.ended()  # before others may be at the same places
         of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
-        walked = {name: of[name]() for name in walk}
+        walked: Walked = {name: of[name]() for name in walk}
         if phase == FORWARD:  # parameters may have been moved since, as by `.data = ...`
             walked.update(self._holders.parameters())
         elif phase == BACKWARD:

@@ -189,8 +189,8 @@ def test_the_page_explains_its_words_and_calls_a_hint_one(
     (hint,) = re.findall('<p class="hint">(.*?)</p>', page)
     says(hint, "48.0 MiB", "48 gradients")
     snapshot("compare", hint)
-    assert linear50.before is not None
-    assert escape(linear50.before.sentence) in page.partition("</header>")[0]
+    assert linear50.before.nbytes
+    assert escape(linear50.before.sentence()) in page.partition("</header>")[0]
     assert re.search(rf'<p class="key">.*■</span> <b[^>]*>{Category.BUFFER.title}</b> 51.0 MiB', page)
 
 
