@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..engine.diagnose.order_dependence import OrderDependence as OrderDependence
     from ..engine.execution.accumulation_rule import Accumulation as Accumulation
     from ..engine.execution.backward_arguments import BackwardCall as BackwardCall
-    from ..engine.memory.timeline import Category as Category
+    from ..engine.memory.lifetimes import Category as Category
     from ..engine.memory.timeline import Storage as Storage
     from ..engine.memory.timeline import Timeline as Timeline
     from ..engine.planning.check_order import Break as Break
@@ -62,7 +62,7 @@ _MODULE_OF = {
     "Batch": "engine.recording.batch_report",
     "Batches": "engine.recording.batch_report",
     "Break": "engine.planning.check_order",
-    "Category": "engine.memory.timeline",
+    "Category": "engine.memory.lifetimes",
     "Comparison": "engine.studies.comparison",
     "Departure": "engine.diagnose.order_dependence",
     "Difference": "engine.diagnose.diff_report",

@@ -27,7 +27,6 @@ from ..api.profile import profile
 from ..api.restore_state import AsFound
 from ..api.time_backwards import Spread
 from ..memory.device_choice import device_of
-from ..memory.excluded_memory import not_counted
 from ..recording.peak_hints import Hint
 from ..recording.peak_report import peak_report
 from ..session.batching.find_batches import find_batches
@@ -265,7 +264,7 @@ def _advise(
     assert run.timeline is not None
     assert run.footprints is not None
     same = len(run.graph) == len(drawn)
-    report = peak_report(run.timeline, before=not_counted(run.footprints), trace=counted_zeros if same else None)
+    report = peak_report(run.timeline, trace=counted_zeros if same else None)
     peaks = run.timeline.peak_bytes, run.timeline.forward_peak_bytes or 0
     memory = [
         Item(_short(hint.fact), "memory", (f"{hint.fact}.", _sentence(hint.advice)), hint=hint) for hint in report.hints

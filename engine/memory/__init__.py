@@ -1,4 +1,4 @@
-"""Memory of a backward: the timeline, its measurement from allocator events, and its prediction.
+"""Memory: lifetimes of storages, a backward's timeline, measured or predicted, and what was there before.
 
 May import: inspector, execution, schedule.
 """

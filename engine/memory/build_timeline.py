@@ -19,6 +19,7 @@ from ...inspector.graph.source_lines import is_of_library, variables_assigned
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from .allocator_events import AllocatorEvent, AllocatorRecording
 from .allocator_recording import blocks_of
+from .lifetimes import Category
 from .task_boundaries import SavedBlocks, Seen, Slots, TaskMoment, Visit
 from .task_spans import Turn, Turns
 from .timeline import (
@@ -27,7 +28,6 @@ from .timeline import (
     RANDOM_STATE,
     RANDOM_STATES_ON_CTX,
     REGION,
-    Category,
     Listed,
     Maker,
     Timeline,

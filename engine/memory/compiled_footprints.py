@@ -10,9 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..execution.gradient_layouts import Layouts, TensorLayout
+from .lifetimes import Category
 from .task_memory import Footprint, Footprints, Origin, TaskOutput
 from .task_outputs import assumed_footprint, assumed_layout
-from .timeline import Category, Maker, lasts_with_graph
+from .timeline import Maker, lasts_with_graph
 
 # Storages, tensors, inputs and layouts are numbers here, places in flat lists; these stand where there is none.
 OUTSIDE = -1

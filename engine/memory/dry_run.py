@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -42,6 +41,7 @@ from ..execution.input_buffer import fits, fitted
 from ..execution.node_runner import APPLIED
 from ..execution.torch_nodes import all_taken
 from ..schedule.greedy_order import heap_order
+from .baseline import baseline_on, census_before
 from .device_choice import device_of
 from .estimates import (
     CHECKPOINTED,
@@ -76,9 +76,6 @@ from .task_outputs import (
     parts_of,
     parts_of_gradients,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def hooked_tasks(graph: Graph, leaves: Mapping[int, Tensor], of_tensors: TensorHooks) -> list[int]:
@@ -216,6 +213,8 @@ class _DryRun:
         tasks = self._ask(order, states)
         roots = [graph.tasks[root.task].inputs[root.input] for root in graph.roots]
         start = tuple(self._left)
+        census = census_before(graph, self._allocations)
+        self._left.add_older(census)
         for task, node in zip(graph.tasks, graph.nodes, strict=True):
             if self._packed[task.id]:
                 self._limit(CHECKPOINTED if region_of(node) is not None else PACKED, task.id)
@@ -239,6 +238,7 @@ class _DryRun:
             states,
             tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
             constant_bytes=self._left.constant_bytes,
+            baseline=baseline_on(census, self._device),
             limits=(
                 *([WORKSPACE] if self._unknown else []),
                 *(

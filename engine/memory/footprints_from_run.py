@@ -11,11 +11,12 @@ from ..execution.find_hooks import TensorHooks
 from ..execution.gradient_layouts import TensorLayout
 from .build_timeline import HIDDEN, Kinds, Lives, Measured, forward_maker
 from .estimates import Estimate
+from .lifetimes import Category
 from .simulation import simulated
 from .task_boundaries import Seen
 from .task_memory import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput
 from .task_spans import Turn
-from .timeline import Category, Timeline
+from .timeline import Timeline
 
 
 def footprints_of(

@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.capture_records import CallRecord, Operation
@@ -27,10 +28,12 @@ from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.find_hooks import TensorHooks
 from .allocator_events import CPU, AllocatorEvent, AllocatorRecording
 from .allocator_recording import CudaAllocator, RecordedAllocators
+from .baseline import baseline_on, census_before
 from .build_timeline import Kinds, Measured, between_tasks, lives_of, maker_of, timeline_of, variables_of
 from .device_choice import devices_of, measurable
 from .estimates import HIDDEN, PACKED, UNSAVED_CASTS, Estimate, limit_sentence
 from .footprints_from_run import footprints_of
+from .lifetimes import BATCH, PARAMETERS
 from .start_storages import ForwardStorages
 from .task_boundaries import Followed, MemoryWatch, kept_by, look
 from .task_memory import Footprints, LeafState
@@ -65,6 +68,7 @@ class Measurement:
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
         self._tensors: dict[int, list[ref[Tensor]]] = {}  # the same tensors
+        self._arguments: dict[int, ref[Tensor]] = {}  # by address the first tensor there that an operation was given
         self._hooked = False
         self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
         self._threads = False
@@ -108,6 +112,9 @@ class Measurement:
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
         """An operation or a module's call has ended with this result. None: the whole forward has."""
         with unobserved():
+            for tensor in tensors_of(arguments):
+                if (seen := look(tensor)) is not None and seen.address not in self._returned:
+                    self._arguments.setdefault(seen.address, ref(tensor))
             for tensor in tensors_of(result):
                 if (seen := look(tensor)) is not None:
                     self._returned.setdefault(seen.address, []).append(len(self._made))
@@ -166,6 +173,7 @@ class Measurement:
         self._graph, self._given = graph, given
         self._keep_graph, self._create_graph = keep_graph, create_graph
         self._allocations = forward_allocations(graph)
+        self._census = census_before(graph, self._allocations)
         reduced = bucketed(graph.leaves)
         self._leaves = {
             task_id: LeafState(
@@ -209,6 +217,7 @@ class Measurement:
                 followed = Followed(seen.address, storage.nbytes, FollowedStorage(local_of(tensor)))
                 found[seen.address] = followed, storage.made_by
         self._constants[device] = left.constant_bytes
+        left.add_older(self._census)
         if left.unsaved_casts():
             self._limit(UNSAVED_CASTS, graph.roots[0].task)
         for root, output in zip(graph.roots, outputs, strict=False):
@@ -277,6 +286,12 @@ class Measurement:
         That is the accelerator's; of several, the one with the highest peak. `trees` as in `Measured`. Tasks that ran
         beside each other teach nothing.
         """
+        born = {row.address for forward in self._forward.values() for row in forward.rows if row.nbytes > 0}
+        with collector_paused(), unobserved():
+            given = [each() for address, each in self._arguments.items() if address not in born]
+            self._census.add(PARAMETERS, (each for each in given if isinstance(each, Parameter)))
+            self._census.add(BATCH, given)
+            given.clear()
         with collector_paused():
             found = [self._result(device, trees) for device in self._devices]
         return sorted(found, key=lambda each: (each[0].device == str(CPU), -each[0].peak_bytes))
@@ -325,12 +340,14 @@ class Measurement:
         unknown = "not known, as the forward was not recorded"
         sentences = [limit_sentence(self._graph, what, tasks, unknown) for what, tasks in self._limits.items()]
         limits = tuple(Estimate(each, "at most" if each.direction == "at most" else "at least") for each in sentences)
-        constants = self._constants.get(device, 0)
-        timeline = replace(timeline_of(measured, lives, kinds), estimates=limits, constant_bytes=constants)
+        constants, before = self._constants.get(device, 0), baseline_on(self._census, device)
+        timeline = timeline_of(measured, lives, kinds)
+        timeline = replace(timeline, estimates=limits, constant_bytes=constants, baseline=before)
         if lives.places is not None:
             return timeline, None
         footprints = footprints_of(measured, lives, kinds, timeline, self._leaves, self._given)
         footprints = replace(footprints, limits=(*footprints.limits, *limits), constant_bytes=constants)
+        footprints = replace(footprints, baseline=before)
         if blocks := between_tasks(measured, lives):
             what = "memory is allocated between tasks, as by hooks of tensors"
             limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +16,17 @@ from torch.optim import Optimizer
 
 from ...inspector.garbage_collector import all_objects
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.phrases import folded, joined, pattern, task_name
 from ...inspector.text.sizes_and_counts import share_text, size_text
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import current_number
-from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
-
-if TYPE_CHECKING:
-    pass
+from .census import StorageCensus, state_tensors
+from .lifetimes import BUFFERS, GRADIENTS, OTHERS, PARAMETERS, STATE
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
 _NOTE = "tapescope: when it was asked for more, "
-# the categories of what holds memory
-PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
-SAVED, OTHERS = "saved by tasks that had not run", "other tensors"
+SAVED = "saved by tasks that had not run"
 _MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
 _WHY_UNNAMED = {
     "cycle": "held by a cycle, which gc.collect() may free",
@@ -105,7 +100,7 @@ class _Holding:
         self.device = device
         self.parts: Counter[str] = Counter()
         self.savers: dict[tuple[str, str], tuple[int, list[str]]] = {}
-        self._counted: set[int] = set()
+        self._census = StorageCensus(device)
         self._error = error
         tensors, optimizers, modules = _alive()
         parameters = [each for each in tensors if issubclass(type(each), nn.Parameter)]
@@ -113,7 +108,7 @@ class _Holding:
         self._add(BUFFERS, [buffer for module in modules for buffer in module._buffers.values()])
         leaves = (each for each in tensors if each.is_leaf and each.requires_grad)
         self._add(GRADIENTS, [each.grad for each in leaves])
-        self._add(STATE, [tensor for each in optimizers for tensor in tensors_of(list(each.state.values()))])
+        self._add(STATE, [tensor for each in optimizers for tensor in state_tensors(each)])
         self._add_saved(tensors, graph)
         self.largest = self._add_others(tensors)
         unseen = _allocated(device) - self.parts.total()
@@ -122,14 +117,7 @@ class _Holding:
 
     def _add(self, category: str, tensors: Iterable[Tensor | None]) -> int:
         """Counts the storages among them that nobody has counted yet."""
-        added = 0
-        for tensor in tensors:
-            if tensor is None or is_lazy(tensor) or is_fake(tensor) or tensor.device != self.device:
-                continue
-            storage = storage_of(tensor)
-            if storage is not None and storage.address not in self._counted:
-                self._counted.add(storage.address)
-                added += storage.nbytes
+        added = self._census.add(category, tensors)
         if added:
             self.parts[category] += added
         return added

@@ -25,8 +25,9 @@ from .compiled_footprints import (
     compiled,
 )
 from .estimates import OF_SHAPES, Direction, Estimate
+from .lifetimes import Category
 from .task_memory import Footprints
-from .timeline import Category, Listed, Timeline
+from .timeline import Listed, Timeline
 from .timeline_categories import with_names
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
@@ -325,6 +326,7 @@ class _Simulation:
             self._grads,
             array("q", inputs),
             constant_bytes=self._footprints.constant_bytes,
+            baseline=self._footprints.baseline,
             estimates=(*self._footprints.limits, *self._estimates(order)),
             accumulation=self.accumulation,
             listed=tuple(self._listed),

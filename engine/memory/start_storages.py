@@ -23,7 +23,9 @@ from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_private.tensors import address_below, base_of, local_of, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.find_hooks import TensorHooks, node_of
+from .census import StorageCensus
 from .estimates import BESIDE, CASTS, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
+from .lifetimes import BATCH, PARAMETERS
 from .task_memory import StartStorage
 from .task_outputs import assumed_layout, assumed_result_bytes
 from .timeline import LEAF, RANDOM_STATE, REGION, Maker
@@ -63,6 +65,7 @@ class ForwardStorages:
         self._older_casts, self._are_certainly_older = _older(graph, self._casts.values(), bool(autocast))
         self._of_parameters: set[int] = set()  # the numbers of saved storages
         self._constants: dict[int, int] = {}  # by address the bytes of what nodes keep and is taken for an input
+        self._frozen: dict[int, int] = {}  # by address the bytes of parameters that need no gradient
         self._shown: set[int | None] = set()  # the tasks whose results were given
         self._of_casts: dict[int, int] = {}  # by number of a saved storage the task of such a cast
         self.addresses, self._bytes_at = self._addresses_of_saved()
@@ -80,6 +83,13 @@ class ForwardStorages:
     def constant_bytes(self) -> int:
         """The bytes that `Timeline.constant_bytes` has. Call it after `found`."""
         return 0 if allocations_were_seen(self._graph) else sum(self._constants.values())
+
+    def add_older(self, census: StorageCensus) -> None:
+        """Add what nodes keep and is certainly older than the forward. Call it after `found`."""
+        constants = self._constants if allocations_were_seen(self._graph) else {}
+        for kind, older in ((PARAMETERS, self._frozen), (BATCH, constants)):
+            for address, nbytes in older.items():
+                census.storages.setdefault((self._device, address), (kind, nbytes))
 
     def unsaved_casts(self) -> list[StartStorage]:
         """Return the casts of weights that an open torch.autocast has cached and no node saved, such as a bias's. They
@@ -126,8 +136,8 @@ class ForwardStorages:
             held = any(saved.held for saved in found)
             makers = {saved.made_by for saved in found if saved.made_by is not None}
             if held and not makers and self._bytes_at[number] not in allocations.addresses:
-                if number not in self._of_parameters:  # a frozen one
-                    self._constants[self.addresses[number]] = found[0].storage_bytes or 0
+                older = self._frozen if number in self._of_parameters else self._constants
+                older[self.addresses[number]] = found[0].storage_bytes or 0
                 continue
             for root in graph.roots:
                 if root.task in makers and held:

@@ -10,6 +10,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.torch_private.distributed import Bucketed
 from ...inspector.torch_private.saved_variables import saved_slots
 from ..execution.gradient_layouts import TensorLayout
+from .baseline import Baseline
 from .estimates import Estimate
 from .timeline import Basis, Maker
 
@@ -116,7 +117,7 @@ class Footprints:
         limits: sentences on what makes any prediction from this an estimate.
         unsure: those of them that are about memory which outlives a task, so that which order needs least is not sure
             either. What a kernel takes while it runs, it takes in every order. Of a calibrated one all are.
-        constant_bytes: as in `Timeline`.
+        constant_bytes, baseline: as in `Timeline`.
         regions: of each checkpointed region the tasks of which any has it computed again, in the order in which they
             ran when this was seen. The first of them has it in its footprint.
     """
@@ -133,6 +134,7 @@ class Footprints:
     unsure: tuple[str, ...] = field(default=())
     regions: tuple[tuple[int, ...], ...] = ()
     constant_bytes: int = 0
+    baseline: Baseline = field(default_factory=Baseline)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)
@@ -174,4 +176,6 @@ def for_graph(footprints: Footprints, graph: Graph) -> Footprints:
     now, then = ("a", "none") if has_grad else ("no", "one")
     why = _WHY.format(count=len(other), now=now, then=then, name=task.parameter or graph.describe(task.id))
     leaves = {**known, **{task_id: replace(known[task_id], has_grad=found[task_id]) for task_id in other}}
-    return replace(footprints, leaves=leaves, limits=(*footprints.limits, Estimate(why)))
+    grads = (leaf for leaf in leaves.values() if leaf.has_grad and leaf.bucketed != "view")
+    baseline = footprints.baseline.with_gradients(sum(leaf.layout.nbytes for leaf in grads))
+    return replace(footprints, leaves=leaves, limits=(*footprints.limits, Estimate(why)), baseline=baseline)

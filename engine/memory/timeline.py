@@ -6,15 +6,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
-from itertools import accumulate
 from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Graph
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
+from .baseline import Baseline
 from .estimates import Direction, direction_of
+from .lifetimes import Category, CategoryWalk, Lifetimes
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ...inspector.graph.capture_records import Operation, StoredOperation
     from ...inspector.graph.source_lines import Source
-    from .category_walk import Consumers
 
 Basis = Literal["measured", "calibrated", "dry run"]
 Listed = tuple[int, int, int, int]
@@ -51,69 +50,7 @@ IN_TREE = "product of a sum"
 """The slot of what nodes had saved and left behind for one product of several (`batch=`), which its task makes."""
 
 
-class Category(IntEnum):
-    """What a storage is for at a moment.
-
-    Attributes:
-        SAVED: a node keeps it for its backward; for the second derivative, a gradient.
-        BUFFER: a gradient on its way to the next task.
-        GRADIENT: the .grad of a leaf.
-        FORWARD: no node keeps it, the user's code does: the loss, an output.
-        HELD: neither .grad of a leaf nor on its way: a hook or retain_grad() holds it.
-        WORKSPACE: born and freed inside one kernel, formula or operation.
-        UNKNOWN: not attributed.
-        LISTED: a gradient that waits to be summed with others when the task runs (`accumulate="list"`).
-        CONSUMED: its task has run, and it is never let go (`release="never"`).
-        PARAMETER: of the model, or a buffer of it; where a whole step is shown.
-        STATE: what an optimizer keeps from step to step; where a whole step is shown.
-    """
-
-    SAVED = 0
-    BUFFER = 1
-    GRADIENT = 2
-    FORWARD = 3
-    HELD = 4
-    WORKSPACE = 5
-    UNKNOWN = 6
-    LISTED = 7
-    CONSUMED = 8
-    PARAMETER = 9
-    STATE = 10
-
-    @property
-    def title(self) -> str:
-        """How people read it: `input buffer`."""
-        return _TITLES[self]
-
-    @property
-    def plural(self) -> str:
-        """Of several storages: `input buffers`."""
-        return _PLURALS.get(self, f"{self.title}s")
-
-    def __str__(self) -> str:
-        return self.title
-
-
-_TITLES = {
-    Category.SAVED: "saved activation",
-    Category.BUFFER: "input buffer",
-    Category.GRADIENT: "parameter gradient",
-    Category.FORWARD: "forward value",
-    Category.HELD: "held gradient",
-    Category.WORKSPACE: "workspace",
-    Category.UNKNOWN: "not attributed",
-    Category.LISTED: "gradient in a list",
-    Category.CONSUMED: "consumed buffer",
-    Category.PARAMETER: "parameter",
-    Category.STATE: "optimizer state",
-}
 _DIRECTION_WORDS = {"at least": "at least", "at most": "at most", "unknown": "more or less"}
-_PLURALS = {
-    Category.UNKNOWN: "not attributed",
-    Category.STATE: "optimizer state",
-    Category.WORKSPACE: "workspace",
-    Category.LISTED: "gradients in lists",
-}
 
 
 def lasts_with_graph(slot: str) -> bool:
@@ -230,7 +167,65 @@ class BlockLevels:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Timeline:
+class Consumers:
+    """Who takes the storages of a timeline. What its attributes mean is told there, see `Timeline`."""
+
+    graph: Graph
+    order: Sequence[int]
+    accumulation: Accumulation
+    inputs: array[int]
+    listed: Sequence[tuple[int, int, int, int]]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """By task its place in the order."""
+        return {task: place for place, task in enumerate(self.order)}
+
+    @cached_property
+    def lists(self) -> dict[int, list[tuple[int, str]]]:
+        """By storage the tasks in whose lists it is, and of which input."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for _, number, task, given in self.listed:
+            if (task, str(given)) not in found.setdefault(number, []):
+                found[number].append((task, str(given)))
+        return found
+
+    @cached_property
+    def buffers(self) -> dict[int, list[int]]:
+        """By storage the places of the tasks in whose input buffers it was when they ran."""
+        found: dict[int, list[int]] = {}
+        index = 0
+        tasks = self.graph.tasks
+        if not self.inputs:
+            return found
+        for place, task_id in enumerate(self.order):
+            for _ in tasks[task_id].inputs:
+                number = self.inputs[index]
+                index += 1
+                if number >= 0 and place not in found.setdefault(number, []):
+                    found[number].append(place)
+        return found
+
+    def waited(self, number: int, born: int) -> list[int]:
+        """The places of the tasks for which the storage, born at that place, had waited; the sum of a list had not."""
+        places = self.buffers.get(number, [])
+        if not self.accumulation.lists or not places:
+            return places
+        return [place for place in places if place != born]
+
+    def of(self, number: int, born: int) -> list[int]:
+        """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
+        if not self.accumulation.keeps:
+            return []
+        tasks = self.graph.tasks
+        waited = [self.order[place] for place in self.waited(number, born)]
+        lists = [task for task, _ in self.lists.get(number, ())]
+        found = [task for task in dict.fromkeys([*waited, *lists]) if not tasks[task].is_leaf]
+        return sorted(found, key=self.places.__getitem__)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(Lifetimes):
     """The memory of one device over one backward, measured or predicted: births and deaths of storages in order.
 
     A level is the sum of the bytes requested for the storages that are alive and were made since just before the
@@ -275,6 +270,7 @@ class Timeline:
         constant_bytes: tensors without a gradient that nodes saved and something else holds, where no capture saw the
             forward: inputs, and constants that the forward may have made. They are not counted, so the true levels may
             be higher by up to as much.
+        baseline: what was there before the forward, which no level counts; empty of a whole step, where it counts.
     """
 
     graph: Graph
@@ -304,6 +300,7 @@ class Timeline:
     event_places: array[int] = field(default_factory=lambda: array("q"))
     tensors: Mapping[int, tuple[int, Sequence[ref[Tensor]]]] = field(default_factory=dict)
     constant_bytes: int = 0
+    baseline: Baseline = field(default_factory=Baseline)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)
@@ -319,18 +316,6 @@ class Timeline:
     def direction(self) -> Direction | None:
         """Where the true peak is: "at least" this one, "at most" this one, or "unknown"; None: it is no estimate."""
         return direction_of(self.estimates)
-
-    @cached_property
-    def levels(self) -> array[int]:
-        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
-        return array("q", accumulate(self.deltas, initial=sum(self.nbytes[: self.before])))
-
-    @property
-    def deltas(self) -> Iterator[int]:
-        """The bytes of each event: negative where a storage is freed."""
-        nbytes = list(self.nbytes)
-        signed = [*nbytes, *(-each for each in reversed(nbytes))]  # so that place ~n, from the end, is storage n's
-        return map(signed.__getitem__, self.events)
 
     @property
     def start_bytes(self) -> int:
@@ -353,6 +338,11 @@ class Timeline:
     def peak_bytes(self) -> int:
         """The highest level of the backward."""
         return self.levels[self.peak_event]
+
+    @property
+    def peak_with_baseline_bytes(self) -> int:
+        """The peak, and what was there before the forward."""
+        return self.peak_bytes + self.baseline.nbytes
 
     @property
     def peak_place(self) -> int:
@@ -403,25 +393,6 @@ class Timeline:
             return self.event_places[event]
         return bisect_right(self.starts, event) - 1
 
-    @cached_property
-    def births(self) -> array[int]:
-        """By storage the index of the event of its birth; -1: it was there before all."""
-        return array("q", [-1] * self.before + [event for event, number in enumerate(self.events) if number >= 0])
-
-    @cached_property
-    def deaths(self) -> dict[int, int]:
-        """By storage the index of the event of its death, for those which died."""
-        return {~number: event for event, number in enumerate(self.events) if number < 0}
-
-    def alive(self, event: int | None = None) -> list[int]:
-        """The storages that were alive before this event; by default at the peak."""
-        if event is None:
-            event = self.peak_event
-        known = range(self.before)
-        born = (number for number in self.events[:event] if number >= 0)
-        dead = {~number for number in self.events[:event] if number < 0}
-        return [number for numbers in (known, born) for number in numbers if number not in dead]
-
     def category_at(self, number: int, event: int | None = None, place: int | None = None) -> Category:
         """What a storage was for just before this event; by default at the end.
 
@@ -455,8 +426,6 @@ class Timeline:
 
         They add up to `task_peaks`. Categories that never have bytes are left out.
         """
-        from .category_walk import CategoryWalk
-
         changes = [
             (event, _place_of_change(self, event, number, category), number, category)
             for event, number, category in self.changes
@@ -468,10 +437,6 @@ class Timeline:
             for category, column in columns.items():
                 column.append(walk.nbytes_of.get(category, 0))
         return {category: column for category, column in columns.items() if any(column)}
-
-    def __len__(self) -> int:
-        """How many storages there are."""
-        return len(self.nbytes)
 
     def __iter__(self) -> Iterator[Storage]:
         return map(self.storage, range(len(self)))
@@ -533,8 +498,6 @@ class Timeline:
 
     @cached_property
     def _consumers(self) -> Consumers:
-        from .category_walk import Consumers
-
         return Consumers(self.graph, self.order, self.accumulation, self.inputs, self.listed)
 
 

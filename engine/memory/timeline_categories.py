@@ -9,8 +9,8 @@ from dataclasses import replace
 from operator import itemgetter
 
 from ...inspector.graph.graph import Graph
-from .category_walk import CategoryWalk
-from .timeline import Category, Timeline
+from .lifetimes import Category, CategoryWalk
+from .timeline import Timeline
 
 
 def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:

@@ -11,8 +11,10 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import AnyOperation, Table, device_of, read_operations, write_operations
 from ...inspector.graph.json_file import ColumnWriter, Section
 from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
+from .baseline import Baseline
 from .estimates import Direction, Estimate, direction_of
-from .timeline import Basis, BlockLevels, Category, Listed, Maker, Timeline
+from .lifetimes import Category
+from .timeline import Basis, BlockLevels, Listed, Maker, Timeline
 
 _EXACT = 2**53  # from here on JavaScript has no integers
 _MOST = 2**63
@@ -38,6 +40,7 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
     - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
     - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
     - `constant_bytes`: as there; missing where it is 0.
+    - By kind of memory that was there before: `baseline_kind`, and `baseline_bytes`; missing where there was none.
     - `event_places`: as there; missing where tasks came one after the other.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
@@ -74,6 +77,9 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
         writer.column("event_places", timeline.event_places)
     if timeline.constant_bytes:
         writer.value("constant_bytes", timeline.constant_bytes)
+    if parts := timeline.baseline.parts:
+        writer.column("baseline_kind", parts)
+        writer.column("baseline_bytes", parts.values())
     if timeline.listed:
         for number, name in enumerate(_LISTED):
             writer.column(name, (each[number] for each in timeline.listed))
@@ -185,7 +191,14 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
         event_places=_read_event_places(section, len(order), len(events)) if "event_places" in section else array("q"),
         constant_bytes=constant_bytes,
+        baseline=_read_baseline(section) if "baseline_kind" in section else Baseline(),
     )
+
+
+def _read_baseline(section: Section) -> Baseline:
+    kinds = section.texts("baseline_kind")
+    sizes = section.integers("baseline_bytes", _EXACT, length=len(kinds), code="q")
+    return Baseline(dict(zip(kinds, sizes, strict=True)))
 
 
 def _read_estimates(section: Section) -> tuple[Estimate, ...]:

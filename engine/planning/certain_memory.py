@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..execution.gradient_layouts import copy_for
 from ..memory.compiled_footprints import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
-from ..memory.timeline import Category
+from ..memory.lifetimes import Category
 from .scheduling_problem import Problem
 
 _BUFFER, _HELD, _WORKSPACE = int(Category.BUFFER), int(Category.HELD), int(Category.WORKSPACE)

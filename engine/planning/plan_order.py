@@ -19,8 +19,8 @@ from ...inspector.text.progress import silent, telling
 from ...inspector.text.report import ShownAsTable, cells_table, row_called
 from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ...inspector.validation import expect, expect_callable
+from ..memory.baseline import constants_sentence
 from ..memory.estimates import bounded_size, estimate_sentence
-from ..memory.excluded_memory import constants_sentence
 from ..memory.simulation import difference
 from ..memory.task_memory import Footprints, for_graph
 from ..memory.timeline import Timeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +22,6 @@ from ..schedule.policy import AnyPolicy, Policy, is_dynamic, policy_name
 from .policies import find_policy
 from .policy_orders import order_of
 from .scheduling_problem import Problem
-
-if TYPE_CHECKING:
-    pass
 
 
 def schedule(

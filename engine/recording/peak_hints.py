@@ -19,8 +19,9 @@ from ...inspector.text.sizes_and_counts import dtype_name, share_text, size_text
 from ...inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_private.nodes import leaf_of
 from ..execution.run_hooks import hook_name
+from ..memory.lifetimes import Category
 from ..memory.storage_sentences import StorageWords
-from ..memory.timeline import ON_CTX, Category, Storage, Timeline
+from ..memory.timeline import ON_CTX, Storage, Timeline
 
 if TYPE_CHECKING:
     from ...inspector.graph.capture_records import Operation, StoredOperation

@@ -15,10 +15,11 @@ from ...inspector.renderers import GraphTheme, drawn, text_of
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
 from ...inspector.torch_private.tensors import address_below
 from ...inspector.validation import expect, expect_choice
+from ..memory.baseline import constants_sentence
 from ..memory.estimates import bounded_size, estimate_sentence
-from ..memory.excluded_memory import NotCounted, constants_sentence
+from ..memory.lifetimes import Category
 from ..memory.storage_sentences import StorageWords
-from ..memory.timeline import Category, Storage, Timeline
+from ..memory.timeline import Storage, Timeline
 from ..memory.timeline_categories import forward_peak_event
 from .peak_hints import Hint, Peak, hints
 from .task_records import Trace
@@ -230,7 +231,6 @@ class PeakReport:
 def peak_report(
     timeline: Timeline,
     others: Mapping[str, int] | None = None,
-    before: NotCounted | None = None,
     trace: Trace | None = None,
     elsewhere: tuple[Timeline, ...] = (),
     phase: Phase = "backward",
@@ -240,7 +240,6 @@ def peak_report(
     Args:
         timeline: its memory, measured or predicted.
         others: what is known of the peak in bytes under other policies, by name: hints mention it.
-        before: what is known of what was there before the forward.
         trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
         elsewhere: the memory of other devices in the same backward.
         phase: whose peak. The report on a backward's has that of the forward, too, where it is higher.
@@ -252,8 +251,6 @@ def peak_report(
     expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what ts.simulate returns")
     if others is not None:
         expect(others, Mapping, "others", "the peaks in bytes under other policies, by name")
-    if before is not None:
-        expect(before, NotCounted, "before", "what ts.compare found, `comparison.before`")
     if trace is not None:
         expect(trace, Trace, "trace", "a Trace: `run.trace`")
     expect(elsewhere, tuple, "elsewhere", "a tuple of the timelines of other devices")
@@ -274,7 +271,7 @@ def peak_report(
     is_higher = event is not None and timeline.levels[event] > timeline.peak_bytes
     return PeakReport(
         timeline,
-        tuple(_answer(timeline, groups, before, elsewhere)),
+        tuple(_answer(timeline, groups, elsewhere)),
         groups,
         hints(Peak(timeline, storages, others or {}, trace)),
         forward=peak_report(timeline, phase="forward") if is_higher else None,
@@ -402,9 +399,7 @@ def _most_of_it(timeline: Timeline, groups: tuple[PeakGroup, ...], peak_bytes: i
     yield f"{size_text(nbytes)} of it ({share}) are {first.category.plural}{made}: {first.kept_by}."
 
 
-def _answer(
-    timeline: Timeline, groups: tuple[PeakGroup, ...], before: NotCounted | None, elsewhere: Sequence[Timeline]
-) -> Iterator[str]:
+def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], elsewhere: Sequence[Timeline]) -> Iterator[str]:
     count, place = len(timeline.order), timeline.peak_place
     of = f" of {timeline.device}" if elsewhere else ""
     of += " in this run" if timeline.event_places else ""
@@ -415,8 +410,8 @@ def _answer(
     else:
         when = "before the first task: the backward starts with it" if place < 0 else "as backward() ended"
         yield f"The peak{of} is {peak}, {when}."
-    if before is not None and before.grad_bytes:
-        yield before.older_gradients
+    if timeline.baseline.grad_bytes:
+        yield timeline.baseline.older_gradients
     yield from _most_of_it(timeline, groups, timeline.peak_bytes)
     event = forward_peak_event(timeline)
     if event is not None and (nbytes := timeline.levels[event]) > timeline.peak_bytes:
@@ -438,8 +433,8 @@ def _answer(
         yield f"Predicted from {basis}."
     if estimate := estimate_sentence(timeline.estimates, most=len(timeline.estimates)):
         yield estimate
-    if before is not None:
-        yield before.sentence
+    if before := timeline.baseline.sentence(timeline.peak_bytes):
+        yield before
     if timeline.constant_bytes:
         yield constants_sentence(timeline.constant_bytes)
     if not was_captured(timeline.graph):

@@ -138,9 +138,7 @@ class Run:
 
     def _older_gradients(self) -> str:
         """Return a note on .grad that was there before: no peak counts it, a step after zero_grad() allocates it."""
-        from ..memory.excluded_memory import not_counted
-
-        found = sum(not_counted(each).grad_bytes for each in self.footprints_by_device.values())
+        found = sum(each.baseline.grad_bytes for each in self.timelines.values())
         return f" (without {size_text(found)} of .grad that was there before)" if found else ""
 
     @cached_property
@@ -180,16 +178,13 @@ class Run:
         Raises:
             ValueError: memory was not measured, or not on this device, or not that of the forward.
         """
-        from ..memory.excluded_memory import not_counted
         from .peak_report import peak_report
 
         timeline = self._measured()
         if device is not None:
             timeline = self.timelines[chosen_device(device, self.timelines)]
-        footprints = self.footprints_by_device.get(timeline.device)
-        before = None if footprints is None else not_counted(footprints)
         elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)
-        return peak_report(timeline, before=before, trace=self.trace, elsewhere=elsewhere, phase=phase)
+        return peak_report(timeline, trace=self.trace, elsewhere=elsewhere, phase=phase)
 
     def with_memory(self, found: Sequence[tuple[Timeline, Footprints | None]], predicts: bool = True) -> Self:
         """The same run, of which this was measured. `predicts`: whether that says what other orders take."""

@@ -21,7 +21,6 @@ from ..api.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_
 from ..api.restore_state import AsFound
 from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
 from ..memory.device_choice import devices_of
-from ..memory.excluded_memory import not_counted
 from ..memory.timeline import Timeline
 from ..planning.policies import find_policy
 from ..planning.policy_orders import bound
@@ -291,8 +290,7 @@ def _compared(
     for device in sorted(next(iter(runs.values())), key=lambda each: each == highest.device):  # this is the last
         there = {name: each[device] for name, each in runs.items()}
         rows = tuple(_rows(there, predicted.get(device, {}), times))
-        before = not_counted(next(iter(there.values())).footprints)
-        found.append(Comparison(highest.graph, rows, before, tuple(found) if device == highest.device else ()))
+        found.append(Comparison(highest.graph, rows, tuple(found) if device == highest.device else ()))
     return found[-1]
 
 

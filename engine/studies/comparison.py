@@ -15,9 +15,9 @@ from ...inspector.graph.phrases import joined, task_name
 from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import counted, nth, size_text
+from ..memory.baseline import Baseline
 from ..memory.device_choice import chosen_device
 from ..memory.estimates import estimate_sentence
-from ..memory.excluded_memory import NotCounted
 from ..memory.timeline import Timeline
 from ..recompute.plan import RecomputePlan
 from ..recording.peak_report import PeakReport, peak_report
@@ -115,14 +115,12 @@ class Comparison(ShownAsTable):
     Attributes:
         graph: the graph, without its nodes: these would keep what a custom Function put on its `ctx`.
         rows: in the order in which the policies ran.
-        before: what was there before the forwards, and is not counted.
         elsewhere: the same runs' memory on each of the other devices.
         step: a training step of which this is the forward and the backward; None: none was given.
     """
 
     graph: Graph
     rows: tuple[Row, ...]
-    before: NotCounted | None = None
     elsewhere: tuple[Comparison, ...] = ()
     step: TrainingStep | None = None
 
@@ -148,6 +146,11 @@ class Comparison(ShownAsTable):
         there, outside = self.step.beside_backward
         timeline = self[policy].timeline
         return max(outside, there + max(timeline.peak_bytes, timeline.forward_peak_bytes or 0))
+
+    @property
+    def before(self) -> Baseline:
+        """What was there before the forwards on this device, and is not counted."""
+        return self.rows[0].timeline.baseline
 
     @property
     def device(self) -> str:
@@ -188,7 +191,7 @@ class Comparison(ShownAsTable):
         if policy not in self._reports:
             others = {other.policy: other.peak_bytes for other in self.rows if other is not row}
             elsewhere = tuple(each[policy].timeline for each in self.elsewhere)
-            self._reports[policy] = peak_report(row.timeline, others, self.before, elsewhere=elsewhere)
+            self._reports[policy] = peak_report(row.timeline, others, elsewhere=elsewhere)
         return self._reports[policy]
 
     def first_divergence(self, first: str, second: str) -> Divergence | None:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from ...inspector.renderers import GraphTheme, drawn
 from ...inspector.text.progress import Tell, telling
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import (
@@ -30,8 +32,11 @@ from ..execution.unsupported import refuse_transforms
 from ..memory.estimates import Estimate, bounded_size, estimate_sentence
 from ..recompute.plan_recompute import plan_recompute
 from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
-from .step_timeline import OPTIMIZER, PhasePeak, cells_of
+from .step_timeline import OPTIMIZER, PhasePeak, StepTimeline, cells_of
 from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +224,7 @@ class Fit(ShownAsTable):
         device: whose memory that is.
         reserve: of these the bytes that are to stay free.
         batch_size: of the batch that was asked for, or the default of `make_batch`; None: it takes no size.
-        phases: the peaks of forward, backward and optimizer in a steady step, each with its categories in bytes.
+        timeline: the memory over a steady step, predicted.
         estimates: why the figures are estimates, each an `Estimate` with its direction; empty if nothing is known to be
             missing.
     """
@@ -228,10 +233,15 @@ class Fit(ShownAsTable):
     device: torch.device
     reserve: int
     batch_size: int | None
-    phases: tuple[PhasePeak, ...]
+    timeline: StepTimeline
     estimates: tuple[str, ...]
     _recipe: Recipe = field(repr=False)
     _tried: _Tried = field(repr=False)
+
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """The peaks of forward, backward and optimizer in a steady step, each with its categories in bytes."""
+        return self.timeline.peaks
 
     @property
     def highest(self) -> PhasePeak:
@@ -280,6 +290,10 @@ class Fit(ShownAsTable):
         """
         step = self._tried.step(self.batch_size)
         return remedies_for(self._recipe, step, self._tried.known, self.usable_bytes)
+
+    def figure(self, theme: GraphTheme = "auto") -> go.Figure:
+        """The memory over a steady step, by category, with its phases. Needs plotly."""
+        return drawn("step as a figure", self, theme)
 
     @property
     def cells(self) -> list[list[str]]:
@@ -485,7 +499,7 @@ def fits(
     if kept is None:
         kept = min(RESERVE_BYTES, limit // 2) if gpu else 0
     estimates = (*step.estimates, *((Estimate(_OF_A_GPU, "unknown"),) if gpu else ()))
-    return Fit(limit, step.device, kept, recipe.size, step.phases, estimates, recipe, tried)
+    return Fit(limit, step.device, kept, recipe.size, step.timeline, estimates, recipe, tried)
 
 
 RESERVE_BYTES = 2**30

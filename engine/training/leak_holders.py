@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
@@ -24,8 +24,9 @@ from ...inspector.references.find_referrers import Holder, who_holds
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.saved_variables import has_edges, saved_slots
 from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
-from ...inspector.torch_private.tensors import StorageBytes, is_fake, storage_of
+from ...inspector.torch_private.tensors import is_fake
 from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
+from ..memory.census import Place, storages_of
 
 _numbers = itertools.count()
 
@@ -114,7 +115,7 @@ class HeldGraphs:
         nbytes: what these have saved, and the tensors held; a storage counts once, parameters don't.
         is_bounded: whether there was more than was looked at.
         crosses: whether one graph goes from a step to another.
-        addresses: of the storages.
+        storages: their places.
     """
 
     holder: Holder
@@ -124,7 +125,7 @@ class HeldGraphs:
     nbytes: int
     is_bounded: bool
     crosses: bool
-    addresses: frozenset[int]
+    storages: frozenset[Place]
 
 
 def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[HeldGraphs]:
@@ -255,7 +256,7 @@ def _by_holder(
                     size.nbytes,
                     size.is_bounded,
                     size.crosses,
-                    size.addresses,
+                    size.storages,
                 )
 
 
@@ -282,7 +283,7 @@ class _Size:
         self.is_bounded = False
         self.is_marked = False
         self.crosses = False
-        self._storages: dict[int, int] = {}
+        self._storages: dict[Place, int] = {}
         for root in roots:
             if issubclass(type(root), Tensor):
                 self._add(root)
@@ -293,7 +294,7 @@ class _Size:
         return sum(self._storages.values())
 
     @property
-    def addresses(self) -> frozenset[int]:
+    def storages(self) -> frozenset[Place]:
         return frozenset(self._storages)
 
     def _walk(self, root: Node, tokens: StepTokens, is_old: IsOld) -> None:
@@ -324,9 +325,8 @@ class _Size:
             self._add(slot.tensor)
 
     def _add(self, tensor: Tensor) -> None:
-        storage = None if is_lazy(tensor) or isinstance(tensor, nn.Parameter) else storage_of(tensor)
-        if storage is not None:
-            self._storages[storage.address] = storage.nbytes
+        if not isinstance(tensor, nn.Parameter):
+            self._storages.update(storages_of([tensor]))
 
 
 _LOOKS = 3  # that a growth takes
@@ -374,14 +374,14 @@ class OldTensors:
             own = set(map(id, _tensors_below(watching)))
             self._before_step = [each for number, each in _tensors_alive() if number not in own]
 
-    def storages(self, known: Container[int]) -> dict[int, tuple[int, ref[Tensor]]]:
-        """Return, by address, the size and a tensor of each storage left by earlier steps, without the known ones."""
-        before = {found.address for each in self._before_loop.values() if (found := _storage(each)) is not None}
+    def storages(self, known: Container[Place]) -> dict[Place, tuple[int, ref[Tensor]]]:
+        """Return, by place, the size and a tensor of each storage left by earlier steps, without the known ones."""
+        before = {place for each in self._before_loop.values() for place in _storage(each)}
         storages = {}
         for each in self._before_step:
-            found = _storage(each)
-            if found is not None and found.address not in before and found.address not in known:
-                storages[found.address] = found.nbytes, each
+            for place, nbytes in _storage(each).items():
+                if place not in before and place not in known:
+                    storages[place] = nbytes, each
         return storages
 
     def growth(self, number: int, nbytes: int, held: float) -> int | None:
@@ -456,6 +456,7 @@ def _tensors_below(owner: object) -> list[Tensor]:
     return found
 
 
-def _storage(tensor: ref[Tensor]) -> StorageBytes | None:
+def _storage(tensor: ref[Tensor]) -> dict[Place, int]:
+    """The bytes of a strided tensor's storage, by place; empty for a tensor that is gone or has no strides."""
     found = tensor()
-    return None if found is None else storage_of(found)
+    return {} if found is None or found.layout is not strided or found.is_nested else storages_of([found])

@@ -63,7 +63,7 @@ class Leaks(LoopPart):
         if not any(map(self._is_old, self._tokens.alive())):
             self._wait = 1
             self._next_look = max(number + 1, _FIRST_LOOK)
-            self._training.earlier_bytes, self._training.earlier_addresses = 0, frozenset()
+            self._training.earlier_bytes, self._training.earlier_storages = 0, frozenset()
         elif number >= self._next_look:
             self._look(number)
             self._wait *= 2
@@ -76,7 +76,7 @@ class Leaks(LoopPart):
         self._looked_at = number
         found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters())
         self._training.earlier_bytes = sum(held.nbytes for held in found)
-        self._training.earlier_addresses = frozenset().union(*(held.addresses for held in found))
+        self._training.earlier_storages = frozenset().union(*(held.storages for held in found))
         for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
             said = leak_sentence(replace(held, holder=first))

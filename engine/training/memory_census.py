@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from weakref import WeakSet, ref
 
 import torch
@@ -16,18 +16,15 @@ from ...inspector.torch_private.tensors import (
     address_below,
     is_fake,
     local_of,
-    parts_of,
     storage_of,
-    stored_parts,
+    strided_parts,
     without_bytes,
 )
 from ...inspector.torch_private.thread_state import unobserved
+from ..memory.census import Place, state_tensors
 from ..memory.device_choice import measurable
+from ..memory.lifetimes import BUFFERS, PARAMETERS
 from ..memory.task_boundaries import look
-from .step_timeline import BUFFERS, PARAMETERS
-
-Place = tuple[torch.device, int]
-"""An address in a device's memory."""
 
 Walked = dict[str, list[Place]]
 """By category where its storages are."""
@@ -99,7 +96,7 @@ class Holders:
     def state(self) -> list[Place]:
         """Where what the optimizers keep is."""
         with unobserved():
-            return [*self._places(leaf for each in self.optimizers for leaf in _tensors_in(each.state))]
+            return [*self._places(leaf for each in self.optimizers for leaf in state_tensors(each))]
 
     def parameters(self) -> Walked:
         """Where parameters and buffers are."""
@@ -127,7 +124,8 @@ class Holders:
         for tensor in tensors:
             if tensor is None or is_fake(tensor):
                 continue
-            for part in _with_bytes(tensor):
+            is_common = type(tensor) in _COMMON and tensor.layout not in SPARSE
+            for part in (tensor,) if is_common else strided_parts(tensor):
                 address = _address(part)
                 if address:
                     place = part.device, address
@@ -151,26 +149,3 @@ def _address(tensor: Tensor) -> int | None:
         return address_below(tensor)
     seen = look(tensor)
     return None if seen is None else seen.address
-
-
-def _with_bytes(tensor: Tensor) -> Iterator[Tensor]:
-    """The strided tensors of which it is made."""
-    if tensor.layout in SPARSE:
-        yield from stored_parts(tensor)
-    elif type(tensor) in _COMMON:
-        yield tensor
-    else:
-        yield from parts_of(tensor)
-
-
-def _tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in dicts, lists and tuples."""
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, Mapping):
-            todo.extend(each.values())
-        elif isinstance(each, list | tuple):
-            todo.extend(each)

@@ -17,7 +17,8 @@ from ...inspector.torch_private.optimizer_steps import optimizers_alive, paramet
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
-from ...inspector.torch_private.tensors import storage_of
+from ..memory.census import Place, state_tensors, storages_of
+from ..memory.lifetimes import ACTIVATIONS, BATCH, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
 from .loop_observers import LoopPart
@@ -27,7 +28,7 @@ from .step_boundaries import BackwardGiven
 if TYPE_CHECKING:
     from .training_result import Training
 
-HELD = ("parameters", "optimizer", "gradients", "batch", "activations", "earlier")
+HELD = PARAMETERS, STATE, GRADIENTS, BATCH, ACTIVATIONS, EARLIER
 """The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients as a backward of the step
 ends, what its largest graph has saved as its backward begins (the batch, and what the forward computed), and what
 earlier steps have left: graphs, and tensors without one."""
@@ -46,7 +47,7 @@ class HeldMemory(LoopPart):
         self._number = 0
         self._is_looking = False
         self._row = [0.0] * len(HELD)
-        self._given: set[int] = set()  # the addresses of tensors that forwards of this step were given
+        self._given: set[Place] = set()  # the storages of tensors that forwards of this step were given
         self._states: dict[int, int] = {}  # bytes by the optimizer's id, of those that step in this step
         self._is_power = False
         self._old_bytes = 0  # of tensors of earlier steps, when they were looked at last
@@ -69,33 +70,33 @@ class HeldMemory(LoopPart):
 
     def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
         if self._is_looking:
-            self._given.update(_storages(each for each in tensors_of(given) if each.grad_fn is None))
+            self._given.update(storages_of(each for each in tensors_of(given) if each.grad_fn is None))
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_looking:
             return
         watched = self._training.watched
-        parameters = _storages(each for _, module in watched.modules() for each in _own_of(module))
+        parameters = storages_of(each for _, module in watched.modules() for each in _own_of(module))
         slots = [slot for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node)]
         saved, computed = [slot.tensor for slot in slots], [slot.maker is not None or slot.modified for slot in slots]
         slots.clear()
         held = kept_by_others(saved)
-        found = {address: nbytes for address, nbytes in _storages(saved).items() if address not in parameters}
-        batch = self._given | _storages(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
-        batch -= _storages(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
-        activations = sum(nbytes for address, nbytes in found.items() if address not in batch)
+        found = {place: nbytes for place, nbytes in storages_of(saved).items() if place not in parameters}
+        batch = self._given | storages_of(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
+        batch -= storages_of(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
+        activations = sum(nbytes for place, nbytes in found.items() if place not in batch)
         self._row[_PARAMETERS] = float(sum(parameters.values()))
         if sum(found.values()) > self._row[_BATCH] + self._row[_ACTIVATIONS]:
             self._row[_BATCH], self._row[_ACTIVATIONS] = float(sum(found.values()) - activations), float(activations)
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._is_looking:
-            found = _storages(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
+            found = storages_of(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
             self._row[_GRADIENTS] = max(self._row[_GRADIENTS], float(sum(found.values())))
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._is_looking:
-            self._states[id(optimizer)] = sum(_storages(tensors_of(list(optimizer.state.values()))).values())
+            self._states[id(optimizer)] = sum(storages_of(state_tensors(optimizer)).values())
             self._row[_OPTIMIZER] = float(sum(self._states.values()))
 
     def step_ends(self, number: int) -> None:
@@ -110,9 +111,9 @@ class HeldMemory(LoopPart):
 
     def _look_at_tensors(self, number: int) -> Finding | None:
         """Sums the tensors of earlier steps; a finding if they become more and more."""
-        known = set(self._training.earlier_addresses)
+        known = set(self._training.earlier_storages)
         for tensors in self._own_tensors():
-            known.update(_storages(tensors))
+            known.update(storages_of(tensors))
         left = self._old.storages(known)
         self._old_bytes = sum(nbytes for nbytes, _ in left.values())
         held = sum(self._row[:_EARLIER]) + self._training.earlier_bytes + self._old_bytes
@@ -130,7 +131,7 @@ class HeldMemory(LoopPart):
             yield _own_of(module)
         parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]
         for optimizer in optimizers_alive():
-            yield tensors_of(list(getattr(optimizer, "state", {}).values()))
+            yield state_tensors(optimizer)
             parameters += parameters_of(optimizer)
         yield parameters
         yield (each.grad for each in parameters if each.grad is not None)
@@ -155,9 +156,3 @@ def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
 def _own_of(module: torch.nn.Module) -> Iterable[Tensor]:
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
-
-
-def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by address, without what has none of its own."""
-    found = (storage_of(each) for each in tensors)
-    return {each.address: each.nbytes for each in found if each is not None}

@@ -28,7 +28,7 @@ from ...inspector.validation import expect_callable, expect_model, expect_number
 from ..execution.unsupported import refuse_transforms
 from ..memory.allocator_events import CPU, AllocatorRecording
 from ..memory.allocator_recording import RecordedAllocators
-from ..memory.excluded_memory import OLDER_THAN_RECORDING
+from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from .memory_census import Holders, Walked
 from .step import TrainingStep

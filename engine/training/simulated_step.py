@@ -32,19 +32,8 @@ from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.estimates import Estimate
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
-from .step_timeline import (
-    ACTIVATIONS,
-    BACKWARD,
-    BATCH,
-    BUFFERS,
-    FORWARD,
-    GRADIENTS,
-    OPTIMIZER,
-    PARAMETERS,
-    STATE,
-    PhasePeak,
-    phase_peaks,
-)
+from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
+from .step_timeline import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
 from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
 
 _CPU = torch.device("cpu")
@@ -200,7 +189,7 @@ class FakeStep:
     """What a steady step takes: the second one.
 
     Attributes:
-        phases: the peaks of forward, backward and optimizer.
+        timeline: its memory.
         device: whose memory.
         too_large: whether kernels were too large to be run alone, and nothing told of them.
         estimates: why the figures are estimates; empty if nothing is known to be missing.
@@ -208,7 +197,7 @@ class FakeStep:
         flops: additions and multiplications of both steps; 0 unless they were counted.
     """
 
-    phases: tuple[PhasePeak, ...]
+    timeline: StepTimeline
     device: torch.device
     too_large: bool
     estimates: tuple[str, ...]
@@ -216,9 +205,14 @@ class FakeStep:
     flops: int = 0
 
     @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """The peaks of forward, backward and optimizer."""
+        return self.timeline.peaks
+
+    @property
     def peak_bytes(self) -> int:
         """The highest of the three."""
-        return max(each.nbytes for each in self.phases)
+        return self.timeline.peak_bytes
 
 
 def fake_step(
@@ -336,9 +330,9 @@ class _Trained:
         device = next((each.device for each in self._model.parameters()), _CPU)
         memory = self._recipe.device or device
         sizes = fakes.sizes_on(device, memory)
-        phases = phase_peaks(fakes.events, sizes, self._starts, self._kinds)
+        timeline = predicted_step(str(memory), fakes.events, sizes, self._starts, self._kinds)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(phases, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        return FakeStep(timeline, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes

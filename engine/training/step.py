@@ -16,11 +16,12 @@ from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
+from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.device_choice import chosen_device
-from ..memory.excluded_memory import OLDER_THAN_RECORDING
+from ..memory.lifetimes import STATE
 from ..recording.run import Run
 from .step_backward import StepBackwards
-from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, STATE, PhasePeak, StepTimeline, cells_of
+from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, PhasePeak, StepTimeline, cells_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -176,7 +177,10 @@ class TrainingStep(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        return [*self.peak().answer, *self._elsewhere(), *self._apart(), OLDER_THAN_RECORDING]
+        before = self.timeline.baseline
+        standing = f"{size_text(before.nbytes)} were there as it began: {before.listed}."
+        said = [standing] if before.nbytes else []
+        return [*self.peak().answer, *self._elsewhere(), *self._apart(), *said, OLDER_THAN_RECORDING]
 
     def _elsewhere(self) -> Iterator[str]:
         """The peaks of other devices, as far as they are one percent of this one's."""
@@ -209,7 +213,7 @@ class TrainingStep(ShownAsTable):
 
 
 def _records(timeline: StepTimeline) -> list[dict[str, Any]]:
-    alive = set(timeline.alive_at(timeline.peak_event))
+    alive = set(timeline.alive(timeline.peak_event))
     found = [
         {
             "device": timeline.device,

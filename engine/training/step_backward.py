@@ -16,13 +16,14 @@ from ...inspector.torch_private.thread_state import unobserved
 from ..execution.backward_arguments import BackwardCall
 from ..memory.allocator_events import AllocatorRecording, Instant
 from ..memory.build_timeline import Kinds, Measured, lives_of, maker_of, timeline_of, variables_of
+from ..memory.lifetimes import BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, Category
 from ..memory.task_boundaries import MemoryWatch, SavedBlocks, TaskMoment, Visit, kept_by, look
-from ..memory.timeline import Category, Maker, Timeline
+from ..memory.timeline import Maker, Timeline
 from ..planning.policies import POLICIES
 from ..recording.run import Run
 from ..session.native_engine import Plan, Watch
 from .step_boundaries import BackwardGiven, RunBackward
-from .step_timeline import BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, StepTimeline
+from .step_timeline import StepTimeline
 from .step_windows import Window
 
 _STANDING = {PARAMETERS: Category.PARAMETER, BUFFERS: Category.PARAMETER, STATE: Category.STATE}

@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
-from .memory_census import Holders, Place, Walked
-from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, GRADIENTS, OPTIMIZER, STATE
+from ..memory.census import Place
+from ..memory.lifetimes import GRADIENTS, STATE, Kind
+from .memory_census import Holders, Walked
+from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 
 RunBackward = Callable[[], tuple[Tensor, ...]]
 BackwardGiven = tuple[Any, ...]
@@ -140,10 +142,10 @@ class LoopWatch:
     def phase(self) -> str:
         return self.moments[-1].phase
 
-    def _enter(self, phase: str, *walk: str, optimizer: str = "") -> None:
+    def _enter(self, phase: str, *walk: Kind, optimizer: str = "") -> None:
         ended = self._holders.ended()  # before others may be at the same places
         of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
-        walked = {name: of[name]() for name in walk}
+        walked: Walked = {name: of[name]() for name in walk}
         if phase == FORWARD:  # parameters may have been moved since, as by `.data = ...`
             walked.update(self._holders.parameters())
         elif phase == BACKWARD:

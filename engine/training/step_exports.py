@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ...inspector.validation import expect_choice
+from ..memory.lifetimes import OF_A_STEP
 from ..recording.pandas_tables import TaskClock, frame_of
 from ..recording.perfetto import (
     REAL_TIME,
@@ -21,7 +22,7 @@ from ..recording.perfetto import (
     trace_metadata,
 )
 from .step import TrainingStep, step_began_ns
-from .step_timeline import CATEGORIES, Phase, StepTimeline
+from .step_timeline import Phase, StepTimeline
 
 StepTable = Literal["phases", "blocks", "tasks"]
 
@@ -50,7 +51,7 @@ def steps_frame(steps: Sequence[TrainingStep]) -> Any:
     """A row for each phase of each step on each device."""
     rows = [row for step in steps for timeline in step.timelines.values() for row in _phases(step.number, timeline)]
     used = {each for step in steps for timeline in step.timelines.values() for each in timeline.kinds}
-    names = [*_COLUMNS, *(each for each in CATEGORIES if each in used)]
+    names = [*_COLUMNS, *(each for each in OF_A_STEP if each in used)]
     return frame_of({name: [row[name] for row in rows] for name in names})
 
 
@@ -73,7 +74,7 @@ def _phases(number: int, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
             "peak_bytes": levels[peak],
         }
         parts = {kind: column[peak] for kind, column in timeline.category_levels.items()}
-        yield row | dict.fromkeys(CATEGORIES, 0) | parts
+        yield row | dict.fromkeys(OF_A_STEP, 0) | parts
 
 
 def save_steps(steps: Sequence[TrainingStep], path: str | PathLike[str]) -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from ...inspector.text.sizes_and_counts import size_text
+from ..memory.baseline import Baseline
+from ..memory.lifetimes import OF_A_STEP, TEMPORARIES, CategoryWalk, Lifetimes
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER
@@ -18,13 +19,6 @@ PHASES = FORWARD, BACKWARD, OPTIMIZER
 AFTER_BACKWARD, BETWEEN = "after backward", "between"
 """What else there is of a step that is recorded: from the end of a backward to what follows, clipping for example; and
 what comes before the first forward and after the optimizer, where gradients are set to zero and data is loaded."""
-
-PARAMETERS, BUFFERS, BATCH = "parameters", "buffers", "batch"
-GRADIENTS, STATE, ACTIVATIONS, TEMPORARIES = "gradients", "optimizer state", "activations", "temporaries"
-CATEGORIES = PARAMETERS, BUFFERS, BATCH, STATE, GRADIENTS, ACTIVATIONS, TEMPORARIES
-"""What bytes are: activations are there when the backward starts, and not before the forward; of a step that is
-recorded, the batch is what is made between forwards and there as one starts; temporaries are what is none of the
-others, what kernels take for themselves among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +28,7 @@ class PhasePeak:
     Attributes:
         phase: its name, "forward", "backward" or "optimizer"; of a step that is recorded also another, see `PHASES`.
         nbytes: all that is alive then.
-        parts: of these bytes those of each category, see `CATEGORIES`.
+        parts: of these bytes those of each category, see `OF_A_STEP`.
     """
 
     phase: str
@@ -42,45 +36,9 @@ class PhasePeak:
     parts: Mapping[str, int]
 
 
-def phase_peaks(
-    events: Sequence[int], nbytes: Sequence[int], starts: Sequence[tuple[str, int]], kinds: Mapping[int, str]
-) -> tuple[PhasePeak, ...]:
-    """The peak of each phase.
-
-    Args:
-        events: births and deaths of blocks in order, `n` and `~n`.
-        nbytes: the size of each block.
-        starts: the phases in order, each with the event that is its first; one may come several times. What comes
-            before them is of none.
-        kinds: by block its category; "temporaries" where none is said.
-    """
-    level: Counter[str] = Counter()
-    whole = 0
-    found: dict[str, PhasePeak] = {}
-    phases = iter([*starts, ("", len(events))])
-    phase, (following, start) = "", next(phases)
-
-    def note() -> None:
-        if phase and (phase not in found or whole > found[phase].nbytes):
-            found[phase] = PhasePeak(phase, whole, {each: level[each] for each in CATEGORIES if level[each]})
-
-    for place, event in enumerate([*events, None]):
-        while place == start and following:
-            phase, (following, start) = following, next(phases)
-            note()
-        if event is None:
-            break
-        block = event if event >= 0 else ~event
-        size = nbytes[block] if event >= 0 else -nbytes[block]
-        level[kinds.get(block, TEMPORARIES)] += size
-        whole += size
-        note()
-    return tuple(found.values())
-
-
 def cells_of(phases: Sequence[PhasePeak]) -> list[list[str]]:
     """A table of them: a column for each phase, a row for each category that one of them has, and what it is in all."""
-    used = [each for each in CATEGORIES if any(each in phase.parts for phase in phases)]
+    used = [each for each in OF_A_STEP if any(each in phase.parts for phase in phases)]
     rows = [["", *(phase.phase for phase in phases)]]
     rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in phases)] for each in used]
     return [*rows, ["in all", *(size_text(phase.nbytes) for phase in phases)]]
@@ -104,8 +62,8 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepTimeline:
-    """The memory of one device over one training step, measured.
+class StepTimeline(Lifetimes):
+    """The memory of one device over one training step, measured or predicted.
 
     A level is the sum of the bytes of all blocks that were born since the recording began and are alive, and of the
     parameters, buffers, gradients and states of optimizers that were there before. Blocks are numbered; those that are
@@ -115,11 +73,11 @@ class StepTimeline:
         device: whose memory it is, "cpu" or "cuda:0".
         before: how many blocks are there as the step begins.
         nbytes: by block.
-        kinds: by block what it is, see `CATEGORIES`: one category for its whole life.
+        kinds: by block what it is, see `OF_A_STEP`: one category for its whole life.
         events: `n` for the birth of block n, `~n` for its death.
-        event_ns: when each event happened, nanoseconds since the step began.
+        event_ns: when each event happened, nanoseconds since the step began. Empty: it was predicted.
         phases: in order; one may come several times.
-        elapsed_ns: how long the step took.
+        elapsed_ns: how long the step took; 0: it was predicted.
     """
 
     device: str
@@ -132,30 +90,14 @@ class StepTimeline:
     elapsed_ns: int
 
     def __repr__(self) -> str:
-        return (
-            f"<StepTimeline of {self.device}, measured: peak {self.peak_bytes:,} bytes, in the {self.peak_phase.name}>"
-        )
-
-    def __len__(self) -> int:
-        """How many blocks there are."""
-        return len(self.nbytes)
-
-    @cached_property
-    def levels(self) -> array[int]:
-        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
-        nbytes = self.nbytes
-        deltas = (nbytes[each] if each >= 0 else -nbytes[~each] for each in self.events)
-        return array("q", accumulate(deltas, initial=sum(nbytes[: self.before])))
-
-    @cached_property
-    def peak_event(self) -> int:
-        """The first index in `levels` at which the step is at its highest."""
-        return self.levels.index(max(self.levels))
+        basis = "measured" if self.elapsed_ns else "predicted"
+        peak = f"peak {self.peak_bytes:,} bytes, in the {self.peak_phase.name}"
+        return f"<StepTimeline of {self.device}, {basis}: {peak}>"
 
     @property
-    def peak_bytes(self) -> int:
-        """The highest level of the step."""
-        return self.levels[self.peak_event]
+    def baseline(self) -> Baseline:
+        """What was there as the step began, which its levels count."""
+        return Baseline(self.parts_at(0))
 
     @property
     def peak_phase(self) -> Phase:
@@ -169,48 +111,33 @@ class StepTimeline:
 
     def parts_at(self, event: int) -> dict[str, int]:
         """The bytes of each category before the event of this index; `len(events)`: as the step ends."""
-        found: Counter[str] = Counter()
-        for number in range(self.before):
-            found[self.kinds[number]] += self.nbytes[number]
-        for each in self.events[:event]:
-            number = each if each >= 0 else ~each
-            found[self.kinds[number]] += self.nbytes[number] if each >= 0 else -self.nbytes[number]
-        return {each: found[each] for each in CATEGORIES if found[each]}
+        walk = self._walk()
+        walk.go_to(event, 0)
+        return {each: nbytes for each in OF_A_STEP if (nbytes := walk.nbytes_of.get(each, 0))}
 
-    def alive_at(self, event: int) -> list[int]:
-        """The blocks that are alive before the event of this index."""
-        alive = dict.fromkeys(range(self.before))
-        for each in self.events[:event]:
-            if each >= 0:
-                alive[each] = None
-            else:
-                del alive[~each]
-        return list(alive)
+    def _walk(self) -> CategoryWalk[str]:
+        return CategoryWalk(self.events, self.nbytes, self.kinds, self.before)
 
     @cached_property
     def peaks(self) -> tuple[PhasePeak, ...]:
         """What each phase has at its highest; one that comes several times, the highest of them."""
-        return phase_peaks(
-            [*range(self.before), *self.events],
-            self.nbytes,
-            [(phase.name, self.before + phase.event) for phase in self.phases],
-            dict(enumerate(self.kinds)),
-        )
+        highest: dict[str, tuple[int, int]] = {}  # by phase the bytes, and the event before which these are alive
+        for phase, following in pairwise((*self.phases, self._end)):
+            levels = self.levels[phase.event : following.event + 1]
+            nbytes = max(levels)
+            if phase.name not in highest or nbytes > highest[phase.name][0]:
+                highest[phase.name] = nbytes, phase.event + levels.index(nbytes)
+        return tuple(PhasePeak(name, nbytes, self.parts_at(event)) for name, (nbytes, event) in highest.items())
 
     @cached_property
     def category_levels(self) -> Mapping[str, array[int]]:
         """By category its bytes after each event, first of all before any: they add up to `levels`."""
-        used = [each for each in CATEGORIES if each in self.kinds]
-        now = dict.fromkeys(used, 0)
-        columns = {each: array("q") for each in used}
-        for number in range(self.before):
-            now[self.kinds[number]] += self.nbytes[number]
-        for event in (None, *self.events):
-            if event is not None:
-                number = event if event >= 0 else ~event
-                now[self.kinds[number]] += self.nbytes[number] if event >= 0 else -self.nbytes[number]
+        columns: dict[str, array[int]] = {each: array("q") for each in OF_A_STEP if each in self.kinds}
+        walk = self._walk()
+        for event in range(len(self.events) + 1):
+            walk.go_to(event, 0)
             for each, column in columns.items():
-                column.append(now[each])
+                column.append(walk.nbytes_of.get(each, 0))
         return columns
 
     def temporaries_of(self, name: str) -> int:
@@ -227,3 +154,54 @@ class StepTimeline:
     @property
     def _end(self) -> Phase:
         return Phase("", len(self.events), self.elapsed_ns)
+
+
+def predicted_step(
+    device: str,
+    events: Iterable[int],
+    nbytes: Sequence[int],
+    starts: Sequence[tuple[str, int]],
+    kinds: Mapping[int, str],
+) -> StepTimeline:
+    """Return the last of the steps that were run on fake tensors.
+
+    Args:
+        device: whose memory.
+        events: births and deaths of storages in all steps, `n` and `~n`.
+        nbytes: the bytes of each storage; 0 on another device.
+        starts: the phases of the step in order, each with the event that is its first.
+        kinds: the kind of each storage; "temporaries" where none is said.
+    """
+    first = starts[0][1]
+    alive: dict[int, None] = {}
+    shown: list[int] = []  # the numbers of the storages, in the order in which the step counts them
+    numbers: dict[int, int] = {}
+    found = array("q")
+    counted = [0]  # by event of the step how many of those before it are on this device
+    for place, event in enumerate(events):
+        if place == first:
+            shown = list(alive)
+            numbers = {number: new for new, number in enumerate(shown)}
+        number = event if event >= 0 else ~event
+        if place < first:
+            if event < 0:
+                alive.pop(number, None)
+            elif nbytes[number]:
+                alive[number] = None
+            continue
+        if nbytes[number] and event >= 0:
+            numbers[number] = len(shown)
+            shown.append(number)
+        if nbytes[number]:
+            found.append(numbers[number] if event >= 0 else ~numbers[number])
+        counted.append(len(found))
+    return StepTimeline(
+        device,
+        len(alive),
+        array("q", (nbytes[number] for number in shown)),
+        tuple(kinds.get(number, TEMPORARIES) for number in shown),
+        found,
+        array("q"),
+        tuple(Phase(name, counted[start - first], 0) for name, start in starts),
+        0,
+    )

@@ -11,22 +11,11 @@ from operator import itemgetter
 import torch
 
 from ..memory.allocator_events import AllocatorEvent, AllocatorRecording
-from .memory_census import Place, Walked
+from ..memory.census import Place
+from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from .memory_census import Walked
 from .step_boundaries import PhaseStart
-from .step_timeline import (
-    ACTIVATIONS,
-    BACKWARD,
-    BATCH,
-    BETWEEN,
-    BUFFERS,
-    FORWARD,
-    GRADIENTS,
-    PARAMETERS,
-    STATE,
-    TEMPORARIES,
-    Phase,
-    StepTimeline,
-)
+from .step_timeline import BACKWARD, BETWEEN, FORWARD, Phase, StepTimeline
 
 
 @dataclass(slots=True)

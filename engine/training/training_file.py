@@ -48,7 +48,7 @@ class TrainingDocument:
         weights, updates: float32 of (samples, modules): their norms; -1 where there was none.
         losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
         looks: int64 of (looks, 2): the same of the rows of memory.
-        memory: float32 of (looks, 6): bytes held, see `held_memory.HELD`.
+        memory: float32 of (looks, 6): bytes held, see `memory_samples.HELD`.
         skipped: bool of (rows,): whether a gradient scaler left a step out.
         kept: by step the folder of the black box that keeps it.
         black_box: whether there was one.

@@ -17,6 +17,7 @@ from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect_callable
 from ..api.environment import Autocast
+from ..memory.census import Place
 from .findings import Finding, TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
@@ -61,7 +62,7 @@ _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five a step that is looked at
 _NOT_FOR_USERS = frozenset(
     (
-        *("add", "autocast", "black_box_on", "cells", "earlier_addresses", "earlier_bytes", "found_inf", "is_written"),
+        *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
         *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms", "update"),
         *("watch_by", "watched", "writes"),
     )
@@ -102,9 +103,9 @@ class Training(ShownAsFindings):
         watched: the models, and what their parts are called.
         is_written: whether a logger is told of each step.
         norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
-        memory: what the loop held in some steps, see `held_memory.HELD`.
-        earlier_bytes, earlier_addresses: what graphs of earlier steps keep, as far as it was looked at: bytes, and the
-            addresses of these storages.
+        memory: what the loop held in some steps, see `memory_samples.HELD`.
+        earlier_bytes, earlier_storages: what graphs of earlier steps keep, as far as it was looked at: bytes, and the
+            places of these storages.
         taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
             taken.
         autocast: as it was where the last outermost module was called.
@@ -133,7 +134,7 @@ class Training(ShownAsFindings):
         self.norms = Norms()
         self.memory = StepTable(_MOST_MEMORY)
         self.earlier_bytes = 0
-        self.earlier_addresses: frozenset[int] = frozenset()
+        self.earlier_storages: frozenset[Place] = frozenset()
         self.taken_norms: TakenNorms | None = None
         self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None

@@ -307,6 +307,11 @@ def is_fused(optimizer: Optimizer) -> bool:
 def optimizers_alive() -> list[Optimizer]:
     """All that Python's garbage collector sees; without those that stand around another one (Accelerate's), whose
     groups are that one's."""
+    kinds: list[type] = [Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    if not any(hasattr(getattr(kind, "step", None), "hooked") for kind in kinds):
+        return []  # none was ever made (torch/optim/optimizer.py, _patch_step_function): no look at all objects
     with all_objects() as objects:
         return [each for each in objects if issubclass(type(each), Optimizer) and "param_groups" in vars(each)]
 

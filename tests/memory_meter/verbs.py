@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import tapescope as ts
+from tapescope.engine.memory.baseline import constants_sentence
 from tapescope.engine.memory.estimates import estimate_sentence
-from tapescope.engine.memory.excluded_memory import constants_sentence
 
 from .meter import Meter
 from .programs import PROGRAMS, Builder, Program

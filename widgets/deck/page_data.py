@@ -10,8 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from ...engine.execution.run_hooks import Hook
+from ...engine.memory.lifetimes import Category
 from ...engine.memory.storage_sentences import MADE_IN_FORWARD, StorageWords
-from ...engine.memory.timeline import Category, Storage, Timeline
+from ...engine.memory.timeline import Storage, Timeline
 from ...engine.planning.policies import CLASSIC
 from ...engine.recording.peak_report import peak_report
 from ...engine.recording.run import Engine

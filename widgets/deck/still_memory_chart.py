@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...engine.memory.timeline import Category, Timeline
+from ...engine.memory.lifetimes import Category
+from ...engine.memory.timeline import Timeline
 from ...engine.memory.timeline_categories import category_levels_at_peak, forward_category_levels, later_category_levels
 from ...inspector.drawing.svg_text import escaped, shorten, text_width
 from ...inspector.text.sizes_and_counts import nth, size_text

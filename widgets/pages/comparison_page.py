@@ -49,7 +49,7 @@ def page_html(comparison: Comparison, title: str) -> str:
 def _subtitle(comparison: Comparison) -> str:
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
     said = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
-    return f"{said} {comparison.before.sentence}" if comparison.before else said
+    return f"{said} {comparison.before.sentence()}".rstrip()
 
 
 def _words(comparison: Comparison) -> str:

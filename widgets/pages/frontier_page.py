@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ...engine.memory.timeline import Category, Timeline
+from ...engine.memory.lifetimes import Category
+from ...engine.memory.timeline import Timeline
 from ...engine.recompute.module_table import module_sentences, ms_text, operation_name
 from ...engine.recompute.plan import PlannedStorage
 from ...engine.recompute.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of

@@ -9,8 +9,9 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...engine.memory.lifetimes import Category
 from ...engine.memory.storage_sentences import StorageWords
-from ...engine.memory.timeline import Category, Storage, Timeline
+from ...engine.memory.timeline import Storage, Timeline
 from ...engine.recording.peak_report import PeakGroup, PeakReport
 from ...inspector.graph.phrases import module_title
 from ...inspector.renderers import GraphTheme

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from ...engine.training.fits import Fit
 from ...engine.training.step import TrainingStep
-from ...engine.training.step_timeline import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from ...engine.training.step_timeline import StepTimeline
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .notebook_figure import figure_of
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 340
+_SINCE = "milliseconds since the step began"
+_IN_ORDER = "allocations and frees, in order"
 _LEAST_SHARE = 0.06  # of the step, for a phase to be named
 _COLOURS = {
     PARAMETERS: "param",
@@ -30,17 +34,18 @@ _COLOURS = {
 """Stacked from below in this order."""
 
 
-def step_figure(step: TrainingStep, theme: GraphTheme = "auto") -> go.Figure:
+def step_figure(step: TrainingStep | Fit, theme: GraphTheme = "auto") -> go.Figure:
     """The step's memory over time, stacked by category, with its phases."""
-    drawing = step_drawing(step, colours_of(theme))
-    return figure_of(drawing)
+    return figure_of(step_drawing(step.timeline, colours_of(theme)))
 
 
-def step_drawing(step: TrainingStep, colours: Colours) -> Drawing:
+def step_drawing(timeline: StepTimeline, colours: Colours) -> Drawing:
     """See `step_figure`."""
-    timeline = step.timeline
     scale = unit_of(timeline.peak_bytes)
+    is_timed = bool(timeline.elapsed_ns)
     times = [0.0, *(ns / 1e6 for ns in timeline.event_ns), timeline.elapsed_ns / 1e6]
+    if not is_timed:
+        times = [float(event) for event in range(len(timeline.events) + 2)]
     traces: list[dict[str, Any]] = []
     for category, colour in _COLOURS.items():
         if (levels := timeline.category_levels.get(category)) is None:
@@ -64,25 +69,27 @@ def step_drawing(step: TrainingStep, colours: Colours) -> Drawing:
     layout |= {"height": _HEIGHT, "hovermode": "x unified", "hoverlabel": hover_label(colours)}
     layout["margin"] = {"l": 64, "r": 24, "t": 64, "b": 46}
     axis = {"gridcolor": colours["line"], "linecolor": colours["line2"], "zeroline": False}
-    layout["xaxis"] = axis | {"title": {"text": "milliseconds since the step began"}, "range": [0, times[-1]]}
+    layout["xaxis"] = axis | {"title": {"text": _SINCE if is_timed else _IN_ORDER}, "range": [0, times[-1]]}
     highest = 1.05 * timeline.peak_bytes / 1024**scale
     layout["yaxis"] = axis | {"ticksuffix": f" {unit_name(scale)}", "range": [0, highest]}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
-    layout["shapes"], layout["annotations"] = _phases(step, colours)
+    layout["shapes"], layout["annotations"] = _phases(timeline, colours)
     return {"data": traces, "layout": layout}
 
 
-def _phases(step: TrainingStep, colours: Colours) -> tuple[list[Drawing], list[Drawing]]:
+def _phases(timeline: StepTimeline, colours: Colours) -> tuple[list[Drawing], list[Drawing]]:
     """A line where each phase begins, and its name where there is room."""
-    timeline = step.timeline
-    starts = [(phase.start_ns, phase.name) for phase in timeline.phases]
+    if timeline.elapsed_ns:
+        starts, whole = [phase.start_ns / 1e6 for phase in timeline.phases], timeline.elapsed_ns / 1e6
+    else:
+        starts, whole = [float(phase.event) for phase in timeline.phases], len(timeline.events) + 1.0
+    phases = zip(timeline.phases, pairwise([*starts, whole]), strict=True)
     lines, names = [], []
-    for (start, name), (end, _) in pairwise([*starts, (timeline.elapsed_ns, "")]):
-        at = start / 1e6
+    for name, (at, end) in ((phase.name, span) for phase, span in phases):
         line = {"color": colours["line2"], "width": 1}
         lines.append({"type": "line", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line})
-        if end - start >= _LEAST_SHARE * timeline.elapsed_ns:
+        if end - at >= _LEAST_SHARE * whole:
             font = {"color": colours["ink2"], "size": 11}
             text = {"text": name, "showarrow": False, "font": font, "yref": "paper"}
-            names.append(text | {"x": (start + end) / 2e6, "y": 1, "yanchor": "bottom"})
+            names.append(text | {"x": (at + end) / 2, "y": 1, "yanchor": "bottom"})
     return lines, names

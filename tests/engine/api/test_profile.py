@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import tapescope as ts
 from tapescope.engine.memory import measurement
 from tapescope.engine.memory.build_timeline import Lives, lives_of
-from tapescope.engine.memory.timeline import Category, Keeper, Storage, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Keeper, Storage, Timeline
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, raises
 from tapescope.tests.warm_python import WarmPython

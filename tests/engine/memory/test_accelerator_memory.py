@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.memory.dry_run import dry_run
-from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.inspector.torch_private.allocators import profiler_is_on
 from tapescope.tests.says import raises, says, says_none_of

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.memory.timeline import Category, Keeper, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Keeper, Timeline
 from tapescope.inspector.graph.kinds import Kind
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of

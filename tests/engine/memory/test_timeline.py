@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import tapescope as ts
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.timeline import Category, Keeper, Maker, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Keeper, Maker, Timeline
 from tapescope.tests.says import Snapshots, raises, says
 
 CATEGORIES = st.sampled_from(Category)

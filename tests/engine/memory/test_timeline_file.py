@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import tapescope as ts
 from tapescope.engine.api.profile import profile
-from tapescope.engine.memory.timeline import BlockLevels, Category, Maker, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import BlockLevels, Maker, Timeline
 from tapescope.tests.says import Snapshots, raises
 
 from ..backward_programs import random_program

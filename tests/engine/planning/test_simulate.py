@@ -23,8 +23,9 @@ from tapescope.engine.execution.gradient_layouts import (
 )
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.estimates import direction_of
+from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.task_memory import Footprint, Footprints, LeafState, StartStorage, TaskOutput
-from tapescope.engine.memory.timeline import Category, Maker, Timeline
+from tapescope.engine.memory.timeline import Maker, Timeline
 from tapescope.engine.planning.simulate import schedule, simulate
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind

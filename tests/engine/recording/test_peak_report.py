@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
+from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.storage_sentences import StorageWords
-from tapescope.engine.memory.timeline import GRADIENT_GRAPH, RANDOM_STATE, Category, Keeper, Maker
+from tapescope.engine.memory.timeline import GRADIENT_GRAPH, RANDOM_STATE, Keeper, Maker
 from tapescope.engine.planning.simulate import simulate
 from tapescope.engine.recording.peak_report import PeakReport, peak_report
 from tapescope.engine.studies.workloads import workload
@@ -505,8 +506,8 @@ def test_what_was_there_before_is_said_not_to_be_counted(snapshot: Snapshots) ->
         return "\n".join(ts.profile(lambda: model(x).square().sum()).peak().answer)
 
     first, second = answer(), answer()
-    for said in (first, second):
-        says(said, parameters, ".grad")
+    for said, facts in ((first, ["parameters"]), (second, ["parameters", ".grad"])):
+        says(said, *(f"{fact} {parameters}" for fact in facts))
         snapshot("peak", said)
     assert ("zero_grad()" in first, "zero_grad()" in second) == (False, True)
     assert first.count(parameters) < second.count(parameters)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from tapescope.engine.api.profile import profile
 from tapescope.engine.execution.accumulation_rule import Accumulation
+from tapescope.engine.memory.baseline import Baseline
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.excluded_memory import NotCounted
-from tapescope.engine.memory.timeline import Category
+from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.planning.policies import POLICIES
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.studies.compare import compare
@@ -296,8 +296,9 @@ def test_what_was_there_before_is_in_each_report() -> None:
     make_loss().backward()
     comparison = compare(make_loss, repetitions=1)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert comparison.before == NotCounted(size, size)
-    assert comparison.before.sentence in comparison.peak("bfs").answer
+    assert comparison.before == Baseline({"parameters": size, "gradients": size, "batch": 8 * 4 * 4})
+    report = comparison.peak("bfs")
+    assert comparison.before.sentence(report.nbytes) in report.answer
 
 
 def test_a_dry_run_that_is_off_is_explained(snapshot: Snapshots) -> None:

@@ -74,6 +74,27 @@ def test_categories_are_what_walking_finds() -> None:
     assert fit.parts["backward"]["activations"] > 64 * 256 * 4
 
 
+def test_it_has_a_curve_from_what_was_there_before_to_the_end_of_the_step() -> None:
+    fit = ts.fits(perceptron, pairs, OPTIMIZERS["adam"], "1GiB", cross_entropy)
+    timeline, parts = fit.timeline, fit.parts["optimizer"]
+    assert timeline.peak_bytes == fit.peak_bytes == max(timeline.levels)
+    assert [each.name for each in timeline.phases] == ["forward", "backward", "optimizer"]
+    standing = {kind: parts[kind] for kind in ("parameters", "optimizer state", "batch")}
+    assert {kind: timeline.baseline.parts[kind] for kind in standing} == standing
+    assert "gradients" not in timeline.baseline.parts, "zero_grad() comes before"
+    assert timeline.parts_at(len(timeline.events))["gradients"] == parts["gradients"]
+    says(repr(timeline), "predicted", f"{fit.peak_bytes:,}")
+
+
+def test_its_figure_has_the_levels_of_each_kind_and_the_phases() -> None:
+    pytest.importorskip("plotly")
+    fit = ts.fits(perceptron, pairs, OPTIMIZERS["adam"], "1GiB", cross_entropy)
+    figure = fit.figure()
+    assert {each.name for each in figure.data} == set(fit.timeline.category_levels)
+    assert len(figure.layout.shapes) == len(fit.phases)
+    assert all(len(each.x) == len(fit.timeline.events) + 2 for each in figure.data)
+
+
 def test_nothing_is_allocated_and_the_generators_are_as_they_were() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -38,11 +38,11 @@ def test_bytes_are_those_of_the_loops_own_tensors() -> None:
     held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
     assert held == {
         "parameters": WEIGHTS,
-        "optimizer": 2 * WEIGHTS + 4 * 4,  # two moments, and a step of each parameter
+        "optimizer state": 2 * WEIGHTS + 4 * 4,  # two moments, and a step of each parameter
         "gradients": WEIGHTS,
         "batch": 4 * 3 * 4,
         "activations": 4 * 3 * 8,  # the result of tanh
-        "earlier": 0,
+        "earlier steps": 0,
     }
 
 
@@ -71,7 +71,7 @@ def test_the_batch_is_not_among_the_activations_and_what_the_forward_makes_is(by
 
 def test_what_earlier_steps_keep_is_in_it_where_leaks_are_looked_for() -> None:
     training = trained(keep=True)
-    earlier = training.memory.values[:, HELD.index("earlier")].tolist()
+    earlier = training.memory.values[:, HELD.index("earlier steps")].tolist()
     leak = next(each for each in training.findings if each.kind == "leak")
     a_loss = 4  # of the step before, which is read a step late
     assert earlier[0] <= a_loss and earlier == sorted(earlier) and 0 < earlier[-1] <= (leak.size or 0) + a_loss
@@ -110,7 +110,7 @@ def test_tensors_without_a_graph_that_a_loop_keeps_are_in_it_and_named(
     keep: Callable[[list[object], Tensor], object], name: str
 ) -> None:
     training, nbytes = kept_in_a_loop(keep)
-    earlier = training.memory.values[:, HELD.index("earlier")]
+    earlier = training.memory.values[:, HELD.index("earlier steps")]
     firsts = training.memory.firsts
     assert firsts.tolist() == [1, 2, 4, 8, 16]
     assert (earlier - firsts * nbytes).abs().max() < nbytes  # one of each step before

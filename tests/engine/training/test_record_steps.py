@@ -423,7 +423,7 @@ def test_levels_are_those_of_the_categories_and_of_the_blocks() -> None:
         assert timeline.levels[event] == sum(column[event] for column in timeline.category_levels.values())
     for event in (0, timeline.peak_event, len(timeline.events)):
         assert timeline.levels[event] == sum(timeline.parts_at(event).values())
-        assert timeline.levels[event] == sum(timeline.nbytes[number] for number in timeline.alive_at(event))
+        assert timeline.levels[event] == sum(timeline.nbytes[number] for number in timeline.alive(event))
     assert max(phase.nbytes for phase in step.phases) == step.peak_bytes == step.peak().nbytes
     assert sum(each["bytes"] for each in step.records() if each["at_peak"]) == step.peak_bytes
 

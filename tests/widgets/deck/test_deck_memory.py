@@ -14,7 +14,8 @@ from torch import Tensor
 
 import tapescope as ts
 from tapescope.engine.memory.dry_run import dry_run
-from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.planning.simulate import simulate
 from tapescope.engine.schedule.policy import AnyPolicy, QueueState
 from tapescope.engine.studies.workloads import workload

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Adam
 
 import tapescope as ts
-from tapescope.engine.memory.timeline import Category
+from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.timeline_categories import category_levels_at_peak, later_category_levels
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says

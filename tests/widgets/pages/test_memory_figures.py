@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.memory.timeline import Category, Timeline
+from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
 from tapescope.engine.studies.workloads import workload
@@ -188,8 +189,8 @@ def test_the_page_explains_its_words_and_calls_a_hint_one(
     (hint,) = re.findall('<p class="hint">(.*?)</p>', page)
     says(hint, "48.0 MiB", "48 gradients")
     snapshot("compare", hint)
-    assert linear50.before is not None
-    assert escape(linear50.before.sentence) in page.partition("</header>")[0]
+    assert linear50.before.nbytes
+    assert escape(linear50.before.sentence()) in page.partition("</header>")[0]
     assert re.search(rf'<p class="key">.*■</span> <b[^>]*>{Category.BUFFER.title}</b> 51.0 MiB', page)
 
 

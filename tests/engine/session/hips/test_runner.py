@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapescope as ts
+from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.task_outputs import of_shapes
-from tapescope.engine.memory.timeline import Category
 from tapescope.engine.planning.policies import CLASSIC
 from tapescope.engine.session.direct_session import Stepper
 

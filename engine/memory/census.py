@@ -1,0 +1,75 @@
+"""A census of storages: which tensors hold memory, on which device, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ...inspector.torch_private.tensors import is_fake, storage_of, strided_parts
+
+Place = tuple[torch.device, int]
+"""A device, and an address that tells the storages on it apart."""
+
+
+class StorageCensus:
+    """Storages, each counted once, as what it was first added as.
+
+    Args:
+        device: the only device to count. None: all devices.
+
+    Attributes:
+        storages: by place what the storage is, and its bytes.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.storages: dict[Place, tuple[str, int]] = {}
+        self._device = device
+
+    def add(self, kind: str, tensors: Iterable[Tensor | None]) -> int:
+        """Count the storages of these tensors that are not yet counted. Return their bytes."""
+        added = 0
+        for tensor in tensors:
+            if tensor is None or (self._device is not None and tensor.device != self._device):
+                continue
+            for place, nbytes in storages_of([tensor]).items():
+                if place not in self.storages:
+                    self.storages[place] = kind, nbytes
+                    added += nbytes
+        return added
+
+    def parts(self, device: torch.device | None = None) -> dict[str, int]:
+        """The bytes of each kind that has any, on one device or on all, in the order in which they were added."""
+        found: dict[str, int] = {}
+        for (where, _), (kind, nbytes) in self.storages.items():
+            if nbytes and device in (None, where):
+                found[kind] = found.get(kind, 0) + nbytes
+        return found
+
+
+def storages_of(tensors: Iterable[Tensor | None]) -> dict[Place, int]:
+    """The bytes of each storage of these tensors, by place. Fake tensors have none; sparse ones have several."""
+    found: dict[Place, int] = {}
+    for tensor in tensors:
+        if tensor is None or is_lazy(tensor) or is_fake(tensor):
+            continue
+        for part in strided_parts(tensor):
+            if (storage := storage_of(part)) is not None:
+                found[part.device, storage.address] = storage.nbytes
+    return found
+
+
+def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The tensors that an optimizer keeps from step to step, in dicts, lists and tuples."""
+    waiting: list[object] = [getattr(optimizer, "state", {})]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, Mapping):
+            waiting.extend(list(each.values()))
+        elif isinstance(each, list | tuple):
+            waiting.extend(each)
