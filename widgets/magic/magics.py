@@ -34,7 +34,7 @@ from ..deck.open_deck import debug, in_notebook
 from .magic_verbs import VERBS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
-OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "names")
+OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "model")
 FLAGS = ("keep-inputs",)
 
 _OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS))})\b")
@@ -56,7 +56,7 @@ class Options:
     engine: str = "direct"
     batch: str | None = None
     queues: str | None = None
-    names: str | None = None
+    model: str | None = None
     keep_inputs: bool = False
     accumulate: str = "inplace"
     release: str = "eager"
@@ -102,7 +102,7 @@ class DeckMagics(Magics):
         """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
 
         %%tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
-                   [--names MODEL] [--keep-inputs] LOSS
+                   [--model MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
         %tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
                             open the deck on a loss that is there already; deck = %tapescope loss keeps it
@@ -219,10 +219,10 @@ class DeckMagics(Magics):
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapescope --keep-inputs loss")
         if cell is not None:
-            looked_up = "; --names is looked up before the cell runs: make the model in a cell above"
-            module = None if options.names is None else self._value(options.names, "--names", looked_up)
+            looked_up = "; --model is looked up before the cell runs: make the model in a cell above"
+            module = None if options.model is None else self._value(options.model, "--model", looked_up)
             if not isinstance(module, nn.Module | None):
-                raise UsageError(f"--names {options.names}: a module is needed, not {a_kind(module)}")
+                raise UsageError(f"--model {options.model}: a module is needed, not {a_kind(module)}")
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory
