@@ -261,9 +261,9 @@ WRONG: dict[str, tuple[object, ...]] = {
     "%%tapescope\n1": ("%%tapescope loss",),
     "%%tapescope nothing\n1": ("'nothing'", "NameError"),
     "%tapescope help": ("%tapescope?",),
-    "%tapescope steps 3": ("'steps'", "'step'", "step, run"),
-    "%tapescope x 3": ("'x'", "step, run"),
-    "%tapescope nothing": ("'nothing'", "step, run"),
+    "%tapescope steps 3": ("'steps'", "'step'", "step, over"),
+    "%tapescope x 3": ("'x'", "step, over"),
+    "%tapescope nothing": ("'nothing'", "step, over"),
     "%%tapescope --model made loss\nmade = model\nloss = made(x).sum()": ("'made'", "NameError", "--model"),
     "%tapescope profile loss": ("ts.profile",),
     "%tapescope x.clone().requires_grad_()": ("(3, 4)", "loss.sum()", "grad_tensors"),
@@ -385,6 +385,24 @@ def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
     says(ran["text/plain"], "<Check ", "AddmmBackward0", "module 2", "cell:2")
     assert "<li>" in ran["text/html"]
     assert seen.value("latest_deck().check().ok") == "True"
+
+
+def test_a_task_that_is_ready_is_stepped_by_its_place(fresh: Kernel) -> None:
+    fresh.run("%%tapescope loss\nloss = (model(x) * model(x)).sum()")
+    fresh.run("%tapescope step 2")
+    ready = fresh.value("[each.task.id for each in latest_deck().ready]")
+    last = ready.strip("[]").split(", ")[-1]
+    assert fresh.value("latest_deck().order[-1:]") != f"[{last}]"
+    assert not fresh.run(f"%tapescope step #{last}").printed.startswith("UsageError")
+    assert fresh.value("latest_deck().order[-1:]") == f"[{last}]"
+
+
+def test_a_watchpoint_may_be_an_expression(fresh: Kernel) -> None:
+    fresh.run("%%tapescope loss\nloss = model(x).sum()")
+    fresh.run("limit = 1")
+    fresh.run("%tapescope watch if task.id >= 0 and gradient.dim() > limit")
+    fresh.run("%tapescope run")
+    assert fresh.value("latest_deck().stopped.why") == "watchpoint"
 
 
 WRONG_VERBS: dict[str, tuple[object, ...]] = {
