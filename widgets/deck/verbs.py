@@ -1,6 +1,6 @@
 """The verbs that drive a backward at the prompt, in `%tapescope` and over MCP: names, arguments and help of each.
 
-The prompt runs a verb by the method `do_VERB` of `widgets/terminal/commands.py`, `%tapescope` by a row of `CALLS` in
+The prompt runs a verb by the function `do_VERB` of `widgets/terminal/commands.py`, `%tapescope` by a row of `CALLS` in
 `widgets/magic/magic_verbs.py`.
 """
 

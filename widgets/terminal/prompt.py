@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from cmd import Cmd
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from ...engine.session.verbs import Verbs
 from ..deck.verbs import GROUPS, SHORT, Surface, verbs_on
+from . import commands as commands
 from . import tables as tables
-from .commands import Commands
 from .completion import offered, whole
 from .console import ArgumentError, plain, say, show, whole_words
 from .prompt_session import Debuggee, Names, assigns, goes_back, sentence, users_frame
@@ -53,9 +54,9 @@ class Prompt(Cmd):
         super().__init__()
         self.at = at
         self.verbs = verbs_on(self.surface)
-        commands = Commands(at)
-        self.commands = {
-            name: getattr(self, f"do_{name}", getattr(commands, f"do_{name}", None)) for name in self.verbs
+        self.commands: dict[str, Callable[[str], bool | None]] = {
+            name: getattr(self, f"do_{name}", None) or partial(getattr(commands, f"do_{name}"), at)
+            for name in self.verbs
         }
         self._first = list(first)
 

@@ -28,7 +28,7 @@ from ...inspector.capture.capture import capture
 from ...inspector.torch_private.distributed import world
 from ...inspector.torch_private.engine import redirect_backward
 from ...inspector.torch_private.sequence_numbers import pins_open
-from .commands import Commands
+from .commands import do_close, do_continue
 from .console import say
 from .prompt import Prompt
 from .prompt_session import Debuggee, Names, users_frame
@@ -81,7 +81,6 @@ class ScriptPrompt(Prompt):
         self.detached = False
         self.has_quit = False
         self._closed = False
-        self._continue, self._close = Commands(self.at).do_continue, Commands(self.at).do_close
 
     def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
         """Breakpoints and watchpoints from the first backward on: of each that has what they name.
@@ -130,7 +129,7 @@ class ScriptPrompt(Prompt):
         """Runs to a stop, or to the end of the backward. Whether it got there."""
         self.at.runs_on = True
         try:
-            self._continue("")
+            do_continue(self.at, "")
         finally:
             self.at.runs_on = False
         return self.at.error is None and not self.at.session.left and self.at.session.stopped is None
@@ -141,7 +140,7 @@ class ScriptPrompt(Prompt):
         return True
 
     def do_close(self, arg: str) -> bool:
-        self._closed = self._close(arg)
+        self._closed = do_close(self.at, arg)
         return self._closed
 
     def do_detach(self, arg: str) -> bool:
