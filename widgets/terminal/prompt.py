@@ -7,7 +7,7 @@ from cmd import Cmd
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ...engine.session.verbs import Verbs
 from ..deck.verbs import GROUPS, SHORT, Surface, verbs_on
@@ -118,7 +118,7 @@ class Prompt(Cmd):
     def emptyline(self) -> bool:
         return self.onecmd(self.lastcmd) if self.lastcmd else False
 
-    def default(self, line: str) -> None:
+    def default(self, line: str) -> NoReturn:
         word, *rest = line.split()
         near = get_close_matches(word, [*self.verbs, *SHORT], 3)
         hint = f"the nearest are {', '.join(near)}" if near else "help lists them"
