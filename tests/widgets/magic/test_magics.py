@@ -387,22 +387,22 @@ def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
     assert seen.value("latest_deck().check().ok") == "True"
 
 
-def test_a_task_that_is_ready_is_stepped_by_its_place(fresh: Kernel) -> None:
-    fresh.run("%%tapescope loss\nloss = (model(x) * model(x)).sum()")
-    fresh.run("%tapescope step 2")
-    ready = fresh.value("[each.task.id for each in latest_deck().ready]")
+def test_a_task_that_is_ready_is_stepped_by_its_place(seen: Kernel) -> None:
+    seen.run("%%tapescope loss\nloss = (model(x) * model(x)).sum()")
+    seen.run("%tapescope step 2")
+    ready = seen.value("[each.task.id for each in latest_deck().ready]")
     last = ready.strip("[]").split(", ")[-1]
-    assert fresh.value("latest_deck().order[-1:]") != f"[{last}]"
-    assert not fresh.run(f"%tapescope step #{last}").printed.startswith("UsageError")
-    assert fresh.value("latest_deck().order[-1:]") == f"[{last}]"
+    assert seen.value("latest_deck().order[-1:]") != f"[{last}]"
+    assert not seen.run(f"%tapescope step #{last}").printed.startswith("UsageError")
+    assert seen.value("latest_deck().order[-1:]") == f"[{last}]"
 
 
-def test_a_watchpoint_may_be_an_expression(fresh: Kernel) -> None:
-    fresh.run("%%tapescope loss\nloss = model(x).sum()")
-    fresh.run("limit = 1")
-    fresh.run("%tapescope watch if task.id >= 0 and gradient.dim() > limit")
-    fresh.run("%tapescope run")
-    assert fresh.value("latest_deck().stopped.why") == "watchpoint"
+def test_a_watchpoint_may_be_an_expression(seen: Kernel) -> None:
+    seen.run("%%tapescope loss\nloss = model(x).sum()")
+    seen.run("limit = 1")
+    seen.run("%tapescope watch if task.id >= 0 and gradient.dim() > limit")
+    seen.run("%tapescope run")
+    assert seen.value("latest_deck().stopped.why") == "watchpoint"
 
 
 WRONG_VERBS: dict[str, tuple[object, ...]] = {
