@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import nn
 
 from ..engine.session.direct_session import Stepper
-from ..widgets.terminal.prompt import SHORT, Prompt
+from ..widgets.deck.verbs import SHORT, verbs_on
+from ..widgets.terminal.prompt import Prompt
 from ..widgets.terminal.prompt_session import Debuggee, Names
 from ..widgets.terminal.user_traceback import users_traceback
 from .json_output import plain
@@ -28,14 +29,7 @@ from .user_script import UserError, made_by, make_loss_of
 if TYPE_CHECKING:
     from ..engine.recording.task_records import TaskRecord
 
-COMMANDS = frozenset(
-    {
-        *("step", "over", "out", "until", "continue", "policy", "back", "goto"),
-        *("where", "list", "info", "queue", "find", "saved", "memory", "check"),
-        *("break", "tbreak", "watch", "stops", "enable", "disable", "delete", "help"),
-    }
-)
-"""Those of the prompt that look, run and stop. None evaluates an expression, changes a value or writes a file."""
+COMMANDS = verbs_on("mcp")
 
 Answered = dict[str, Any]
 

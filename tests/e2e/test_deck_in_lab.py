@@ -66,7 +66,7 @@ def lab_page(notebook: Notebook, model: None) -> Notebook:
 
 
 def test_the_magic_opens_a_deck_on_what_its_cell_computes(lab_page: Notebook) -> None:
-    cell = lab_page.run("%%tapescope --policy bfs --names model loss\nloss = model(x).square().mean()")
+    cell = lab_page.run("%%tapescope --policy bfs --model model loss\nloss = model(x).square().mean()")
     shown = ShownDeck(cell.element)
     shown.expect(t=0, status="stopped", policy="bfs", running=lab_page.value("latest_deck().current_task"))
     expect(shown.task(int(shown.data("running")))).to_have_attribute("data-state", "running")

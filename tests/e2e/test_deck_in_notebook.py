@@ -21,7 +21,7 @@ CELLS = (
     "%load_ext tapescope\n"
     "import torch\n"
     "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))",
-    "%%tapescope --names model loss\nloss = model(torch.randn(32, 64)).sum()",
+    "%%tapescope --model model loss\nloss = model(torch.randn(32, 64)).sum()",
 )
 
 

@@ -21,10 +21,11 @@ from ...inspector.validation import did_you_mean
 from ..deck.auto_display import latest_deck
 from ..deck.deck import Deck
 from ..deck.stop_tables import BranchesView, StopsView
-from ..deck.task_and_stop_syntax import is_typed_task, run_of, typed_task, watched
+from ..deck.task_and_stop_syntax import is_typed_task, run_of, typed_task
+from ..deck.verbs import MAGICS
 from ..terminal.completion import offered
 from ..terminal.console import step_words
-from ..terminal.stops import Test, read_break
+from ..terminal.stops import Test, read_break, read_watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,13 @@ def _why_stopped(deck: Deck) -> None:
 
 def _step(told: Told) -> Task:
     words, device = step_words(told.text)
-    count, deck = replace(told, text=words).count, _deck()
+    told = replace(told, text=words)
+    names_task = is_typed_task(words) and not words.isdecimal()
+    count, deck = 1 if names_task else told.count, _deck()
     if deck.status == "finished":
         raise UsageError(f"no task is left: all {deck.position} have run")
     with nullcontext() if device is None else _usage():
-        task = deck.step(count=count, device=device)
+        task = deck.step(told.task(deck) if names_task else None, count=count, device=device)
     _why_stopped(deck)
     return task
 
@@ -127,71 +130,43 @@ def _run(told: Told) -> Any:
     return run
 
 
-def _over(told: Told, out: bool = False) -> Task | None:
-    told.nothing()
+def _stops(told: Told) -> StopsView:
+    """Set a breakpoint or watchpoint, change one by its number, or only list them."""
     deck = _deck()
     with _usage():
-        current = deck.step_out() if out else deck.step_over()
-    _why_stopped(deck)
-    return current
-
-
-def _stop(told: Told) -> None:
-    told.nothing()
-    _deck().stop()
-
-
-def _break(told: Told) -> StopsView:
-    deck = _deck()
-    with _usage():
-        make = read_break(told.text, partial(_test, told.shell))
-        make(deck)
+        match told.verb:
+            case "break":
+                read_break(told.text, partial(_test, told.shell, "task, gradients"))(deck)
+            case "watch":
+                read_watch(told.text, partial(_test, told.shell, "gradient, task"))(deck)
+            case "stops":
+                told.nothing()
+            case "enable" | "disable" | "delete":
+                getattr(deck.stops, told.verb)(told.number)
     return deck.stops
 
 
-def _test(shell: InteractiveShell, expression: str) -> Test:
-    """A function of a task and its gradients. The user's own variables are global to it, so that loops see all."""
+def _do(told: Told, method: str, read: Callable[[Told, Deck], tuple[Any, ...]] | None = None) -> Any:
+    """Call a method of the deck and print why a run stopped. `read` finds its arguments; None: it has none."""
+    if read is None:
+        told.nothing()
+    deck = _deck()
+    with _usage():
+        result = getattr(deck, method)(*(() if read is None else read(told, deck)))
+    if method in ("step_over", "step_out", "goto"):
+        _why_stopped(deck)
+    return result
+
+
+def _test(shell: InteractiveShell, parameters: str, expression: str) -> Test:
+    """Compile an expression into a function. The user's variables are global to it, so that loops see all."""
     try:
         compile(expression.strip(), "<tapescope>", "eval")
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
         raise ValueError(f"{expression.strip()!r} is no expression: {message}") from None
-    test: Test = eval(f"lambda task, gradients: (\n{expression.strip()}\n)", shell.user_ns)
+    test: Test = eval(f"lambda {parameters}: (\n{expression.strip()}\n)", shell.user_ns)
     return test
-
-
-def _watch(told: Told) -> StopsView:
-    deck = _deck()
-    with _usage():
-        conditions, at = watched(told.text)
-        deck.watch(*conditions, at=at)
-    return deck.stops
-
-
-def _stops(told: Told) -> StopsView:
-    told.nothing()
-    return _deck().stops
-
-
-def _change(told: Told, change: Callable[[StopsView, int], None]) -> StopsView:
-    deck = _deck()
-    with _usage():
-        change(deck.stops, told.number)
-    return deck.stops
-
-
-def _back(told: Told) -> Task | None:
-    count = told.count
-    with _usage():
-        return _deck().back(count)
-
-
-def _goto(told: Told) -> Task | None:
-    deck = _deck()
-    with _usage():
-        current = deck.goto(told.task(deck))
-    _why_stopped(deck)
-    return current
 
 
 def _branch(told: Told) -> BranchesView | Task | None:
@@ -200,37 +175,10 @@ def _branch(told: Told) -> BranchesView | Task | None:
         return deck.goto(branch=told.number) if told.text else deck.branches
 
 
-def _edit(told: Told, edit: Callable[[Deck, Told], None]) -> None:
-    with _usage():
-        edit(_deck(), told)
-
-
-def _zero(deck: Deck, told: Told) -> None:
-    told.nothing()
-    deck.zero()
-
-
-def _restore(deck: Deck, told: Told) -> None:
-    told.nothing()
-    deck.restore()
-
-
-def _check(told: Told) -> Any:
-    deck = _deck()
-    with _usage():
-        return deck.check(told.task(deck) if told.text else None)
-
-
 def _compare(told: Told) -> Any:
     policies = [policy_of(told.shell, word) for word in told.text.split()] or list(TABS)
     with _usage():
         return _deck().compare(policies)
-
-
-def _predict(told: Told) -> None:
-    told.nothing()
-    with _usage():
-        _deck().predict_memory()
 
 
 def _advise(told: Told) -> Advice:
@@ -267,39 +215,34 @@ def _export(told: Told) -> Path:
         raise UsageError(str(error)) from None
 
 
-VERBS: dict[str, Callable[[Told], Any]] = {
+CALLS: dict[str, Callable[[Told], Any]] = {
     "step": _step,
-    "run": _run,
+    "over": partial(_do, method="step_over"),
+    "out": partial(_do, method="step_out"),
     "continue": _run,
-    "over": _over,
-    "out": partial(_over, out=True),
-    "stop": _stop,
-    "break": _break,
-    "watch": _watch,
-    "stops": _stops,
-    "enable": partial(_change, change=StopsView.enable),
-    "disable": partial(_change, change=StopsView.disable),
-    "delete": partial(_change, change=StopsView.delete),
-    "back": _back,
-    "goto": _goto,
+    "back": partial(_do, method="back", read=lambda told, deck: (told.count,)),
+    "goto": partial(_do, method="goto", read=lambda told, deck: (told.task(deck),)),
     "branch": _branch,
-    "zero": partial(_edit, edit=_zero),
-    "scale": partial(_edit, edit=lambda deck, told: deck.scale(told.factor)),
-    "clip": partial(_edit, edit=lambda deck, told: deck.clip(told.factor)),
-    "restore": partial(_edit, edit=_restore),
-    "check": _check,
+    "check": partial(_do, method="check", read=lambda told, deck: (told.task(deck),) if told.text else ()),
+    **dict.fromkeys(("break", "watch", "stops", "enable", "disable", "delete"), _stops),
+    "stop": partial(_do, method="stop"),
+    "zero": partial(_do, method="zero"),
+    "scale": partial(_do, method="scale", read=lambda told, deck: (told.factor,)),
+    "clip": partial(_do, method="clip", read=lambda told, deck: (told.factor,)),
+    "restore": partial(_do, method="restore"),
     "compare": _compare,
-    "predict": _predict,
+    "predict": partial(_do, method="predict_memory"),
     "advise": _advise,
     "export": _export,
 }
+"""The call of each verb of `%tapescope`. `widgets/deck/verbs.py` has their names, syntax and help."""
 
 
 def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> list[str]:
     """What may come next behind a verb."""
     if verb == "compare":
         return list(POLICIES)
-    if verb not in ("break", "watch", "enable", "disable", "delete", "goto", "check"):
+    if MAGICS[verb].takes not in ("place", "condition", "stop", "task"):
         return []
     try:
         deck = _deck()

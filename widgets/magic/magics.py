@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import os
 import re
 import sys
@@ -31,10 +32,11 @@ from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
 from ..deck.open_deck import debug, in_notebook
-from .magic_verbs import VERBS, Told, complete_verb, policy_of
+from ..deck.verbs import MAGICS, magic_help
+from .magic_verbs import CALLS, Told, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
-OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "names")
+OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "model")
 FLAGS = ("keep-inputs",)
 
 _OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS))})\b")
@@ -56,7 +58,7 @@ class Options:
     engine: str = "direct"
     batch: str | None = None
     queues: str | None = None
-    names: str | None = None
+    model: str | None = None
     keep_inputs: bool = False
     accumulate: str = "inplace"
     release: str = "eager"
@@ -99,55 +101,13 @@ class DeckMagics(Magics):
 
     @line_cell_magic
     def tapescope(self, line: str, cell: str | None = None) -> Any:
-        """Steps through a backward and shows it: PyTorch's autograd graph, ready queue, gradients and memory.
+        """Step through a backward and show it: PyTorch's autograd graph, ready queue, gradients and memory.
 
         %%tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
-                   [--names MODEL] [--keep-inputs] LOSS
+                   [--model MODEL] [--keep-inputs] LOSS
                             run the cell, watch its forward, and open the deck on LOSS
         %tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
                             open the deck on a loss that is there already; deck = %tapescope loss keeps it
-
-        Run:
-        %tapescope step [N] [on DEVICE]
-                            run one task, or N; on a device: of its tasks alone
-        %tapescope run       run to the next breakpoint, to what a watchpoint finds, or to the end; also: continue
-        %tapescope over      run until all of the module call has run to which the next task belongs
-        %tapescope out       the same for the module call around it
-        %tapescope stop      make what runs end before its next task
-
-        Stop:
-        %tapescope break WHERE [if EXPRESSION]
-                            stop before tasks: #12, Addmm, encoder.layer.*, head.weight, model.py:120. The expression
-                            has the names task and gradients; "hit N" in its place: only at the n-th of the tasks
-        %tapescope watch CONDITION ... [at MODULE]
-                            stop where a gradient is: nan, inf, zero, norm>1e3, norm<1e-8, ratio>100, ratio<0.01,
-                            upcast, shape, missing; "nan and upcast" for both at once
-        %tapescope stops     the breakpoints and watchpoints
-        %tapescope enable N, disable N, delete N
-                            change number N of them
-
-        Go back, and change what happens (E "direct"):
-        %tapescope back [N]  take back the last task that ran, or N
-        %tapescope goto TASK go to where this task is next, back or on
-        %tapescope branch [N]
-                            the ways in which it went so far; or go to the end of one of them
-        %tapescope zero, scale X, clip X
-                            change the gradients that wait for the next task; clip: to a norm of at most X
-        %tapescope restore   undo that
-
-        Ask:
-        %tapescope check [TASK]
-                            is the task's backward that of its forward? Needs %%tapescope --keep-inputs
-        %tapescope compare P P ...
-                            the memory that the graph would take under these policies
-        %tapescope predict   ask each task of a large graph what it will allocate; on others it is done unasked
-        %tapescope advise MAKE_LOSS
-                            what could be changed in a program, tried on it: MAKE_LOSS is a function that runs its
-                            forward and returns the loss. It needs no deck
-        %tapescope export FILE
-                            the deck as a page (.html), what has run as a trace (.json; .perfetto.json for
-                            Perfetto and chrome://tracing), or the graph with what has run, runs next and is
-                            ready (.svg, .png)
 
         P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
         E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
@@ -157,7 +117,7 @@ class DeckMagics(Magics):
         Q is "one" (ready queue for all devices) or "per-device", as PyTorch's engine has them.
         LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
         without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
-        The verbs are those of the deck shown last, but for advise.
+        The verbs act on the deck shown last; advise needs none. back, goto, branch and restore need E "direct".
 
         Examples:
 
@@ -167,9 +127,9 @@ class DeckMagics(Magics):
         if cell is not None:
             return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
-        if verb in VERBS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
+        if verb in MAGICS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
             try:
-                return VERBS[verb](Told(self.shell, verb, rest.strip()))
+                return CALLS[MAGICS[verb].name](Told(self.shell, verb, rest.strip()))
             except UsageError:
                 raise
             except BaseException as error:  # of a task: a hook, a custom Function
@@ -187,9 +147,9 @@ class DeckMagics(Magics):
             raise UsageError("%tapescope? shows all verbs and options")
         losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
         neither = "no verb" if word in self.shell.user_ns else "neither a verb nor a variable"
-        near = did_you_mean(word, [*VERBS, *losses])
+        near = did_you_mean(word, [*MAGICS, *losses])
         python = f"; ts.{word} is called in Python" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
-        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(VERBS)}{python}")
+        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(MAGICS)}{python}")
 
     def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
@@ -219,10 +179,10 @@ class DeckMagics(Magics):
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapescope --keep-inputs loss")
         if cell is not None:
-            looked_up = "; --names is looked up before the cell runs: make the model in a cell above"
-            module = None if options.names is None else self._value(options.names, "--names", looked_up)
+            looked_up = "; --model is looked up before the cell runs: make the model in a cell above"
+            module = None if options.model is None else self._value(options.model, "--model", looked_up)
             if not isinstance(module, nn.Module | None):
-                raise UsageError(f"--names {options.names}: a module is needed, not {a_kind(module)}")
+                raise UsageError(f"--model {options.model}: a module is needed, not {a_kind(module)}")
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
             del before  # the cell's forward may need its memory
@@ -260,6 +220,9 @@ class DeckMagics(Magics):
             if isinstance(error, SyntaxError) and " --" in expression:
                 hint = "; options stand before the loss"
             raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{hint}") from None
+
+
+DeckMagics.tapescope.__doc__ = f"{inspect.cleandoc(DeckMagics.tapescope.__doc__ or '')}\n\n{magic_help()}"
 
 
 def run_captured(
@@ -361,10 +324,10 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
         return ["auto"]
     if option == "--queues":
         return list(QUEUES)
-    if words[1:2] and words[1] in VERBS:
+    if words[1:2] and words[1] in MAGICS:
         return complete_verb(shell, words[1], last, event.line)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]
-    return [*(VERBS if len(words) == 1 else ()), *(f"--{name}" for name in (*OPTIONS, *FLAGS)), *tensors]
+    return [*(MAGICS if len(words) == 1 else ()), *(f"--{name}" for name in (*OPTIONS, *FLAGS)), *tensors]
 
 
 def _is_loss(value: object) -> bool:

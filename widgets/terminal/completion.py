@@ -14,6 +14,7 @@ from ...engine.planning.policies import POLICIES
 from ...engine.schedule.ready_queue import ReadyTask
 from ...inspector.text.sizes_and_counts import nth
 from ..deck.task_and_stop_syntax import Running, run_of
+from ..deck.verbs import ROWS
 
 
 class Debugged(Running, Protocol):
@@ -34,6 +35,7 @@ CONDITIONS = ("nan", "inf", "zero", "norm>", "norm<", "ratio>", "ratio<", "upcas
 DELIMITERS = " \t\n"  # names of modules, lines and conditions are one word
 _MOST = 1000
 
+_TAKES = {verb.name: verb.takes for verb in ROWS}
 _WORD = re.compile(r"[\w.]*$")
 
 
@@ -52,15 +54,16 @@ def offered(
         names: gives the variables which an expression may name.
         before: what stands between the command and the word.
     """
-    if command in ("print", "pp", "execute", "replace", "scale", "clip"):
+    takes = _TAKES.get(command, "")
+    if takes == "expression":
         return _expressions(word, names)
-    if command == "save":
+    if takes == "file":
         return _files(word)
-    if command in ("break", "tbreak") and ("," in before or re.search(r"(^|\s)if\s", before)):
+    if takes == "place" and ("," in before or re.search(r"(^|\s)if\s", before)):
         return _expressions(word, names)
-    if command == "watch" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
+    if takes == "condition" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
         return [*_expressions(word, names), *(["at"] if "at".startswith(word) else [])]
-    words = _words(command, session, stops, word, before)
+    words = _words(takes, session, stops, word, before)
     return whole(sorted({each for each in words if each.startswith(word)}, key=_in_order)[:_MOST])
 
 
@@ -69,30 +72,30 @@ def whole(words: list[str]) -> list[str]:
     return [f"{words[0]} "] if len(words) == 1 and not words[0].endswith((">", "<")) else words
 
 
-def _words(command: str, session: Debugged, stops: Iterable[Numbered], word: str, before: str) -> Iterable[str]:
-    match command:
-        case "step":
+def _words(takes: str, session: Debugged, stops: Iterable[Numbered], word: str, before: str) -> Iterable[str]:
+    match takes:
+        case "ready task":
             places = {task_id: place for place, task_id in enumerate(run_of(session))}
             return (nth(places[entry.task.id] + 1) for entry in session.ready if entry.task.id in places)
-        case "until":
+        case "coming task":
             return map(nth, range(len(session.order) + 1, len(run_of(session)) + 1))
-        case "goto" | "where" | "list" | "saved" | "check" | "restore" | "zero":
+        case "task":
             return map(nth, range(1, len(run_of(session)) + 1))
-        case "info":
+        case "task or stops":
             return ("stops", *map(nth, range(1, len(run_of(session)) + 1)))
         case "policy":
             return POLICIES
-        case "break" | "tbreak":
+        case "place":
             return _places(session, word)
-        case "watch":
+        case "condition":
             if re.search(r"(^|\s)at\s*$", before):
                 return (call.path for call in session.graph.calls if call.path)
             return (*CONDITIONS, *(("and", "or", "at") if before.strip() else ("if",)))
-        case "enable" | "disable" | "delete":
+        case "stop":
             return (str(each.number) for each in stops)
         case "branch":
             return (str(branch.number) for branch in getattr(session, "branches", ()))
-        case "find":
+        case "name":
             return _names(session)
     return ()
 

@@ -30,29 +30,15 @@ def step_words(text: str) -> tuple[str, str | None]:
     return (match[1] or "", match[2]) if match else (text, None)
 
 
-def nothing(arg: str, usage: str) -> None:
-    if arg:
-        raise ValueError(f"{usage} takes nothing behind it, so not {arg!r}")
+class ArgumentError(ValueError):
+    """An argument of the wrong kind. The prompt adds the verb's usage to the message."""
 
 
-def something(arg: str, usage: str) -> str:
-    if not arg.strip():
-        raise ValueError(f"{usage}: something is missing")
-    return arg.strip()
-
-
-def count(arg: str) -> int:
-    return one_number(arg, "back N") if arg else 1
-
-
-def one_number(arg: str, usage: str) -> int:
+def one_number(arg: str) -> int:
+    """Read a count, or the number of a branch or breakpoint."""
     if not arg.isdecimal():
-        raise ValueError(f"{usage}: {arg!r} is no number")
+        raise ArgumentError(f"expected a number, got {arg!r}")
     return int(arg)
-
-
-def numbers(arg: str, usage: str) -> list[int]:
-    return [one_number(word, usage) for word in something(arg, usage).replace(",", " ").split()]
 
 
 def split_task(text: str) -> list[str]:

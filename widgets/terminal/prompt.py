@@ -4,61 +4,19 @@ from __future__ import annotations
 
 import sys
 from cmd import Cmd
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from ...engine.session.verbs import Verbs
+from ..deck.verbs import GROUPS, SHORT, Surface, verbs_on
+from . import commands as commands
 from . import tables as tables
-from .commands import BackCommands, ChangeCommands, EndCommands, LookCommands, RunCommands, StopCommands, commands_of
 from .completion import offered, whole
-from .console import plain, say, show, whole_words
+from .console import ArgumentError, plain, say, show, whole_words
 from .prompt_session import Debuggee, Names, assigns, goes_back, sentence, users_frame
 from .stops import Session
-
-SHORT = {
-    "s": "step",
-    "n": "over",
-    "next": "over",
-    "step_over": "over",
-    "finish": "out",
-    "r": "out",
-    "return": "out",
-    "step_out": "out",
-    "c": "continue",
-    "cont": "continue",
-    "run": "continue",
-    "u": "until",
-    "unt": "until",
-    "run_to": "until",
-    "w": "where",
-    "bt": "where",
-    "l": "list",
-    "i": "info",
-    "ready": "queue",
-    "p": "print",
-    "!": "execute",
-    "b": "break",
-    "cl": "delete",
-    "clear": "delete",
-    "history": "memory",
-    "q": "quit",
-    "exit": "quit",
-    "EOF": "quit",
-    "h": "help",
-}
-
-GROUPS = {
-    "run": ("step", "over", "out", "until", "continue", "policy"),
-    "go back": ("back", "goto", "branch", "branches"),
-    "look": ("where", "list", "info", "queue", "find", "print", "pp", "saved", "memory", "check"),
-    "stop": ("break", "tbreak", "watch", "stops", "enable", "disable", "delete", "stop"),
-    "change": ("zero", "scale", "clip", "replace", "restore", "execute"),
-    "end": ("save", "close", "quit", "help"),
-}
-
-REPEATED = frozenset(("step", "over", "out", "until", "continue", "back"))
-"""What Enter alone does again. A change of a gradient is not among them."""
 
 
 def interact(session: Verbs) -> None:
@@ -85,17 +43,21 @@ class Prompt(Cmd):
         first: commands that are run first, as if they had been typed.
 
     Attributes:
-        commands: by name what each does.
-        groups: their names as help lists them.
+        verbs: the rows of the table of verbs that can be typed here, by name.
+        commands: the method that runs each.
     """
 
     prompt = "(tapescope) "
+    surface: Surface = "prompt"
 
     def __init__(self, at: Debuggee, first: Sequence[str] = ()) -> None:
         super().__init__()
         self.at = at
-        self.groups = GROUPS
-        self.commands = commands_of([*(each(at) for each in _COMMANDS), self])
+        self.verbs = verbs_on(self.surface)
+        self.commands: dict[str, Callable[[str], bool | None]] = {
+            name: getattr(self, f"do_{name}", None) or partial(getattr(commands, f"do_{name}"), at)
+            for name in self.verbs
+        }
         self._first = list(first)
 
     def talk(self) -> None:
@@ -115,18 +77,17 @@ class Prompt(Cmd):
                 return
 
     def do_help(self, arg: str) -> None:
-        """help [COMMAND]  (h, ?): what there is, or what a command does"""
         if arg:
             name = SHORT.get(arg, arg)
-            if name not in self._listed():
+            if name not in self.verbs:
                 self.default(arg)
-            say(*(line.removeprefix(" " * 8) for line in self._help(name)))
+            say(*self.verbs[name].help_lines)
             return
         made = tables.table("", "", "")
         made.show_header = False
-        for group, names in self.groups.items():
-            for place, name in enumerate(names):
-                usage, _, does = self._help(name)[0].partition(": ")
+        for group, verbs in GROUPS.items():
+            for place, verb in enumerate(verb for verb in verbs if self.surface in verb.on):
+                usage, _, does = verb.help_lines[0].partition(": ")
                 made.add_row(plain("" if place else group, "dim"), plain(usage), plain(does))
         show(made)
 
@@ -151,15 +112,15 @@ class Prompt(Cmd):
             say(f"*** {sentence(error)}", style="red")
             leaves = False
         if command is not None:
-            self.lastcmd = line if command in REPEATED else ""
+            self.lastcmd = line if command in self.verbs and self.verbs[command].repeats else ""
         return leaves
 
     def emptyline(self) -> bool:
         return self.onecmd(self.lastcmd) if self.lastcmd else False
 
-    def default(self, line: str) -> None:
+    def default(self, line: str) -> NoReturn:
         word, *rest = line.split()
-        near = get_close_matches(word, [*self._listed(), *SHORT], 3)
+        near = get_close_matches(word, [*self.verbs, *SHORT], 3)
         hint = f"the nearest are {', '.join(near)}" if near else "help lists them"
         if not rest and word.isidentifier() and not near:
             hint += f"; p {word} shows a variable"
@@ -168,7 +129,7 @@ class Prompt(Cmd):
     def completenames(self, text: str, *ignored: Any) -> list[str]:
         if text.startswith("!"):
             return offered("execute", self.at.session, self.at.stops, self.at.known, text, "")
-        words = {*self._listed(), *(word for word in SHORT if len(word) > 2 and word != "EOF")}
+        words = {*self.verbs, *(word for word in SHORT if len(word) > 2 and word != "EOF")}
         return whole(sorted(word for word in words if word.startswith(text)))
 
     def completedefault(self, *given: Any) -> list[str]:
@@ -185,15 +146,11 @@ class Prompt(Cmd):
         command, argument, line = self.parseline(line)
         if not line:
             return self.emptyline()
-        if command not in self.commands:
+        if command is None or command not in self.verbs:
             self.default(line)
-        return bool(self.commands[command or ""](argument or ""))
-
-    def _listed(self) -> list[str]:
-        return [name for names in self.groups.values() for name in names]
-
-    def _help(self, name: str) -> list[str]:
-        return (self.commands[name].__doc__ or "").rstrip().splitlines()
-
-
-_COMMANDS = (RunCommands, BackCommands, LookCommands, StopCommands, ChangeCommands, EndCommands)
+        verb = self.verbs[command]
+        verb.check(argument or "")
+        try:
+            return bool(self.commands[command]((argument or "").strip()))
+        except ArgumentError as error:
+            raise ValueError(f"{error}; usage: {verb.usage}") from None

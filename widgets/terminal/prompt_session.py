@@ -18,7 +18,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.graph.source_lines import OWN_CODE
 from ..deck.task_and_stop_syntax import run_of, typed_task
 from . import tables as tables
-from .console import Interrupt, first_interrupt, say, show, something, split_task
+from .console import ArgumentError, Interrupt, first_interrupt, say, show, split_task
 from .stops import PromptStops, Session
 from .user_traceback import users_traceback
 
@@ -259,11 +259,11 @@ class Debuggee:
         """The task that is meant: if none is named the one that a watchpoint has just found, or the current one."""
         return self.about(text or ("" if self._spoken_of is None else f"#{self._spoken_of}"))
 
-    def factor(self, arg: str, usage: str) -> tuple[float, Task]:
-        expression, *rest = split_task(something(arg, usage))
+    def factor(self, arg: str) -> tuple[float, Task]:
+        expression, *rest = split_task(arg)
         value = self.value(expression)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{usage}: a number is needed, not {value!r}")
+            raise ArgumentError(f"expected a number, got {value!r}")
         return value, self.about(rest[0] if rest else "")
 
     def value(self, expression: str) -> Any:

@@ -28,9 +28,9 @@ from ...inspector.capture.capture import capture
 from ...inspector.torch_private.distributed import world
 from ...inspector.torch_private.engine import redirect_backward
 from ...inspector.torch_private.sequence_numbers import pins_open
-from .commands import EndCommands, RunCommands
+from .commands import do_close, do_continue
 from .console import say
-from .prompt import GROUPS, Prompt
+from .prompt import Prompt
 from .prompt_session import Debuggee, Names, users_frame
 from .stops import Session, read_break, read_watch
 
@@ -74,14 +74,13 @@ class ScriptPrompt(Prompt):
     """The prompt over one backward after the other of a script that runs."""
 
     at: InScript
+    surface = "script"
 
     def __init__(self, first: Sequence[str]) -> None:
         super().__init__(InScript(), first)
-        self.groups = {**GROUPS, "end": ("save", "close", "detach", "quit", "help")}
         self.detached = False
         self.has_quit = False
         self._closed = False
-        self._continue, self._close = RunCommands(self.at).do_continue, EndCommands(self.at).do_close
 
     def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
         """Breakpoints and watchpoints from the first backward on: of each that has what they name.
@@ -130,34 +129,25 @@ class ScriptPrompt(Prompt):
         """Runs to a stop, or to the end of the backward. Whether it got there."""
         self.at.runs_on = True
         try:
-            self._continue("")
+            do_continue(self.at, "")
         finally:
             self.at.runs_on = False
         return self.at.error is None and not self.at.session.left and self.at.session.stopped is None
 
     def do_continue(self, arg: str) -> bool:
-        """continue  (c, cont, run): run to the next breakpoint or watchpoint, or on to the script's next backward
-
-        There the prompt opens before the first task; with breakpoints or watchpoints, where one of them stops it.
-        Ctrl-C stops before the next task; a second one raises KeyboardInterrupt in the script. What a task has raised
-        is raised in the script.
-        """
         if self.at.session.over is None and self.at.session.left:
             return self.run_on()
         return True
 
     def do_close(self, arg: str) -> bool:
-        """close: end this backward here; the tasks that are left do not run, and the script goes on"""
-        self._closed = self._close(arg)
+        self._closed = do_close(self.at, arg)
         return self._closed
 
     def do_detach(self, arg: str) -> bool:
-        """detach: no prompt any more: this backward and the script run on by themselves"""
         self.detached = True
         return True
 
     def do_quit(self, arg: str) -> bool:
-        """quit  (q, exit, Ctrl-D): end the script"""
         self.has_quit = True
         return True
 

@@ -152,7 +152,7 @@ def test_a_cell_that_raises_after_opening_a_deck_shows_both(fresh: Kernel) -> No
 
 def test_the_magic_captures_its_cell_and_opens_a_deck(fresh: Kernel, snapshot: Snapshots) -> None:
     ran = fresh.run(
-        "%%tapescope --policy bfs --engine native --names model loss\nloss = model(x).sum()\nprint('hello')"
+        "%%tapescope --policy bfs --engine native --model model loss\nloss = model(x).sum()\nprint('hello')"
     )
     assert ran.printed == "hello\n"
     says(ran.decks[0], "<Deck ", "SumBackward0", "bfs", "native", 0, 10)
@@ -175,7 +175,7 @@ def test_a_variable_may_be_a_policy(fresh: Kernel) -> None:
 
 
 def test_what_raises_is_shown_with_the_users_lines_as_the_user_sees_them(fresh: Kernel) -> None:
-    ran = fresh.run("%%tapescope --names model loss\nh = model[0](x)\ndef f(h):\n    return h @ x\nloss = f(h).sum()")
+    ran = fresh.run("%%tapescope --model model loss\nh = model[0](x)\ndef f(h):\n    return h @ x\nloss = f(h).sum()")
     assert (ran.status, ran.name) == ("error", "RuntimeError")
     assert "mat1 and mat2 shapes cannot be multiplied" in ran.errors[0]["evalue"]
     assert re.findall(r"^(\S.*), line (\d+)", ran.traceback, re.MULTILINE) == [
@@ -257,14 +257,14 @@ WRONG: dict[str, tuple[object, ...]] = {
     "%tapescope --accumulate lists x": ("accumulate", "'lists'", "'inplace', 'out_of_place', 'list'"),
     "%tapescope --engine native --release never x": ("never", 'engine="direct"'),
     "%tapescope --engine steam x": ("'steam'", "direct", "native"),
-    "%%tapescope --names x loss\n1": ("--names x", "Tensor"),
+    "%%tapescope --model x loss\n1": ("--model x", "Tensor"),
     "%%tapescope\n1": ("%%tapescope loss",),
     "%%tapescope nothing\n1": ("'nothing'", "NameError"),
     "%tapescope help": ("%tapescope?",),
-    "%tapescope steps 3": ("'steps'", "'step'", "step, run"),
-    "%tapescope x 3": ("'x'", "step, run"),
-    "%tapescope nothing": ("'nothing'", "step, run"),
-    "%%tapescope --names made loss\nmade = model\nloss = made(x).sum()": ("'made'", "NameError", "--names"),
+    "%tapescope steps 3": ("'steps'", "'step'", "step, over"),
+    "%tapescope x 3": ("'x'", "step, over"),
+    "%tapescope nothing": ("'nothing'", "step, over"),
+    "%%tapescope --model made loss\nmade = model\nloss = made(x).sum()": ("'made'", "NameError", "--model"),
     "%tapescope profile loss": ("ts.profile",),
     "%tapescope x.clone().requires_grad_()": ("(3, 4)", "loss.sum()", "grad_tensors"),
     "%%tapescope x --what bfs\n1": ("SyntaxError", "<string>, line 1"),
@@ -387,6 +387,24 @@ def test_a_task_is_checked_by_magic_on_what_the_cell_kept(seen: Kernel) -> None:
     assert seen.value("latest_deck().check().ok") == "True"
 
 
+def test_a_task_that_is_ready_is_stepped_by_its_place(seen: Kernel) -> None:
+    seen.run("%%tapescope loss\nloss = (model(x) * model(x)).sum()")
+    seen.run("%tapescope step 2")
+    ready = seen.value("[each.task.id for each in latest_deck().ready]")
+    last = ready.strip("[]").split(", ")[-1]
+    assert seen.value("latest_deck().order[-1:]") != f"[{last}]"
+    assert not seen.run(f"%tapescope step #{last}").printed.startswith("UsageError")
+    assert seen.value("latest_deck().order[-1:]") == f"[{last}]"
+
+
+def test_a_watchpoint_may_be_an_expression(seen: Kernel) -> None:
+    seen.run("%%tapescope loss\nloss = model(x).sum()")
+    seen.run("limit = 1")
+    seen.run("%tapescope watch if task.id >= 0 and gradient.dim() > limit")
+    seen.run("%tapescope run")
+    assert seen.value("latest_deck().stopped.why") == "watchpoint"
+
+
 WRONG_VERBS: dict[str, tuple[object, ...]] = {
     "break": ("break",),
     "break 0.wieght": ("0.wieght", "0.weight"),
@@ -501,7 +519,7 @@ def test_completion_offers_what_fits(fresh: Kernel) -> None:
     assert "per-device" in fresh.completes("%tapescope --queues p")
     assert "out_of_place" in fresh.completes("%tapescope --accumulate o")
     assert "never" in fresh.completes("%tapescope --release n")
-    fresh.run("%%tapescope --names model loss\nloss = model(x).sum()")
+    fresh.run("%%tapescope --model model loss\nloss = model(x).sum()")
     assert fresh.completes("%tapescope break 0.w") == ["0.weight"]
     assert "norm>" in fresh.completes("%tapescope watch no")
     fresh.run("%tapescope break 1st")
@@ -618,10 +636,10 @@ def test_in_ipython_without_a_kernel_it_is_the_session(shell: InteractiveShell) 
         shell.run_line_magic("tapescope", "loss")
 
 
-@pytest.mark.parametrize("line", ["--policy bfs --names model loss", "--policy=bfs --names=model loss"])
+@pytest.mark.parametrize("line", ["--policy bfs --model model loss", "--policy=bfs --model=model loss"])
 def test_options_with_and_without_an_equals_sign(line: str) -> None:
     found = parse(line)
-    assert (found.loss, found.policy, found.engine, found.names) == ("loss", "bfs", "direct", "model")
+    assert (found.loss, found.policy, found.engine, found.model) == ("loss", "bfs", "direct", "model")
 
 
 def test_a_flag_takes_no_value() -> None:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import tapescope as ts
 from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
+from tapescope.widgets.deck.verbs import SHORT
 from tapescope.widgets.terminal.completion import offered
-from tapescope.widgets.terminal.prompt import SHORT, Prompt
+from tapescope.widgets.terminal.prompt import Prompt
 from tapescope.widgets.terminal.prompt_session import Debuggee, Names
 from tapescope.widgets.terminal.user_traceback import users_traceback
 
@@ -520,7 +521,7 @@ def test_each_command_has_its_help_and_is_listed(model: Model, talk: Talk, snaps
     session = ts.debug(loss_of(model))
     prompt = Prompt(Debuggee(Names(None)))
     methods = set(prompt.commands)
-    listed = {name for names in prompt.groups.values() for name in names}
+    listed = set(prompt.verbs)
     assert listed == methods
     assert set(SHORT.values()) <= methods
     overview, *each = talk(session, "help", *(f"help {name}" for name in sorted(listed)), "help foo")
