@@ -263,13 +263,16 @@ def _missing_name(error: AttributeError | ImportError) -> str | None:
         found = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
         missing = f"{found[2]}.{found[1]}" if found else error.name or ""
         return missing if missing.partition(".")[0] == "torch" else None
+    own = __name__.partition(".")[0]
+    if type(error.obj).__module__.partition(".")[0] == own:  # traitlets looks for names that a deck need not have
+        return None
     traceback: TracebackType | None = error.__traceback__
     asks = ""
     while traceback is not None:
         if traceback.tb_frame.f_code.co_name != "__getattr__":  # modules of torch's have some
             asks = str(traceback.tb_frame.f_globals.get("__name__"))
         traceback = traceback.tb_next
-    if asks.partition(".")[0] != __name__.partition(".")[0]:
+    if asks.partition(".")[0] != own:
         return None
     return f"{error.obj.__name__}.{error.name}" if isinstance(error.obj, ModuleType) else error.name
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ipywidgets
 import traitlets
 
 from ...engine.schedule.policy import AnyPolicy
+from ...engine.session.breakpoints.breakpoints import Breakpoint
 from ...engine.session.direct_session import Stepper
+from ...engine.session.engine_thread import HEARS_SIGNALS_S
 from ...engine.session.native_session import NativeSession
 from ...engine.session.session import session_over
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.validation import asked_in_vain
-from .live_messages import Asking, Telling, command_of, stop_change_of
+from .live_publisher import News
 from .live_session import Live
-from .live_state import News
-from .page_data import title_of
+from .page_data import Json, title_of
 from .player_widget import Played
 from .still_picture import Moment
+from .task_and_stop_syntax import is_typed_task, place, typed_task, watched
 
 if TYPE_CHECKING:
     from ...engine.recompute.plan import RecomputePlan
+    from ...engine.session.breakpoints.watchpoints import Watchpoint
 
 
 _ELSEWHERE = {
@@ -61,6 +67,132 @@ _ELSEWHERE = {
 """What users look for in a deck that a session or a run has, or that is called otherwise here, and where that is."""
 
 
+T = TypeVar("T")
+
+
+class Asking:
+    """Has the driver's thread do what is asked for, and waits for it where somebody wants the result."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def ask(self, command: Callable[[], T]) -> T:
+        """Has the driver run a command and waits for the result.
+
+        Raises:
+            RuntimeError: in the driver's thread. And what the command raises.
+        """
+        __tracebackhide__ = True
+        if self._live.is_current_thread:
+            raise RuntimeError(
+                "called in the thread that runs the deck, from a hook or an observer, where it would wait for itself; "
+                "call deck.stop() there, and go on from outside"
+            )
+        return self._wait(self._live.driver.do(command))
+
+    def look(self, command: Callable[[], T]) -> T:
+        """As `ask`, for what runs nothing: hooks and observers may look, too."""
+        return command() if self._live.is_current_thread else self.ask(command)
+
+    def now(self, change: Callable[[], T]) -> T:
+        """Changes breakpoints or watchpoints, in the driver's thread, between two tasks if one runs."""
+        __tracebackhide__ = True
+        live = self._live
+        if live.is_current_thread:
+            return live.change_stops(change)
+        return self._wait(live.driver.soon(lambda: live.change_stops(change)))
+
+    def later(self, command: Callable[[], object]) -> None:
+        """Queues a command for whose result nobody waits."""
+        self._live.driver.do(partial(self._live.attempt, command))
+
+    def soon(self, change: Callable[[], object]) -> None:
+        """As `now`, for a change for whose result nobody waits."""
+        live = self._live
+        live.driver.soon(partial(live.attempt, partial(live.change_stops, change)))
+
+    def _wait(self, future: Future[T]) -> T:
+        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
+        try:
+            while not future.done():
+                with suppress(TimeoutError):
+                    future.exception(HEARS_SIGNALS_S)
+            return future.result()
+        except KeyboardInterrupt:
+            self._live.stop()
+            future.cancel()
+            raise
+        except CancelledError:
+            raise RuntimeError("the deck was closed before this began") from None
+        finally:
+            del future  # else an error would hold itself through this frame
+
+
+def command_of(message: Any, live: Live) -> Callable[[], object] | None:
+    """What a message wants done, between two commands; None: it is none of these."""
+    match message:
+        case {"kind": "step", "device": str(device)}:
+            return partial(live.running.step, 1, None, device)
+        case {"kind": "step", "count": int(count)}:
+            return partial(live.running.step, count)
+        case {"kind": "step", "task": int(task)}:
+            return partial(live.running.step, 1, task)
+        case {"kind": "run"}:
+            return live.running.run
+        case {"kind": "run_to", "task": int(task)}:
+            return partial(live.running.run_to, task)
+        case {"kind": "policy", "policy": str(policy)}:
+            return partial(live.switch, policy)
+        case {"kind": "inspect", "task": int(task)}:
+            return partial(live.edits.inspect, task)
+        case {"kind": "groups"}:
+            return live.find_groups
+        case {"kind": "predict"}:
+            return live.predict
+        case {"kind": "step_over"}:
+            return live.running.step_over
+        case {"kind": "step_out"}:
+            return partial(live.running.step_over, out=1)
+        case {"kind": "rewind", "position": int(position)}:
+            return partial(live.running.rewind, position)
+        case {"kind": "branch", "number": int(number)}:
+            return partial(live.running.goto, None, number)
+        case {"kind": "edit", "how": str(how), "value": value}:
+            return partial(live.edits.edit_as_told, how, value)
+        case {"kind": "check", "task": int(task)}:
+            return partial(live.edits.check, task)
+    return None
+
+
+def stop_change_of(message: Any, live: Live) -> Callable[[], object] | None:
+    """What a message wants changed of breakpoints and watchpoints, also while tasks run; None: it is none of these."""
+    stops = live.session.stops
+    match message:
+        case {"kind": "break", "where": str(where)}:
+            return partial(_break_where, where, live)
+        case {"kind": "watch", "condition": str(condition)}:
+            return partial(_watch_for, condition, live)
+        case {"kind": "enable", "number": int(number), "on": bool(on)}:
+            return partial(stops.enable if on else stops.disable, number)
+        case {"kind": "delete", "number": int(number)}:
+            return partial(stops.delete, number)
+    return None
+
+
+def _break_where(text: str, live: Live) -> Breakpoint:
+    """A breakpoint where a person has typed."""
+    session = live.session
+    if is_typed_task(text):
+        return session.break_at(typed_task(text, session.graph, live.plan.order))
+    return session.break_at(place(text))
+
+
+def _watch_for(text: str, live: Live) -> Watchpoint:
+    """A watchpoint of what a person has typed."""
+    conditions, at = watched(text)
+    return live.session.watch(*conditions, at=at)
+
+
 class DeckTraits(Played):
     """A live session, how it stands in traits, and what its page asks for.
 
@@ -92,13 +224,15 @@ class DeckTraits(Played):
         recompute: RecomputePlan | None = None,
     ) -> None:
         found = title or title_of(session.graph)
-        self._live = Live(session, policy, found, retain_graph, create_graph, self._take, recompute)
+
+        def send(content: Json, buffers: list[bytes]) -> None:
+            self.send(content, buffers)
+
+        self._live = Live(session, policy, found, retain_graph, create_graph, send, self._take, recompute)
         self._asking = Asking(self._live)
-        told = self._live.report.news()
-        self._telling = Telling(self._live.document, told, lambda content, buffers: self.send(content, buffers))
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
-        self.set_trait("current_task", told.current)
-        self.set_trait("status", told.status)
+        self.set_trait("current_task", self._live.publisher.told.current)
+        self.set_trait("status", self._live.publisher.told.status)
         if not self._live.is_small:
             self._live.driver.do(self._live.foresee)
 
@@ -120,11 +254,10 @@ class DeckTraits(Played):
         return Moment(self.policy, self.position, len(order), self._live.plan.timelines(), order, self.current_task)
 
     def _take(self, news: News) -> None:
-        """What the live session has to tell, to the page and to the traits.
+        """Sets the traits to what the live session has told its page.
 
         What an observer of the user's raises, is raised when all traits are set.
         """
-        self._telling.take(news)
         raised: list[Exception] = []
         # Not under hold_sync, which would hold back, and may lose, what another thread sets meanwhile.
         # Each value as it is then: an observer of one before it may have changed it.
@@ -185,7 +318,7 @@ class DeckTraits(Played):
         """A message of the page. Only queues what it asks for: this may run in any thread."""
         match message:
             case {"kind": "hello", "revision": int(revision)}:
-                self._telling.greet(revision)
+                self._live.publisher.greet(revision)
                 return
             case {"kind": "stop"}:
                 self._live.stop()

@@ -1,119 +1,268 @@
-"""The live session behind a deck, with its breakpoints and watchpoints."""
+"""The live session behind a deck: it runs tasks, takes them back, and edits what waits."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from ...engine.planning.policies import find_policy
 from ...engine.recompute.plan_by_task import ReplayClock
 from ...engine.schedule.policy import AnyPolicy
-from ...engine.session.breakpoints.stop_list import Entry
+from ...engine.schedule.ready_queue import AnyTask
+from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.compare_branches import BranchComparison
 from ...engine.session.direct_session import Stepper
 from ...engine.session.native_session import NativeSession
+from ...engine.session.verbs import expect_count
 from ...inspector.garbage_collector import collector_paused
+from ...inspector.graph.graph import Task
 from .groups_data import group_content, no_groups
 from .live_driver import Driver
 from .live_plan import LiveBranches, LivePlan
 from .live_predictions import Foresight
-from .live_report import LiveReport
-from .live_runner import LiveEdits, LiveRunning
-from .live_state import LiveStanding, News, in_trouble, why
+from .live_publisher import News, Publisher
+from .live_state import LiveStanding, LiveStops, in_trouble, why
 from .page_data import Document, Json
 from .recompute_data import MirrorContent
 
 if TYPE_CHECKING:
     from ...engine.recompute.plan import RecomputePlan
-
-
-class LiveStops:
-    """The stops of a session, and among them those before one task, which the trait `breakpoints` has by its id.
-
-    The session's stops are the truth. What is asked of them through the trait is noted at once, from whatever thread,
-    and done in the driver's.
-    """
-
-    def __init__(self, session: Stepper | NativeSession) -> None:
-        self._session = session
-        self._asked: deque[tuple[Collection[int], Collection[int]]] = deque()
-        self._places: dict[int, tuple[list[int], list[int]]] = {}
-
-    @property
-    def rows(self) -> list[Json]:
-        """What the page is told of each."""
-        rows = []
-        for entry in self._session.stops:
-            tasks, calls = self._tasks_and_calls(entry)
-            facts = {"number": entry.number, "kind": entry.kind, "text": entry.text, "enabled": entry.enabled}
-            rows.append(facts | {"hits": entry.hits, "tasks": tasks, "calls": calls})
-        return rows
-
-    @property
-    def breakpoints(self) -> list[int]:
-        """The ids of the tasks that have a breakpoint of their own which is enabled, as they are going to be."""
-        found = {task_id: None for task_id in map(_own_task, self._enabled) if task_id is not None}
-        for added, removed in list(self._asked):
-            found.update(dict.fromkeys(added))
-            for task_id in removed:
-                found.pop(task_id, None)
-        return list(found)
-
-    def ask(self, added: Collection[int], removed: Collection[int]) -> None:
-        """Notes that these tasks are to get a breakpoint, and that those are to lose theirs. For any thread."""
-        self._asked.append((added, removed))
-
-    def take(self) -> None:
-        """Does what was asked for. One that is disabled is enabled again, and does not go with the others."""
-        while self._asked:
-            try:
-                self._change(*self._asked[0])
-            finally:
-                self._asked.popleft()
-
-    def _change(self, added: Collection[int], removed: Collection[int]) -> None:
-        stops = self._session.stops
-        enabled = set(map(_own_task, self._enabled))
-        disabled = {_own_task(entry): entry.number for entry in stops if not entry.enabled}
-        for task_id in added:
-            if task_id in enabled:
-                continue
-            if task_id in disabled:
-                stops.enable(disabled[task_id])
-            else:
-                self._session.break_at(task_id)
-        for entry in self._enabled:
-            if _own_task(entry) in removed:
-                stops.delete(entry.number)
-
-    @property
-    def _enabled(self) -> list[Entry]:
-        return [entry for entry in self._session.stops if entry.enabled]
-
-    def _tasks_and_calls(self, entry: Entry) -> tuple[list[int], list[int]]:
-        """Where it may stop, and of a breakpoint on modules the call of each: it stops at a call's first task alone."""
-        if entry.tasks is None:
-            return [], []
-        if entry.number not in self._places:
-            tasks = sorted(entry.tasks)
-            calls = entry.calls if entry.kind == "break" else None
-            self._places[entry.number] = tasks, [] if calls is None else [calls[task_id] for task_id in tasks]
-        return self._places[entry.number]
-
-
-def _own_task(entry: Entry) -> int | None:
-    """The id of the task by which a breakpoint was asked for, if it was."""
-    if entry.kind != "break" or entry.hit is not None or entry.tasks is None or len(entry.tasks) != 1:
-        return None
-    (task_id,) = entry.tasks
-    return task_id if entry.text in (f"#{task_id}", f"task:{task_id}", str(task_id)) else None
+    from ...engine.session.check_task import Check
 
 
 T = TypeVar("T")
+
+
+class LiveEdits:
+    """Changes what waits for a task, and tells of it. Belongs in the driver's thread."""
+
+    def __init__(self, at: LiveStanding, publisher: Publisher) -> None:
+        self._at = at
+        self._publisher = publisher
+
+    def edit(self, change: Callable[[], object], task: AnyTask | None = None) -> None:
+        """Changes what waits for a task, for the current one if none is given, and tells of it."""
+        change()
+        self.inspect(None if task is None else self._at.id_of(task))
+
+    def edit_as_told(self, how: str, value: object) -> None:
+        """Changes what waits for the current task, in the words of the page."""
+        session = self._at.session
+        if how == "restore":
+            return self.restore(None)
+        if how == "zero":
+            return self.edit(session.zero)
+        change = {"scale": session.scale, "clip": session.clip}.get(how)
+        if change is None:
+            raise ValueError(f"there is no way to edit called {how!r}; there are zero, scale, clip and restore")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{how} takes a number, not {value!r}")
+        return self.edit(partial(change, value))
+
+    def restore(self, task: AnyTask | None) -> None:
+        """Undoes edits of what waits for a task."""
+        session = self._at.direct("keeps no gradients that were replaced, so they can't be restored")
+        self.edit(partial(session.restore, task), task)
+
+    def inspect(self, task: int | None) -> None:
+        """Tells of the gradients that wait for a task that has not run, the current one if none is given."""
+        found = self._publisher.waiting(task)
+        if found:
+            self._publisher.tell(records=found)
+
+    def check(self, task: AnyTask | None) -> Check:
+        """Compares a task's backward with finite differences of its forward, and tells what was found."""
+        found = self._at.session.check(task)
+        said = {
+            "ok": found.ok,
+            "verdict": found.verdict,
+            "lines": list(found.lines),
+        }
+        self._publisher.tell(checks={str(found.task): said})
+        return found
+
+
+_REPORT_EVERY_S = 0.1
+
+
+class LiveRunning:
+    """Runs tasks and takes them back, and tells of it. Belongs in the driver's thread."""
+
+    def __init__(self, at: LiveStanding, driver: Driver, plan: LivePlan, publisher: Publisher) -> None:
+        self._at = at
+        self._driver = driver
+        self._plan = plan
+        self._publisher = publisher
+
+    def step(self, count: int = 1, task: AnyTask | None = None, device: str | torch.device | None = None) -> Task:
+        """Runs so many tasks, or this one, or so many of this device. Returns the last. Stops early as `run` does.
+
+        Raises:
+            ValueError, NotImplementedError, RuntimeError: as `Stepper.step` and `NativeSession.step`.
+        """
+        expect_count(count)
+        if device is not None:
+            self._at.session.next_on(device)  # raises before anything runs
+        return self._go(count, task, device=device)
+
+    def run(self) -> None:
+        """Runs to the next breakpoint, to what a watchpoint finds, to a stop that is asked for, or to the end."""
+        if not (self._at.has_ended or self._driver.stop_asked):
+            self._go()
+
+    def run_to(self, task: AnyTask) -> None:
+        """Runs what comes before a task.
+
+        Raises:
+            ValueError: it has run, or is not going to.
+        """
+        session, target = self._at.session, self._at.id_of(task)
+        if target in set(session.order):
+            raise ValueError(f"{self._at.graph.in_order(self._plan.order).describe(target)} has run already")
+        if session.needed is not None and target not in session.needed:
+            raise ValueError(f"{self._at.graph.describe(target)} is not going to run: inputs= makes it needless")
+        if not (self._at.current == target or self._driver.stop_asked):
+            self._go(until=lambda: self._at.current == target, before=target)
+
+    def step_over(self, out: int = 0) -> None:
+        """Runs until all tasks of the current task's innermost module call have run, or of the call `out` around it."""
+        session = self._at.session
+        left = None if self._at.current is None else session.tasks_to_leave(out)
+        if left is None:
+            self._go()
+            return
+        seen = len(session.order)
+
+        def all_ran() -> bool:
+            nonlocal seen
+            ran = session.order[seen:]  # several, where they ran as one
+            left.difference_update(ran)
+            seen += len(ran)
+            return not left
+
+        self._go(until=all_ran)
+
+    def goto(self, task: AnyTask | None, branch: int | None = None) -> None:
+        """Goes to where a task is the current one, back or on; or to where a branch was left.
+
+        Raises:
+            NotImplementedError: PyTorch's engine can't take a task back.
+        """
+        if task is not None and branch is None and self._at.id_of(task) not in set(self._at.session.order):
+            self.run_to(task)
+        else:
+            self.jump(lambda session: session.goto(None if task is None else self._at.id_of(task), branch=branch))
+
+    def rewind(self, position: int) -> None:
+        """Takes back what has run since so many tasks had run."""
+        ran = len(self._at.session.order)
+        count = ran - position
+        if position < 0 or count < 0:
+            raise ValueError(f"there is no position {position} to go back to: {ran} tasks have run")
+        if count:
+            self.jump(lambda session: session.back(count))
+
+    def jump(self, leap: Callable[[Stepper], T]) -> T:
+        """Takes tasks back, or runs others in their place: the session then stands elsewhere.
+
+        Raises:
+            NotImplementedError: it is a session of PyTorch's engine.
+        """
+        at = self._at
+        session = at.direct("can't take back a task that has run (the page's arrow keys show earlier positions)")
+        before = at.runs
+        try:
+            return leap(session)
+        except BaseException as error:
+            if session.over is not None and at.status != "closed":
+                at.fail(error)
+            raise
+        finally:
+            if session.over is not None or before != at.runs:
+                at.stopped = None
+                if session.over is None:
+                    at.rest()
+                self._publisher.tell_jump(before)
+
+    def _go(
+        self,
+        count: int | None = None,
+        task: AnyTask | None = None,
+        until: Callable[[], bool] = lambda: False,
+        device: str | torch.device | None = None,
+        before: int | None = None,
+    ) -> Task:
+        """Runs tasks, the first of which may be given, until something stops it. Returns the last.
+
+        Args:
+            count: how many; None: all.
+            until: whether to stop, asked after each step.
+            device: runs the tasks of this one alone.
+            before: the id of a task that is not to run as one with others.
+        """
+        at, session, publisher = self._at, self._at.session, self._publisher
+        ran = 0
+        told = time.monotonic()
+        at.stopped = None
+        try:
+            if count != 1 and session.over is None:  # the first task may take its time
+                at.status = "running"
+                publisher.tell()
+            while True:
+                if before is None:
+                    last = session.step(task if ran == 0 else None, device=device)
+                else:
+                    last = session._step(before=before)
+                ran += 1
+                publisher.note_replays(last)
+                if session.over is not None:
+                    break
+                self._driver.give_way()  # a breakpoint may come while it runs
+                at.stopped = session.stop_here(wait=ran == count)
+                if at.stopped is not None or ran == count or at.has_ended:
+                    break
+                if until():
+                    break
+                if self._driver.stop_asked:
+                    at.stopped = self._asked_to_stop()
+                    break
+                if time.monotonic() - told > _REPORT_EVERY_S:
+                    publisher.tell_progress()
+                    told = time.monotonic()
+        except BaseException as error:
+            self._note_failure(error)
+            raise
+        at.rest()
+        publisher.tell_progress()
+        return last
+
+    def _note_failure(self, error: BaseException) -> None:
+        at = self._at
+        if at.status in ("failed", "closed"):
+            return
+        if at.session.over is None:
+            at.rest()
+        else:
+            at.fail(error)
+            at.let_tensors_go()
+        self._publisher.tell_progress()
+
+    def _asked_to_stop(self) -> Stop:
+        at, current = self._at, self._at.current
+        return Stop(
+            "asked",
+            None,
+            current,
+            "stopped, as asked"
+            if current is None
+            else f"stopped, as asked, before {at.graph.describe(current, len(at.session.order))}",
+        )
 
 
 class Live:
@@ -124,7 +273,8 @@ class Live:
         policy: its policy.
         title: what is run.
         retain_graph, create_graph: as given to the backward.
-        tell: is called with `News`, in the driver's thread.
+        send: sends a message with its buffers to all pages.
+        observe: is called with `News` after they were sent, in the driver's thread.
         recompute: the plan by which the forward was mirrored.
 
     Attributes:
@@ -134,7 +284,7 @@ class Live:
         foresight: what is known of the memory ahead.
         branches: the ways in which it went.
         plan: the order of all tasks, and which policy picks.
-        report: what it has to tell.
+        publisher: tells what is new.
         running: runs tasks and takes them back.
         edits: changes what waits.
         document: the page's data.
@@ -147,7 +297,8 @@ class Live:
         title: str,
         retain_graph: bool,
         create_graph: bool,
-        tell: Callable[[News], None],
+        send: Callable[[Json, list[bytes]], None],
+        observe: Callable[[News], None],
         recompute: RecomputePlan | None = None,
     ) -> None:
         self.session = session
@@ -169,9 +320,9 @@ class Live:
             if self.is_small:  # before a task runs: then its factors are gone
                 with suppress(Exception):  # who asks for them is told why there are none
                     self.document.content["groups"] = group_content(session.graph)
-        self.report = LiveReport(at, plan, self.branches, self.document, clock, tell)
-        self.running = LiveRunning(at, self.driver, plan, self.report)
-        self.edits = LiveEdits(at, self.report)
+        self.publisher = Publisher(at, plan, self.branches, self.document, clock, send, observe)
+        self.running = LiveRunning(at, self.driver, plan, self.publisher)
+        self.edits = LiveEdits(at, self.publisher)
 
     @property
     def is_small(self) -> bool:
@@ -185,7 +336,7 @@ class Live:
 
     def foresee(self) -> None:
         """Tells the other policies' schedules, which for a large graph take a while."""
-        self.report.tell(self.report.news(others=self.plan.others()))
+        self.publisher.tell(others=self.plan.others())
 
     def predict(self) -> None:
         """Asks each task once what it would allocate. Does nothing where that is known.
@@ -200,7 +351,7 @@ class Live:
         finally:
             self.foresight.forget()
             self.branches.forget()
-            self.report.tell(self.report.planned_anew())
+            self.publisher.tell_plan()
 
     def find_groups(self) -> None:
         """Tells which products could run as one, where that was not looked for yet: large graphs take a while.
@@ -212,17 +363,14 @@ class Live:
             try:
                 found = group_content(self.session.graph) if over is None else _not_found(over)
             except Exception as error:
-                self._tell_groups(no_groups(f"Groups can't be found: {why(error)}"))
+                self.publisher.tell(groups=no_groups(f"Groups can't be found: {why(error)}"))
                 raise
-            self._tell_groups(found)
-
-    def _tell_groups(self, groups: Json) -> None:
-        self.report.tell(replace(self.report.news(), groups=groups))
+            self.publisher.tell(groups=found)
 
     def switch(self, policy: AnyPolicy) -> None:
         """From here on this policy picks."""
         if self.plan.switch(policy):
-            self.report.tell(self.report.planned_anew())
+            self.publisher.tell_plan()
 
     def compare_branches(self) -> BranchComparison:
         """How the branches differ."""
@@ -233,7 +381,7 @@ class Live:
         try:
             return change()
         finally:
-            self.report.tell(self.report.news())
+            self.publisher.tell()
 
     def attempt(self, command: Callable[[], object]) -> None:
         """Runs a command where nobody waits for what it raises: it is told."""
@@ -241,7 +389,7 @@ class Live:
             command()
         except Exception as error:
             if self.at.status != "failed":
-                self.report.tell(replace(self.report.news(), trouble=in_trouble(error)))
+                self.publisher.tell(trouble=in_trouble(error))
 
     def stop(self) -> None:
         """Makes what is under way end before the next task. May be called from anywhere."""
@@ -260,11 +408,9 @@ class Live:
         self.branches.forget()
         self.at.let_tensors_go()
         self.at.status = "closed"
-        news = self.report.news()
-        if self.document.content["groups"] is None:  # a page that has asked gets no other answer
-            news = replace(news, groups=_not_found("closed"))
+        unknown = self.document.content["groups"] is None  # a page that has asked gets no other answer
         try:
-            self.report.tell(news)
+            self.publisher.tell(groups=_not_found("closed") if unknown else None)
         finally:
             then()
 

@@ -202,28 +202,12 @@ class Document:
         """The shapes to which records may refer: more of them come as tasks run."""
         return [_meta(meta) for meta in list(self._metas)]
 
-    def take(
-        self,
-        position: int,
-        records: Json,
-        live: Json | None,
-        others: Sequence[Json] | None,
-        forgotten: Iterable[int] = (),
-    ) -> None:
-        """What a live session has done since. Where it went back, what is forgotten holds no more, but `records` do."""
-        content = self.content
-        was_live, *were_others = content["schedules"]
-        for task_id in forgotten:
-            content["records"].pop(str(task_id), None)
-        content["records"].update(records)
-        content["schedules"] = [live or was_live, *(were_others if others is None else others)]
-        content["position"] = position
-        content["revision"] += 1
-
     def packed(self) -> bytes:
         """The whole as gzipped JSON."""
         content = self.content.copy()  # its revision first: of news that come meanwhile the page must ask for the rest
-        content["records"] = content["records"].copy()  # before what it refers to
+        for name in ("records", "checks", "replayed"):  # to which news are added, and before what they refer to
+            if name in content:
+                content[name] = content[name].copy()
         return packed(
             content
             | {

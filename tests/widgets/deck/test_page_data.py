@@ -103,19 +103,20 @@ def test_statistics_without_a_finite_number_are_json(value: float) -> None:
 
 
 def test_what_comes_while_it_is_packed_is_in_it_or_is_asked_for() -> None:
-    document = Document(ts.graph(forward(Branches())), "t", "direct")
-    document.content["schedules"] = [{}]
+    deck = deck_on(forward(Branches()))
+    document, publisher = deck._live.document, deck._live.publisher
 
     class Slow(dict[str, object]):
         def copy(self) -> dict[str, object]:
             found = dict(self)
             document.content["records"] = found.copy()
-            document.take(1, {"0": document.record([])}, None, None)
+            publisher.tell(records={"0": document.record([])})
             return found
 
     document.content["records"] = Slow()
     content = unpacked(document.packed())
     assert content["records"] or content["revision"] < document.content["revision"]
+    deck.close()
 
 
 def test_packing_is_the_same_each_time() -> None:

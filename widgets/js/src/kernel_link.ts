@@ -16,7 +16,7 @@ export interface Model {
   off(): void;
 }
 
-/** As widgets/deck/live_messages.py sends it; the news themselves are in a buffer. */
+/** As widgets/deck/live_publisher.py sends it; the news themselves are in a buffer. */
 interface Message {
   kind: "heard" | "news" | "back";
   count?: number;

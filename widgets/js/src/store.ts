@@ -121,7 +121,7 @@ export interface Link {
   ask(command: Command): void;
 }
 
-/** What a live session has done, as widgets/deck/live_report.py tells it. */
+/** What a live session has done, as widgets/deck/live_publisher.py tells it. */
 export interface Progress {
   position: number;
   status: Status;

@@ -3,7 +3,7 @@
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
-/** As widgets/deck/live_session.py tells it. */
+/** As widgets/deck/live_state.py tells it. */
 export interface StopPoint {
   number: number;
   kind: "break" | "watch";
