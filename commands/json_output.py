@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from ..inspector.files import write_file
+
 ENVELOPE = ("tapescope", "schema", "exit_code", "error")
 """What each object has: the version, the schema and its version, the exit code, and what went wrong, or null."""
 
@@ -188,7 +190,7 @@ def _into(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
         code = run()
-        path.write_text(f"{as_json(answer, code)}\n", encoding="utf-8")
+        write_file(path, f"{as_json(answer, code)}\n")
     except OSError as error:
         print(f"tapescope: --json: {path} can't be written: {error.strerror}", file=sys.stderr)
         return 2

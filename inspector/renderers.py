@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from .files import write_file
+
 GraphTheme = Literal["auto", "light", "dark"]
 """The theme of a figure or a picture of a graph; "auto" follows the page around it, or the reader."""
 
@@ -74,9 +76,7 @@ def text_of(what: str, *given: object, **options: object) -> str:
 
 def saved_page(what: str, path: str | Path, *given: object) -> Path:
     """Writes a page that is drawn as text to a file."""
-    path = Path(path)
-    path.write_text(text_of(what, *given), encoding="utf-8")
-    return path
+    return write_file(path, text_of(what, *given))
 
 
 def saved(what: str, *given: object, **options: object) -> Path:

@@ -214,6 +214,10 @@ def page_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs npm")
     copy = tmp_path_factory.mktemp("widgets") / "js"
     shutil.copytree(WIDGETS / "js", copy, ignore=shutil.ignore_patterns("node_modules", "out"))
+    shared = copy.parents[1] / "inspector" / "drawing"
+    shared.mkdir(parents=True)
+    for path in (WIDGETS.parent / "inspector" / "drawing").glob("*.json"):
+        shutil.copy(path, shared)
     packages = WIDGETS / "js" / "node_modules"
     if packages.exists():
         (copy / "node_modules").symlink_to(packages)

@@ -15,7 +15,7 @@ from tapescope.engine.training.training_file import document_of, read_page
 
 ROOT = Path(__file__).parents[1]
 FORMER = "tapehead"
-_MAY_HAVE_IT = {"CHANGELOG.md", "inspector/graph/json_file.py", "tests/test_former_name.py"}
+_MAY_HAVE_IT = {"CHANGELOG.md", "inspector/files.py", "tests/test_former_name.py"}
 
 
 def test_the_former_name_stands_where_it_is_explained_or_read_alone() -> None:

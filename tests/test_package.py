@@ -99,6 +99,8 @@ def test_the_wheel_has_every_source_file_and_nothing_else_of_the_repository(libr
     packed = {path.relative_to(library / "tapescope") for path in (library / "tapescope").rglob("*.py")}
     assert packed == {path.relative_to(ROOT) for path in SOURCES}
     assert (library / "tapescope" / "py.typed").exists()
+    drawing = library / "tapescope" / "inspector" / "drawing"
+    assert {path.name for path in drawing.glob("*.json")} == {"colours.json", "layout_constants.json"}
     static = library / "tapescope" / "widgets" / "static"
     fonts = {"DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans.LICENSE.txt"}
     assert {path.name for path in static.iterdir()} == {"deck.js", "frontier.js", "loop.js", "figures.js"} | fonts

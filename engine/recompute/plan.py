@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ...errors import verbs_end_where_called
 from ...inspector.capture.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
 from ...inspector.capture.operator_traits import allocates_only
+from ...inspector.files import atomic_write, load_file, path_of
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import Table
-from ...inspector.graph.json_file import ColumnWriter, Section, content_of, is_format, path_of, read_section
+from ...inspector.graph.json_file import ColumnWriter, Section, read_section
 from ...inspector.text.sizes_and_counts import size_text
 from ..schedule.policy import Policy
 
@@ -262,15 +262,9 @@ class RecomputePlan:
 
     def save(self, path: str | Path) -> Path:
         """Writes it as JSON, for `RecomputePlan.load`. What was at `path` before is replaced when all is written."""
-        path = Path(path)
-        unfinished = path.with_name(f"{path.name}.part")
-        try:
-            with unfinished.open("w", encoding="ascii") as file:
-                _write(ColumnWriter(file.write), self)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path
+        with atomic_write(path) as file:
+            _write(ColumnWriter(lambda text: file.write(text.encode("ascii"))), self)
+        return Path(path)
 
     @staticmethod
     def load(path: str | Path) -> RecomputePlan:
@@ -281,11 +275,7 @@ class RecomputePlan:
             OSError: it can't be read.
         """
         path = path_of(path, "RecomputePlan.load")
-        try:
-            return _read(read_section(content_of(path, _LARGEST, "which is more than any plan needs")))
-        except (ValueError, MemoryError) as error:
-            why = str(error) or "there is too little memory for it"
-            raise ValueError(f"{path} is not a plan that this tapescope can load: {why}") from None
+        return load_file(path, "a plan", _LARGEST, lambda content: _read(read_section(content)))
 
 
 _FATES: dict[tuple[bool, bool], Fate] = {
@@ -382,10 +372,7 @@ def _write(writer: ColumnWriter, plan: RecomputePlan) -> None:
 
 
 def _read(section: Section) -> RecomputePlan:
-    if "format" not in section or not is_format(section.text("format"), FORMAT):
-        raise section.wrong("format", f"is not {FORMAT}")
-    if section.number("version") > VERSION:
-        raise section.wrong("version", f"is {section.number('version')}, written by a newer tapescope: update it")
+    section.check_format(FORMAT, VERSION)
     names = section.texts("names")
     operations = tuple(names[each] for each in section.integers("operations", len(names)))
     numbers = section.integers("number", _MOST, distinct=True, code="q")

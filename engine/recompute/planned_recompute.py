@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import verbs_end_where_called
 from ...inspector.capture.forward_program import ForwardProgram
+from ...inspector.files import write_file
 from ...inspector.graph.graph import Fold, Graph
 from ...inspector.renderers import GraphTheme, drawn, saved_page, text_of
 from ...inspector.text.report import cells_table
@@ -212,9 +213,7 @@ class PlannedRecompute(RecomputePlan):
 
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Writes `to_svg()` to a file."""
-        path = Path(path)
-        path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
-        return path
+        return write_file(path, self.to_svg(fold=fold, theme=theme))
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""

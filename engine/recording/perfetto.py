@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from ...inspector.files import atomic_write
 from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.graph import Task
 from ...inspector.validation import expect
@@ -116,26 +118,15 @@ def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str])
     before is replaced when all is written. `about`: what a reader should know of it.
     """
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        with _open(unfinished, packed=path.suffix == ".gz") as file:
-            _write(file, events, about)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_write(path) as file, gzip.open(file, "wb") if path.suffix == ".gz" else nullcontext(file) as packed:
+        text = TextIOWrapper(packed, encoding="ascii", newline="\n")
+        text.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(dict(about))},"traceEvents":[')
+        for number, event in enumerate(events.in_order()):
+            text.write(",\n" if number else "\n")
+            json.dump(event, text, separators=(",", ":"), allow_nan=False)
+        text.write("\n]}\n")
+        text.detach()  # after a flush; the file is closed by who opened it
     return path
-
-
-def _open(path: Path, packed: bool) -> TextIO:
-    return gzip.open(path, "wt", encoding="ascii") if packed else path.open("w", encoding="ascii")
-
-
-def _write(file: TextIO, events: TraceEvents, about: Mapping[str, str]) -> None:
-    file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(dict(about))},"traceEvents":[')
-    for number, event in enumerate(events.in_order()):
-        file.write(",\n" if number else "\n")
-        json.dump(event, file, separators=(",", ":"), allow_nan=False)
-    file.write("\n]}\n")
 
 
 ENDINGS = ".perfetto.json", ".perfetto.json.gz"

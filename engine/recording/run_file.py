@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -14,10 +13,11 @@ from typing import IO, Any, get_args
 
 import torch
 
+from ...inspector.files import atomic_write, load_file, path_of
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.graph_file import meta_fields, meta_of, read_graph, write_graph
-from ...inspector.graph.json_file import ColumnWriter, Section, content_of, is_format, path_of, read_section
+from ...inspector.graph.json_file import ColumnWriter, Section, read_section
 from ..execution.run_hooks import Hook
 from ..memory.timeline import Timeline
 from ..memory.timeline_file import read_accumulation, read_timeline, write_accumulation, write_timeline
@@ -64,17 +64,11 @@ def save(run: Run, path: str | Path) -> Path:
     NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
     written.
     """
-    path = Path(path)
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        with unfinished.open("wb") as file:
-            out = _Out(file)
-            _write_run(ColumnWriter(out.write), run)
-            out.close()
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    with atomic_write(path) as file:
+        out = _Out(file)
+        _write_run(ColumnWriter(out.write), run)
+        out.close()
+    return Path(path)
 
 
 class _Out:
@@ -226,22 +220,12 @@ def load(path: str | Path) -> Run:
         OSError: it can't be read.
     """
     path = path_of(path, "ts.load")
-    try:
-        with collector_paused():
-            return _read_run(read_section(content_of(path, _LARGEST, _WHY)))
-    except (ValueError, MemoryError) as error:
-        why = str(error) or "there is too little memory for it"
-        raise ValueError(f"{path} is not a run that this tapescope can load: {why}") from None
+    with collector_paused():
+        return load_file(path, "a run", _LARGEST, lambda content: _read_run(read_section(content)))
 
 
 def _read_run(section: Section) -> Run:
-    if "format" not in section or not is_format(section.text("format"), FORMAT):
-        raise section.wrong("format", f"is not {FORMAT}")
-    version = section.number("version", low=1)
-    if version > VERSION:
-        raise section.wrong(
-            "version", f"is {version}, and this tapescope reads up to {VERSION}: it was written by a newer one"
-        )
+    section.check_format(FORMAT, VERSION)
     graph = read_graph(section.section("graph"))
     order = section.integers("order", len(graph), distinct=True)
     planned = section.integers("planned", len(graph), distinct=True) if "planned" in section else order
@@ -487,9 +471,6 @@ def _read_statistics(section: Section) -> StatisticsTable:
             case _:
                 raise section.wrong("unavailable", f"has an entry that leads nowhere: {entry!r:.80}")
     return StatisticsTable(columns, forms, unavailable)
-
-
-_WHY = "which is more than a million tasks need"
 
 
 _MOST = 2**63

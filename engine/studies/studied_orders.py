@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ...inspector.files import write_file
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.report import ShownAsTable, row_called
@@ -415,9 +416,7 @@ class OrderStudy(ShownAsTable):
 
     def save_json(self, path: str | Path) -> Path:
         """Writes all that was measured, each single time, too."""
-        path = Path(path)
-        path.write_text(json.dumps(self.content(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
+        return write_file(path, json.dumps(self.content(), indent=1, ensure_ascii=False) + "\n")
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """Peak and time of each order against the reference, per workload. Needs plotly."""

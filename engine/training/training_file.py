@@ -12,8 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ...inspector.graph.json_file import is_format
-from ...inspector.text.sizes_and_counts import size_text
+from ...inspector.files import json_object, load_file
 from .findings import Finding, FindingKind, numbered
 from .memory_samples import HELD
 from .training_result import Training
@@ -180,52 +179,32 @@ def _pooled(values: Tensor, size: int) -> Tensor:
     return torch.stack([part.amax(0) for part in torch.split(values, size)])
 
 
-def read_document(text: str) -> TrainingDocument:
-    """What `to_json` wrote.
-
-    Raises:
-        ValueError: it is no such document, of a later version, or its parts do not fit together.
-    """
-    try:
-        found = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"this is no document of a training: {error}") from None
-    if not isinstance(found, dict) or not is_format(found.get("format"), FORMAT):
-        raise ValueError(f'this is no document of a training: its "format" is not "{FORMAT}"')
-    if found.get("version") not in (1, VERSION):
-        raise ValueError(
-            f"this training is written in version {found.get('version')}, and this tapescope reads {VERSION}: update it"
-        )
-    try:
-        return _read(found)
-    except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"this document of a training is damaged: {type(error).__name__}: {error}") from None
-
-
 def read_page(path: Path) -> TrainingDocument:
-    """What stands in a page that `Training.save_html` wrote. Nothing of the page is run.
+    """Read the data of a page that `Training.save_html` wrote. Nothing of the page is run.
 
     Raises:
-        ValueError: it is no such page.
+        ValueError: it is not such a page, is of a later version, or its parts do not fit together.
         OSError: it can't be read.
     """
-    with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"{path.name} has more than {size_text(_MOST_BYTES)}, which no page of a loop needs")
+    return load_file(path, "a page of a training loop", _MOST_BYTES, _read_page)
+
+
+def _read_page(content: bytearray) -> TrainingDocument:
     text = content.decode("utf-8", "replace")
     begins = max(map(text.find, (PAGE_BEGINS, _PAGE_BEGAN)))
     start = text.find(DATA_BEGINS, begins)
     end = text.find("</script>", start)
     if min(begins, start, end) < 0:
-        raise ValueError(f"{path.name} is no page of a training loop, as training.save_html() writes one")
+        raise ValueError("training.save_html() writes one")
     return read_document(text[start + len(DATA_BEGINS) : end])
 
 
-def _read(found: dict[str, Any]) -> TrainingDocument:
+def read_document(text: str) -> TrainingDocument:
+    """Read what `to_json` wrote. What is damaged raises one of the errors that `load_file` takes for wrong content."""
+    found = json_object(text, FORMAT, VERSION)
     modules, optimizers = _texts(found["modules"]), _texts(found["optimizers"])
     if len(modules) > _MOST_MODULES:
-        raise ValueError(f"this training has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
+        raise ValueError(f"it has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
     rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
     counts = {
         "rows": rows.shape[0],
@@ -245,7 +224,7 @@ def _read(found: dict[str, Any]) -> TrainingDocument:
     skipped = torch.zeros(rows.shape[0], dtype=torch.bool, device="cpu")
     for each in found["skipped"]:
         if type(each) is not int or not 0 <= each < rows.shape[0]:
-            raise ValueError(f"this document of a training is damaged: {each} is no row")
+            raise ValueError(f"{each} is not a row")
         skipped[each] = True
     return TrainingDocument(
         int(found["steps"]),
@@ -269,20 +248,20 @@ def _finding(given: dict[str, Any]) -> Finding:
     known = {"alike": None, **given}  # pages of before it was written
     finding = Finding(**{each.name: known[each.name] for each in fields(Finding)})
     if finding.kind not in get_args(FindingKind) or not isinstance(finding.sentence, str):
-        raise ValueError(f"this document of a training is damaged: {finding.kind!r} is no kind of finding")
+        raise ValueError(f"{finding.kind!r} is not a kind of finding")
     return finding
 
 
 def _texts(given: Sequence[object]) -> tuple[str, ...]:
     if not all(isinstance(each, str) for each in given):
-        raise TypeError("a name is no text")
+        raise ValueError("a name is not a text")
     return tuple(map(str, given))
 
 
 def _spans(given: list[int]) -> Tensor:
     """int64 of (rows, 2)."""
     if len(given) % 2 or not all(type(each) is int for each in given):
-        raise TypeError("rows of steps are pairs of numbers")
+        raise ValueError("its rows of steps are not pairs of whole numbers")
     return torch.tensor(given, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
@@ -297,11 +276,11 @@ def _packed(values: Tensor) -> str:
 def _unpacked(name: str, text: str, rows: int, columns: int) -> Tensor:
     expected = 4 * rows * columns
     if len(text) != -(-expected // 3) * 4:
-        raise ValueError(f"this document of a training is damaged: {name} are not {rows:,} rows of {columns:,} numbers")
+        raise ValueError(f"{name} are not {rows:,} rows of {columns:,} numbers")
     if not expected:
         return torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     try:
         content = bytearray(b64decode(text, validate=True))
     except ValueError as error:
-        raise ValueError(f"this document of a training is damaged: {name}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
     return torch.frombuffer(content, dtype=torch.float32).reshape(rows, columns)

@@ -8,33 +8,33 @@ from math import ceil, inf
 
 from ..graph.graph import Graph, Task
 from ..graph.kinds import short_name
-from .fold import FoldedCalls
-from .layout_types import Arrangement, Extent, Point
+from .fold import ROW_LINE, FoldedCalls
+from .layout_types import LAYOUT, Arrangement, Extent, Point
 from .svg_text import shorten, shorten_path, text_width
 
-TASK_HEIGHT = 20
-PILL_HEIGHT = 16
-PILL_LINE = 19
+TASK_HEIGHT: int = LAYOUT["TASK_HEIGHT"]
+PILL_HEIGHT: int = LAYOUT["PILL_HEIGHT"]
+PILL_LINE: int = LAYOUT["PILL_LINE"]
 CHIP, CHIP_GAP = 12, 5
-MOST_ROOMY = 32  # of more chips than that a row is made narrow: 50 of them are to be read in a notebook
+# Of more chips than that a row is made narrow: 50 of them are to be read in a notebook.
+MOST_ROOMY: int = LAYOUT["MOST_ROOMY"]
 NARROW_CHIP, NARROW_GAP = 10, 3
-DOT = 8
-BESIDE = 8  # between a task and its pills, and between two of them
-LONGEST_SIDE = 230  # pills that are longer together take several lines
-SPINE = 11  # from the left edge of a task to its glyph, and to the wires that come and go there
-MOST_PILLS = 8
-LONGEST_LINE = 64  # a longer row of chips becomes a grid
-PAD = 10
-HEADER = 26
-CARDS_BEHIND = 6  # pixels by which they stand out
-WIDEST_LABEL = 190
-WIDEST_FOLDED = 320
-CHEVRON = 13  # which the deck draws before the title of an open box
-BEFORE_LAYERS = 12
+DOT: int = LAYOUT["DOT"]
+BESIDE: int = LAYOUT["BESIDE"]  # between a task and its pills, and between two of them
+LONGEST_SIDE: int = LAYOUT["LONGEST_SIDE"]  # pills that are longer together take several lines
+SPINE: int = LAYOUT["SPINE"]  # from the left edge of a task to its glyph, and to the wires that come and go there
+MOST_PILLS: int = LAYOUT["MOST_PILLS"]
+PAD: int = LAYOUT["PAD"]  # around what is in an open box
+HEADER: int = LAYOUT["HEADER"]  # the height of an open box's title
+CARDS_BEHIND: int = LAYOUT["CARDS_BEHIND"]  # pixels by which they stand out
+WIDEST_LABEL: int = LAYOUT["WIDEST_LABEL"]
+WIDEST_FOLDED: int = LAYOUT["WIDEST_FOLDED"]
+CHEVRON: int = LAYOUT["CHEVRON"]  # which the deck draws before the title of an open box
+BEFORE_LAYERS: int = LAYOUT["BEFORE_LAYERS"]
 MOST_BUTTONS, BUTTON, BUTTON_PITCH = 6, 28, 32  # so many equal layers are told by numbers on buttons, pixels
 MOST_CELLS, CELL, CELL_PITCH = 23, 7, 9  # so many by cells; more are one strip
-STRIP_WIDTH = 96
-NEARLY_STRAIGHT = 60
+STRIP_WIDTH: int = LAYOUT["STRIP_WIDTH"]
+NEARLY_STRAIGHT: int = LAYOUT["NEARLY_STRAIGHT"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +254,12 @@ class RowCell:
         # The deck, whose layout is the same, writes below it how many have run.
         progress = text_width(f"{len(tasks):,} of {len(tasks):,} done")
         self.label_width = ceil(max(text_width(self.label, bold=True), progress)) + 4
-        self.grid = len(tasks) > LONGEST_LINE
+        self.grid = len(tasks) > ROW_LINE
         most = max((len(sides) for sides in own.values()), default=0)
         dot_columns = min(most, 1) if most <= 2 else ceil(most / 2)
         self.chip, gap = (NARROW_CHIP, NARROW_GAP) if len(tasks) > MOST_ROOMY else (CHIP, CHIP_GAP)
         self.pitch = self.chip + gap + (DOT + 3) * dot_columns
-        self.line = LONGEST_LINE // (1 + dot_columns) if self.grid else len(tasks)
+        self.line = ROW_LINE // (1 + dot_columns) if self.grid else len(tasks)
         self.line_pitch = self.chip + 6 + (6 if most > 1 else 0)
         lines = ceil(len(tasks) / self.line)
         self.chips_height = self.chip + (lines - 1) * self.line_pitch + (6 if most > 1 else 0)

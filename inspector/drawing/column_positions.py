@@ -6,9 +6,9 @@ from collections import defaultdict
 from itertools import pairwise
 
 from .crossing_reduction import Net
-from .layout_types import ITEM_GAP, WIRE_GAP
+from .layout_types import ITEM_GAP, LAYOUT, WIRE_GAP
 
-WIDE = 220
+WIDE: int = LAYOUT["WIDE"]
 
 
 def pack(net: Net) -> None:

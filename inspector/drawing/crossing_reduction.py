@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from .layout_types import Extent, Link, Port
+from .layout_types import LAYOUT, Extent, Link, Port
 
-SWEEPS = 4
+SWEEPS: int = LAYOUT["SWEEPS"]
 FAR = float("inf")
 
 

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 from ..graph.graph import Graph, Task
 from ..graph.kinds import Kind, short_name
+from .svg_style import LIGHT
 
 if TYPE_CHECKING:
     import graphviz
 
 _LOOK = {
     Kind.CPP: {"shape": "box", "style": "rounded"},
-    Kind.FUNCTION: {"shape": "box", "style": "rounded,filled", "fillcolor": "#f1edfb", "color": "#6a4fb3"},
-    Kind.ACCUMULATE_GRAD: {"shape": "oval", "style": "filled", "fillcolor": "#f1f2f4"},
+    Kind.FUNCTION: {
+        "shape": "box",
+        "style": "rounded,filled",
+        "fillcolor": LIGHT["violet-soft"],
+        "color": LIGHT["violet"],
+    },
+    Kind.ACCUMULATE_GRAD: {"shape": "oval", "style": "filled", "fillcolor": LIGHT["sunk"]},
     Kind.COPY_SLICES: {"shape": "note"},
     Kind.COMPILED: {"shape": "box3d"},
     Kind.CHECKPOINT: {"shape": "box", "style": "rounded,dashed"},
     Kind.MODULE_HOOK: {"shape": "box", "style": "rounded,dotted"},
-    Kind.ERROR: {"shape": "octagon", "color": "#b3261e"},
+    Kind.ERROR: {"shape": "octagon", "color": LIGHT["red"]},
     Kind.PRIMITIVE: {"shape": "box", "style": "rounded"},
 }
 
@@ -48,9 +54,9 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
             "fontsize": "11",
             "height": "0.3",
             "margin": "0.12,0.04",
-            "color": "#b2b8c2",
+            "color": LIGHT["line2"],
         },
-        edge_attr={"color": "#a3aab6", "arrowsize": "0.6"},
+        edge_attr={"color": LIGHT["wire"], "arrowsize": "0.6"},
     )
     tasks: dict[int | None, list[Task]] = defaultdict(list)
     for task in graph.tasks:
@@ -70,7 +76,7 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
         call = graph.calls[item]
         label = _quoted(f"{call.path} {call.class_name}".strip())
         dot.body.append(
-            f'\tsubgraph "cluster_m{item}" {{\n\t\tlabel={label} labeljust=l style=rounded color="#d9dce2"\n'
+            f'\tsubgraph "cluster_m{item}" {{\n\t\tlabel={label} labeljust=l style=rounded color="{LIGHT["line"]}"\n'
         )
         dot.body.extend(_node(task) for task in tasks[item])
         stack += ["\t}\n", *reversed(within[item])]

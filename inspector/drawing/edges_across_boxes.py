@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from ..graph.graph import Graph
 from ..graph.paths_and_repeats import ranks_of
 from .fold import ROW_LENGTH, Folded, FoldedCalls, is_pill
+from .layout_types import LAYOUT
 
-LONG = 3  # a wire over more ranks is long
-LARGE_FAN = 8  # of so many long wires from one task, or to one, none is drawn: both ends get a stub
+LONG: int = LAYOUT["LONG"]  # a wire over more ranks is long
+# Of so many long wires from one task, or to one, none is drawn: both ends get a stub.
+LARGE_FAN: int = LAYOUT["LARGE_FAN"]
 
 
 @dataclass(slots=True)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from ..graph.graph import Graph
 from .fold import Folded, FoldedCalls, fold_graph
 from .layout import Layout, lay_out
+from .layout_types import LAYOUT
 
-LEAST_AREA = 26 * 52  # a thing takes so many square pixels at least: of more than there is room for no layout is tried
-MOST_TRIED = 40  # so many boxes are tried one by one
+# A thing takes so many square pixels at least: of more than there is room for no layout is tried.
+LEAST_AREA: int = LAYOUT["LEAST_AREA"]
+MOST_TRIED: int = LAYOUT["MOST_TRIED"]  # so many boxes are tried one by one
 TALL = (1, 0.6)  # columns are as tall as the room, or lower where it is the width that there is too little of
 
 

@@ -13,6 +13,7 @@ from ..graph.kinds import Kind, short_name
 from ..graph.paths_and_repeats import Edges, RepeatedPart, find_shapes, first_task, fold_runs, ranks_of, tasks_of
 from ..graph.source_lines import Source
 from ..text.sizes_and_counts import counted
+from .layout_types import LAYOUT
 
 VIEWS = frozenset({"View", "UnsafeView", "Clone", "Transpose", "Expand", "Permute"})
 
@@ -56,8 +57,8 @@ def fold_views(
     return sorted([*kept, *folded], key=first_task)
 
 
-ROW_LENGTH = 16  # so many like siblings are drawn as a row of chips
-ROW_LINE = 64  # a longer row is a grid, of so many chips a line
+ROW_LENGTH: int = LAYOUT["ROW_LENGTH"]  # so many like siblings are drawn as a row of chips
+ROW_LINE: int = LAYOUT["ROW_LINE"]  # a longer row is a grid, of so many chips a line
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
 MOST_LOOSE = 120  # of more things in one box runs of tasks that no module call holds are folded, too
 MOST_DRAWN = 200_000  # boxes and tasks: 70 MB of SVG

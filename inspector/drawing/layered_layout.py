@@ -10,7 +10,7 @@ from math import sqrt
 
 from .column_positions import pack
 from .crossing_reduction import FAR, Net, Piece
-from .layout_types import GUTTER, ITEM_GAP, LANE, RANK_GAP, Arrangement, Extent, Link, Point, Port
+from .layout_types import GUTTER, ITEM_GAP, LANE, LAYOUT, RANK_GAP, Arrangement, Extent, Link, Point, Port
 
 
 def draw(net: Net, extents: Sequence[Extent]) -> Arrangement:
@@ -172,9 +172,10 @@ def _extend(points: list[Point], x: float, y: float, *, at_start: bool = False) 
         points.append((x, y))
 
 
-WIDEST_RANK = 1500
-WIDEST_SHAPE = 6  # no picture is made so many times as wide as it is high to keep its columns low
-HALVINGS = 12  # in which the height of balanced columns is found
+WIDEST_RANK: int = LAYOUT["WIDEST_RANK"]
+# No picture is made so many times as wide as it is high to keep its columns low.
+WIDEST_SHAPE: int = LAYOUT["WIDEST_SHAPE"]
+HALVINGS: int = LAYOUT["HALVINGS"]  # in which the height of balanced columns is found
 
 
 def arrange(

@@ -40,14 +40,14 @@ from .boxes import (
 from .edges_across_boxes import Contents, Use, Wiring
 from .fold import Folded, fold_graph, refuse_too_many
 from .layered_layout import arrange
-from .layout_types import Arrangement, Link, Point, Port
+from .layout_types import LAYOUT, Arrangement, Link, Point, Port
 from .svg_text import shorten_middle
 
 __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 
-TALL = 640.0  # the columns of the picture are cut to be no taller, where nothing else is asked for
-WIDEST_SIDE = 320  # of the name of a parameter beside its user
-LEAST_TALL = 160.0  # those of a box are lower, but no lower than this
+TALL: float = LAYOUT["TALL"]  # the columns of the picture are cut to be no taller, where nothing else is asked for
+WIDEST_SIDE: int = LAYOUT["WIDEST_SIDE"]  # of the name of a parameter beside its user
+LEAST_TALL: float = LAYOUT["LEAST_TALL"]  # those of a box are lower, but no lower than this
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-RANK_GAP = 6  # rows are 26 apart: 20 of a task, and this
-ITEM_GAP = 14
-WIRE_GAP = 9
-GUTTER = 20  # between columns
-LANE = 6  # between wires that run side by side around the columns
+LAYOUT: dict[str, Any] = json.loads(Path(__file__).with_name("layout_constants.json").read_text(encoding="utf-8"))
+"""Sizes in pixels and counts that the layout of the deck reads, too."""
+
+RANK_GAP: int = LAYOUT["RANK_GAP"]  # rows are 26 apart: 20 of a task, and this
+ITEM_GAP: int = LAYOUT["ITEM_GAP"]
+WIRE_GAP: int = LAYOUT["WIRE_GAP"]
+GUTTER: int = LAYOUT["GUTTER"]  # between columns
+LANE: int = LAYOUT["LANE"]  # between wires that run side by side around the columns
 
 Point = tuple[float, float]
 

@@ -2,83 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from ..graph.kinds import Kind
 from ..renderers import GraphTheme
 from .annotations import HUES
 
-_LIGHT = {
-    "bg": "#ffffff",
-    "panel": "#ffffff",
-    "sunk": "#f1f2f4",
-    "line": "#d9dce2",
-    "line2": "#b2b8c2",
-    "wire": "#a3aab6",
-    "ink": "#1b1d22",
-    "ink2": "#50555f",
-    "ink3": "#656b76",
-    "shade": "#1b1d22",
-    "violet": "#6a4fb3",
-    "violet-soft": "#f1edfb",
-    "hue0": "#1f6fd6",
-    "hue1": "#0d8166",
-    "hue2": "#8b3fc4",
-    "hue3": "#b4286f",
-    "hue4": "#6c7a12",
-    "hue5": "#0e7d96",
-    "accent": "#c23b10",
-    "accent-ink": "#ffffff",
-    "accent-soft": "#fbeae4",
-    "done": "#e4e6ea",
-    "done-ink": "#555b66",
-    "red": "#b3261e",
-    "red-soft": "#fcecea",
-}
-_DARK = {
-    "bg": "#18191d",
-    "panel": "#202227",
-    "sunk": "#2b2e34",
-    "line": "#353841",
-    "line2": "#5b616d",
-    "wire": "#6b7280",
-    "ink": "#e9eaed",
-    "ink2": "#b0b5bf",
-    "ink3": "#9aa0ac",
-    "shade": "#ffffff",
-    "violet": "#b7a2f2",
-    "violet-soft": "#2c2740",
-    "hue0": "#6aa7ff",
-    "hue1": "#45cfa5",
-    "hue2": "#c493ff",
-    "hue3": "#ff7ab6",
-    "hue4": "#c3cf52",
-    "hue5": "#56c7de",
-    "accent": "#ff7f55",
-    "accent-ink": "#1d0d06",
-    "accent-soft": "#3a221a",
-    "done": "#2b2e34",
-    "done-ink": "#a0a6b1",
-    "red": "#ff8a80",
-    "red-soft": "#3d2422",
-}
+COLOURS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("colours.json").read_text(encoding="utf-8"))
+"""All colours by theme: those of all pages, and what the deck has besides, which its build reads here. A picture of a
+graph has some of both, and others in place of some, since it lies on white or on what is nearly black."""
+
+_NAMES = (
+    *("bg", "panel", "sunk", "line", "line2", "wire", "ink", "ink2", "ink3", "shade", "violet", "violet-soft"),
+    *("hue0", "hue1", "hue2", "hue3", "hue4", "hue5"),
+    *("accent", "accent-ink", "accent-soft", "done", "done-ink", "red", "red-soft"),
+)
+LIGHT, DARK = (
+    {name: (COLOURS[theme] | COLOURS[f"deck {theme}"] | COLOURS[f"drawing {theme}"])[name] for name in _NAMES}
+    for theme in ("light", "dark")
+)
 
 BOX_OPACITY = 0.032
 MOST_SHADES = 8  # boxes in one another that labels are told apart by
 QUIETEST_INK = (3, 6)  # in so many boxes the third, and the second ink have a contrast below 4.5
 
 
-def _with_grounds(colours: dict[str, str]) -> dict[str, str]:
+def _add_grounds(colours: dict[str, str]) -> None:
     """Adds what is below the labels in so many boxes: wires are hidden behind them, and the ground is not."""
     bg, shade = ([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)] for name in ("bg", "shade"))
     for count in range(MOST_SHADES + 1):
         left = (1 - BOX_OPACITY) ** count
         mixed = (round(left * one + (1 - left) * other) for one, other in zip(bg, shade, strict=True))
         colours[f"ground{count}"] = "#" + "".join(f"{each:02x}" for each in mixed)
-    return colours
 
 
-_LIGHT, _DARK = _with_grounds(_LIGHT), _with_grounds(_DARK)
+for _colours in (LIGHT, DARK):
+    _add_grounds(_colours)
 
 _HEADERS = """
 text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:$ink}
@@ -193,10 +154,10 @@ def style_sheet(theme: GraphTheme) -> str:
     if theme == "auto":
         rules = re.sub(r"\$([a-z0-9-]+)", r"var(--ts-\1)", rules)
         return (
-            f".ts-auto{{{_variables(_LIGHT)}}}\n"
-            f"@media (prefers-color-scheme:dark){{.ts-auto{{{_variables(_DARK)}}}}}\n{rules}"
+            f".ts-auto{{{_variables(LIGHT)}}}\n"
+            f"@media (prefers-color-scheme:dark){{.ts-auto{{{_variables(DARK)}}}}}\n{rules}"
         )
-    colours = _DARK if theme == "dark" else _LIGHT
+    colours = DARK if theme == "dark" else LIGHT
     return re.sub(r"\$([a-z0-9-]+)", lambda match: colours[match[1]], rules)
 
 

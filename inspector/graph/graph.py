@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ...errors import ending_where_called
+from ..files import write_file
 from ..renderers import GraphTheme, drawn, text_of
 from ..text.sizes_and_counts import counted, dtype_name, nth, shape_text
 from ..torch_private.nodes import leaf_of
@@ -376,9 +377,7 @@ class Graph:
         Raises:
             ValueError: an unknown fold or theme; or more than 200,000 tasks would be drawn one by one.
         """
-        path = Path(path)
-        path.write_text(self.to_svg(fold=fold, theme=theme), encoding="utf-8")
-        return path
+        return write_file(path, self.to_svg(fold=fold, theme=theme))
 
     @ending_where_called
     def to_graphviz(self) -> graphviz.Digraph:

@@ -1,75 +1,18 @@
-"""JSON files with columns: written as a stream, read with limits, a column at a time."""
+"""JSON with columns: written as a stream, read with limits, a column at a time."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import os
 import re
-import zlib
 from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from ..validation import a_kind
-
-_GZIP = b"\x1f\x8b"
-_READ_AT_ONCE = 2**20  # bytes that are read at once
-
-
-def path_of(path: object, asked_by: str) -> Path:
-    """The path that a user gave.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{asked_by} takes the path of a file, a str or a Path, not {a_kind(path)}")
-    return Path(path)
-
-
-def content_of(path: Path, most: int, why: str) -> bytearray:
-    """The bytes of a file, unpacked if it is compressed.
-
-    Args:
-        path: the file.
-        most: how many bytes it may have, or unpack to.
-        why: what is to be said of more: "which is more than any plan needs".
-
-    Raises:
-        ValueError: there are more, or the compressed data are damaged or cut off.
-        OSError: it can't be read.
-    """
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
-        nbytes = file.seek(0, 2)
-        file.seek(0)
-        if nbytes > most:
-            raise _too_large(most, why)
-        try:
-            return _all_of(gzip.GzipFile(fileobj=file) if packed else file, most, why)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
-
-
-def _all_of(file: IO[bytes] | gzip.GzipFile, most: int, why: str) -> bytearray:
-    """What can be read, piece by piece: to ask for the most that is allowed would take that much memory."""
-    content = bytearray()
-    while piece := file.read(_READ_AT_ONCE):
-        content += piece
-        if len(content) > most:
-            raise _too_large(most, why)
-    return content
-
-
-def _too_large(most: int, why: str) -> ValueError:
-    return ValueError(f"it has or unpacks to more than {most} bytes, {why}")
-
+from ..files import check_format
 
 _DEEPEST = 3  # objects in objects whose entries are found
 _MOST_LISTS = 2**16  # and one more for each _LIST_CHARACTERS: an empty list takes three characters and 64 bytes
@@ -106,10 +49,12 @@ def entries_of(content: Content) -> Entries:
     _check_text(content)
     try:
         found, end = _Scan(content).object(_skip(content, 0), 1)
-    except (IndexError, json.JSONDecodeError) as error:
-        raise ValueError(f"is no JSON object, or is cut off: {error}") from None
+    except IndexError:
+        raise ValueError("it is cut off") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not a JSON object: {error}") from None
     if _skip(content, end) != len(content):
-        raise ValueError(f"goes on after its end, at character {end}")
+        raise ValueError(f"it goes on after its end, at character {end}")
     return found
 
 
@@ -203,7 +148,7 @@ class _Scan:
                 open_.append(_CLOSING[character])
                 self._lists_left -= 1
                 if self._lists_left < 0:
-                    raise ValueError("has more lists in it than a file of its size should have")
+                    raise ValueError("it has more lists in it than a file of its size should have")
             elif not open_ or character != open_.pop():
                 raise _wrong("another bracket is expected", at)
             at += 1
@@ -241,11 +186,6 @@ _LONGEST = 2**25  # characters of what is no column of numbers; Python's objects
 _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-def is_format(found: object, name: str) -> bool:
-    """Whether a file's `format` is this one, also as it was called when tapescope was called tapehead."""
-    return found in (name, name.replace("tapescope", "tapehead", 1))
 
 
 class ColumnWriter:
@@ -313,6 +253,10 @@ class Section:
     def __contains__(self, key: str) -> bool:
         found = self._entries.get(key)
         return found is not None and not (isinstance(found, Span) and self._text_of(found) == b"null")
+
+    def check_format(self, name: str, newest: int) -> None:
+        found = self.text("format") if "format" in self else None
+        check_format(found, None if found is None else self.number("version"), name, newest)
 
     def section(self, key: str) -> Section:
         found = self._entry(key)

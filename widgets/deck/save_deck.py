@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 from ...engine.schedule.ready_queue import ReadyTask
 from ...inspector.drawing.progress_states import states_of
 from ...inspector.drawing.svg import graph_to_svg
+from ...inspector.files import write_file
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source_lines import PACKAGE
 from ..pages.html_page import html_page
@@ -71,10 +72,8 @@ def save_page(document: bytes, path: str | Path, title: str, source: str = "") -
         title: what the browser shows as the page's name.
         source: the file that it was made from, for `is_page_of`.
     """
-    found = Path(path)
     # A lone surrogate is no text, but may be in the name of a file, and so in a title.
-    found.write_bytes(page_html(document, title, source).encode("utf-8", "replace"))
-    return found
+    return write_file(path, page_html(document, title, source).encode("utf-8", "replace"))
 
 
 def is_page_of(path: Path, source: str) -> bool:
@@ -130,14 +129,10 @@ def save_picture(session: Stands, path: str | Path) -> Path:
         ModuleNotFoundError: PNG, and resvg-py is not installed.
     """
     path = Path(path)
-    write: dict[str, Callable[[], object]] = {
-        ".svg": lambda: path.write_text(picture_of(session), encoding="utf-8"),
-        ".png": lambda: path.write_bytes(png_of(picture_of(session))),
-    }
-    if path.suffix not in write:
+    if path.suffix not in ENDINGS:
         raise ValueError(f"{path.name}: a picture is written as {' or '.join(ENDINGS)}")
-    write[path.suffix]()
-    return path
+    picture = picture_of(session)
+    return write_file(path, png_of(picture) if path.suffix == ".png" else picture)
 
 
 def picture_of(session: Stands) -> str:

@@ -6,12 +6,16 @@ import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
 import { minify } from "terser";
 
-/** A style sheet is imported as its minified text. */
+const COLOURS = JSON.parse(readFileSync(new URL("../../inspector/drawing/colours.json", import.meta.url), "utf8"));
+
+/** A style sheet is imported as its minified text. In it `--colours: dark` stands for the colours of a theme. */
 const styles = {
   name: "styles",
   setup(build) {
     build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
-      const { code } = await esbuild.transform(readFileSync(path, "utf8"), { loader: "css", minify: true });
+      const source = readFileSync(path, "utf8").replace(/--colours: (\w+);/g, (_, theme) =>
+        Object.entries({ ...COLOURS[theme], ...COLOURS[`deck ${theme}`] }).map(([name, colour]) => `--${name}: ${colour};`).join(""));
+      const { code } = await esbuild.transform(source, { loader: "css", minify: true });
       const contents = code.replace(/--[\w-]+:[^;}]*/g, (own) => own.replace(/([:,]) /g, "$1")); // which esbuild leaves alone
       return { contents, loader: "text" };
     });

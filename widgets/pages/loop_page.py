@@ -7,6 +7,7 @@ from html import escape
 
 from ...engine.training.training_file import DATA_BEGINS, PAGE_BEGINS, document_of
 from ...engine.training.training_result import Training
+from ...inspector.drawing.svg_style import COLOURS
 from ...inspector.graph.source_lines import PACKAGE
 from .html_page import html_page
 from .report_html import cells_html
@@ -19,14 +20,12 @@ _MOST_NUMBERS = 2_000_000  # gradient norms of a page that is saved: 10,000 step
 _MOST_IN_NOTEBOOK = 100_000  # the notebook's file has them in it
 _MOST_ROWS = 20_000
 
-_SIGNS = {
-    "light": "--accent-ink:#fff;--bad:#b0183c;--warn:#8a5a00",
-    "dark": "--accent-ink:#1d0d06;--bad:#ff8095;--warn:#e3bb62",
-}
-"""The deck's colours of what is wrong, which no figure has."""
+_SIGNS = ("accent-ink", "bad", "warn")  # the deck's colours of what is wrong, which no figure has
 
-_LIGHT = f"color-scheme:light;{variables(LIGHT)};{_SIGNS['light']}"
-_DARK = f"color-scheme:dark;{variables(DARK)};{_SIGNS['dark']}"
+_LIGHT, _DARK = (
+    f"color-scheme:{theme};{variables({**colours, **{name: COLOURS[f'deck {theme}'][name] for name in _SIGNS}})}"
+    for theme, colours in (("light", LIGHT), ("dark", DARK))
+)
 _STYLE = f"""
 .ts-loop{{{_LIGHT};max-width:1720px;margin:0 auto}}
 @media (prefers-color-scheme:dark){{.ts-loop:not([data-theme=light]){{{_DARK}}}}}

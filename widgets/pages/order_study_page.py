@@ -15,14 +15,18 @@ from .gantt_figure import gantt_drawing
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, cut, escaped
 from .report_html import STYLE
-from .theme import LATER, Colours, colours_of, figure_style, hover_label
+from .theme import LATER, LIGHT, Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
 _PATTERNS = ("", "/", "x")  # where there are more policies than colours
-_SIGNS = {1: "color:var(--accent,#c23b10)", 0: "opacity:.72", -1: "color:var(--saved,#2f66b3)"}
+_SIGNS = {
+    1: f"color:var(--accent,{LIGHT['accent']})",
+    0: "opacity:.72",
+    -1: f"color:var(--saved,{LIGHT['saved']})",
+}
 _BAR = 17  # pixels of one bar, with its distance from the next
 _GAP = 16  # between two workloads
 _TOP, _BOTTOM = 62, 34

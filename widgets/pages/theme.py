@@ -6,23 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.memory.lifetimes import Category
+from ...inspector.drawing.svg_style import COLOURS
 from ...inspector.renderers import GraphTheme
 from ...inspector.validation import expect_choice
 
 Colours = Mapping[str, str]
 
 _TEXT_ON = (
-    "saved",
-    "buffer",
-    "pgrad",
-    "work",
-    "other",
-    "held",
-    "unknown",
-    "listed",
-    "consumed",
-    "param",
-    "state",
+    *("saved", "buffer", "pgrad", "work", "other", "held", "unknown", "listed", "consumed", "param", "state"),
     "sunk",
 )
 
@@ -41,54 +32,7 @@ def _luminance(colour: str) -> float:
 
 
 FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-LIGHT = _with_text(
-    {
-        "bg": "#f5f6f7",
-        "panel": "#ffffff",
-        "sunk": "#f1f2f4",
-        "line": "#e3e5e9",
-        "line2": "#b9bec7",
-        "ink": "#1b1d22",
-        "ink2": "#50555f",
-        "ink3": "#656b76",
-        "accent": "#c23b10",
-        "saved": "#2f66b3",
-        "buffer": "#dc9e21",
-        "pgrad": "#2aa58c",
-        "work": "#c47fbd",
-        "other": "#62666f",
-        "held": "#7a3e9d",
-        "unknown": "#b9bec7",
-        "listed": "#b5611a",
-        "consumed": "#8a8f3c",
-        "param": "#39424f",
-        "state": "#3aa3c9",
-    }
-)
-DARK = _with_text(
-    {
-        "bg": "#111215",
-        "panel": "#18191d",
-        "sunk": "#202227",
-        "line": "#2a2c32",
-        "line2": "#555a65",
-        "ink": "#e9eaed",
-        "ink2": "#b0b5bf",
-        "ink3": "#8f95a1",
-        "accent": "#ff7f55",
-        "saved": "#4a86da",
-        "buffer": "#e3ab3d",
-        "pgrad": "#6fd3b6",
-        "work": "#e0a3da",
-        "other": "#71767f",
-        "held": "#a274d0",
-        "unknown": "#555a65",
-        "listed": "#c9772f",
-        "consumed": "#a5aa55",
-        "param": "#aab4c4",
-        "state": "#67c1e0",
-    }
-)
+LIGHT, DARK = _with_text(COLOURS["light"]), _with_text(COLOURS["dark"])
 
 
 # For a figure on whatever page it is shown. Nothing is behind it; words are grey, 4.3 to 1 against white and against

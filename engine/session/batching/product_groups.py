@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ....inspector.drawing.annotations import Outline, letters
+from ....inspector.files import write_file
 from ....inspector.graph.graph import Fold, Graph, Task
 from ....inspector.graph.matrix_products import Product, Side
 from ....inspector.graph.phrases import folded, joined, module_title, pattern, was_captured
@@ -236,9 +237,7 @@ class Groups(ShownAsFindings):
         theme: GraphTheme = "auto",
     ) -> Path:
         """Writes `to_svg()` to a file."""
-        path = Path(path)
-        path.write_text(self.to_svg(direction, fold=fold, theme=theme), encoding="utf-8")
-        return path
+        return write_file(path, self.to_svg(direction, fold=fold, theme=theme))
 
     @property
     def sentences(self) -> tuple[str, ...]:

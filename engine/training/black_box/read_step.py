@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import sys
 import tempfile
 import zipfile
@@ -17,7 +16,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ....inspector.graph.json_file import is_format, path_of
+from ....inspector.files import json_object, load_file, open_untrusted, path_of
 from ....inspector.text.sizes_and_counts import size_text
 from ...api.environment import Autocast, read_autocast
 from .batch import TensorFacts, own_copy
@@ -129,6 +128,7 @@ def _check_entries(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"torch.save has put the bytes of {name} where they can't be found")
 
 
+_WHAT = "a file of a black box"
 _MOST_FACTS = 2**27  # bytes: of a large model's names some megabytes
 _MOST_MICRO_BATCHES = 2**10
 
@@ -202,11 +202,10 @@ class RecordedStep:
             ValueError: the file is not what was written, or there is no memory for it; in a sentence.
         """
         path = self.folder / STATE
-        with _opened(path) as file:
-            try:
-                return _load(file, self.tensors)
-            except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-                raise ValueError(f"{path} can't be used: {error}") from None
+        if not os.path.lexists(path):
+            raise ValueError(f"there is no {path}")
+        with open_untrusted(path, _WHAT, follow_link=False) as file:
+            return _load(file, self.tensors)
 
     def random_numbers(self, number: int, tensors: Mapping[str, Tensor]) -> RandomNumbers:
         """Of a micro-batch."""
@@ -232,45 +231,13 @@ def read_step(folder: object) -> RecordedStep:
         steps = sorted(each.name for each in place.glob("step_*"))
         hint = f"; it has {', '.join(steps[:5])}" if steps else ""
         raise ValueError(f"{place} has no {FACTS}: it is no folder of one step that a black box has written{hint}")
-    path = place / FACTS
-    with _opened(path) as file:
-        text = file.read(_MOST_FACTS + 1)
-    if len(text) > _MOST_FACTS:
-        raise ValueError(f"{path} has more than {size_text(_MOST_FACTS)}, which no step needs")
-    try:
-        told = json.loads(text)
-        if not isinstance(told, dict) or not is_format(told.get("format"), FORMAT):
-            raise ValueError("it is not what a black box writes")
-        if told.get("version") != VERSION:
-            raise ValueError(f"it is of version {told.get('version')!r}, and this tapescope reads {VERSION}")
-        return _step(place, told)
-    except (ValueError, RecursionError, TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path} can't be used: {_why(error)}") from None
-
-
-def _why(error: Exception) -> str:
-    return "something in it is missing or of another type" if isinstance(error, KeyError | TypeError) else str(error)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """A file of the folder itself: no link to another one, and nothing that waits to be read.
-
-    Raises:
-        ValueError: it is not there, or something else.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link to another file, which a black box does not write")
-    try:
-        file = os.fdopen(os.open(path, flags), "rb")
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path} is no file") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path} is no file")
-    return file
+    return load_file(
+        place / FACTS,
+        _WHAT,
+        _MOST_FACTS,
+        lambda content: _step(place, json_object(content, FORMAT, VERSION)),
+        follow_link=False,
+    )
 
 
 def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:

@@ -225,11 +225,11 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(
     monkeypatch.setattr(run_reader, "_LARGEST", 10_000)
     path = tmp_path / "run.json"
     path.write_bytes(gzip.compress(b" " * 1_000_000))
-    with raises(ValueError, "10000 bytes") as caught:
+    with raises(ValueError, "10,000 bytes") as caught:
         ts.load(path)
     snapshot("load", caught.value)
     path.write_bytes(b" " * 1_000_000)
-    with raises(ValueError, "10000 bytes"):
+    with raises(ValueError, "10,000 bytes"):
         ts.load(path)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.inspector.drawing.svg_style import _DARK as GRAPH_DARK
-from tapescope.inspector.drawing.svg_style import _LIGHT as GRAPH_LIGHT
+from tapescope.inspector.drawing.svg_style import DARK as GRAPH_DARK
+from tapescope.inspector.drawing.svg_style import LIGHT as GRAPH_LIGHT
 from tapescope.tests.says import Snapshots, raises
 from tapescope.widgets.deck.still_picture import Moment, Still
 from tapescope.widgets.pages.png import can_draw_png, png_of

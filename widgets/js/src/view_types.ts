@@ -32,7 +32,7 @@ export type Colours = Record<
   | "bg" | "panel" | "sunk" | "line" | "line2" | "ink" | "ink2" | "ink3" | "accent" | "accent-ink" | "accent-soft"
   | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown"
   | "listed" | "consumed" | "param" | "state"
-  | "g0" | "g1" | "g2" | "g3" | "g4" | "g5",
+  | "hue0" | "hue1" | "hue2" | "hue3" | "hue4" | "hue5",
   string
 >;
 

@@ -73,17 +73,17 @@ function pictureOf(closed: boolean, shown: Direction | "off", lit: number | null
 test("members are outlined in their group's colour with its name; forward groups are dashed", () => {
   assert.doesNotMatch(pictureOf(false, "off"), /stroke="g\d"/);
   const backward = pictureOf(false, "backward");
-  assert.equal(backward.match(/stroke="g0"/g)?.length, 1);
+  assert.equal(backward.match(/stroke="hue0"/g)?.length, 1);
   assert.match(backward, />A<.*>B</s);
-  assert.doesNotMatch(backward, /stroke="g0"[^>]*dasharray/);
+  assert.doesNotMatch(backward, /stroke="hue0"[^>]*dasharray/);
   const forward = pictureOf(false, "forward");
-  assert.match(forward, /stroke="g0"[^>]*dasharray/);
+  assert.match(forward, /stroke="hue0"[^>]*dasharray/);
 });
 
 test("the one that is pointed at stands out, and so does what was refused", () => {
   const lit = pictureOf(false, "backward", 1);
-  assert.match(lit, /stroke="g1" stroke-width="3"\/>/);
-  assert.match(lit, /stroke="g0"[^>]*opacity/);
+  assert.match(lit, /stroke="hue1" stroke-width="3"\/>/);
+  assert.match(lit, /stroke="hue0"[^>]*opacity/);
   assert.doesNotMatch(pictureOf(false, "backward"), /stroke="ink3" stroke-width="3"/);
   assert.match(pictureOf(false, "backward", 3), /stroke="ink3" stroke-width="3" stroke-dasharray/);
 });
@@ -92,5 +92,5 @@ test("a closed box names the groups in it", () => {
   assert.match(pictureOf(true, "backward"), />A<\/tspan>/);
   assert.match(pictureOf(true, "backward"), />B<\/tspan>/);
   assert.doesNotMatch(pictureOf(true, "backward"), /stroke="g\d"/);
-  assert.match(pictureOf(true, "backward", 0), /stroke="g0"/);
+  assert.match(pictureOf(true, "backward", 0), /stroke="hue0"/);
 });

@@ -46,7 +46,7 @@ ALIKE = {"another type", "another dtype", "more than can be said", "a negative s
 
 CHANGES: dict[str, tuple[Callable[[Facts], object], list[object]]] = {
     "another format": (lambda told: told.update(format="other"), ["facts.json"]),
-    "another version": (lambda told: told.update(version=2), ["version 2", 1]),
+    "another version": (lambda told: told.update(version=2), ["facts.json", '"version"', 2, 1]),
     "a missing part": (lambda told: told.pop("flags"), ["facts.json"]),
     "another type": (lambda told: told.update(step="37"), ["facts.json"]),
     "no micro-batches": (lambda told: told["micro_batches"].clear(), []),

@@ -1,6 +1,6 @@
 /** What of the picture a step or the pointer changes: that is drawn anew, not 20,000 tasks. */
 
-import { HEADER } from "../layout/box_cells.ts";
+import { HEADER } from "../../../../inspector/drawing/layout_constants.json";
 import { layersWidth } from "../layout/layers.ts";
 import type { Rect } from "../layout/layout_types.ts";
 import type { Facts } from "./frame_state.ts";

@@ -23,7 +23,7 @@ const LETTER = 9;
 const OVER = 6;
 
 export function hueOf(colours: Colours, { hue, name }: Outline): string {
-  return name ? colours[`g${hue}` as keyof Colours] : colours.ink3;
+  return name ? colours[`hue${hue}` as keyof Colours] : colours.ink3;
 }
 
 /** Around tasks, below them: many of one group are one path. */

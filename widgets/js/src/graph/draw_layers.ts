@@ -1,7 +1,8 @@
 /** The buttons of equal layers, in the order in which they run: numbers, cells where there are more, or one strip. */
 
+import { STRIP_WIDTH } from "../../../../inspector/drawing/layout_constants.json";
 import { countBelow } from "../binary_search.ts";
-import { BUTTON, CELL, type Layers, MOST_BUTTONS, MOST_CELLS, STRIP_WIDTH } from "../layout/layers.ts";
+import { BUTTON, CELL, type Layers, MOST_BUTTONS, MOST_CELLS } from "../layout/layers.ts";
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
 import type { Colours } from "../view_types.ts";
 import { LABEL, SMALLEST_TEXT } from "./draw_task.ts";

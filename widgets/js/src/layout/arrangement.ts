@@ -1,14 +1,5 @@
 /** What the layout of one box takes and gives: extents of its items, wires between them; positions and points. */
 
-/** Rows are 26 apart: 20 of a task, and this. */
-export const RANK_GAP = 6;
-export const ITEM_GAP = 14;
-export const WIRE_GAP = 9;
-/** Between columns. */
-export const GUTTER = 20;
-/** Between wires that run side by side around the columns. */
-export const LANE = 6;
-
 /** The room an item takes on both sides of its axis and below its top. Wires leave it at `foot`. */
 export interface Extent {
   left: number;

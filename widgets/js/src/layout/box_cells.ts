@@ -1,23 +1,14 @@
 /** A box, closed as a card or open around what is in it. */
 
+import {
+  BEFORE_LAYERS, CARDS_BEHIND, CHEVRON, HEADER, NEARLY_STRAIGHT, PAD, SPINE, TASK_HEIGHT, WIDEST_FOLDED,
+} from "../../../../inspector/drawing/layout_constants.json";
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell, Inside } from "./cells.ts";
 import { layersWidth } from "./layers.ts";
-import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./pills_and_stubs.ts";
+import { heightBeside, placeSides, roomBeside, type Side } from "./pills_and_stubs.ts";
 import { shorten, shortenPath, textWidth } from "./text_width.ts";
 import type { Box, Tree } from "./box_tree.ts";
-
-/** Around what is in an open box. */
-export const PAD = 10;
-/** The height of an open box's title. */
-export const HEADER = 26;
-const WIDEST_LABEL = 320;
-/** The cards behind equal layers stand out so far. */
-const CARDS_BEHIND = 6;
-/** Before the title of an open box, and between that and the buttons of layers. */
-const CHEVRON = 13;
-const BEFORE_LAYERS = 12;
-const NEARLY_STRAIGHT = 60;
 
 /** A closed box as one row: name and class on its spine, with stubs at its right. */
 export class FoldedCell implements Cell {
@@ -30,7 +21,7 @@ export class FoldedCell implements Cell {
     private readonly box: Box,
     private readonly sides: readonly Side[],
   ) {
-    this.label = fittedLabel(box, WIDEST_LABEL);
+    this.label = fittedLabel(box, WIDEST_FOLDED);
     const widest = Math.max(this.label.width, box.kind === "views" ? widestView(tree, box) : 0);
     this.width = Math.max(44, Math.ceil(widest) + 30);
     const behind = box.layers ? CARDS_BEHIND : 0;
@@ -65,7 +56,7 @@ function widestView({ graph }: Tree, { children }: Box): number {
 
 /** "Clone ⋯ 7". */
 export function runningView(name: string, count: number): string {
-  return `${shorten(name, WIDEST_LABEL)} ⋯ ${count}`;
+  return `${shorten(name, WIDEST_FOLDED)} ⋯ ${count}`;
 }
 
 interface FittedLabel {

@@ -1,9 +1,8 @@
 /** Where the nodes of a column are from left to right: a straight spine, and rigid chains packed towards it. */
 
-import { ITEM_GAP, WIRE_GAP } from "./arrangement.ts";
+import { ITEM_GAP, WIDE, WIRE_GAP } from "../../../../inspector/drawing/layout_constants.json";
 import type { Near, Net } from "./crossing_reduction.ts";
 
-const WIDE = 220;
 const SPINE = 0;
 
 /** Which side of the spine a chain is on. */

@@ -1,9 +1,8 @@
 /** The wires of one box threaded through its ranks, and the order within each rank. */
 
+import { SWEEPS } from "../../../../inspector/drawing/layout_constants.json";
 import { firstWhere } from "../binary_search.ts";
 import type { Extent, Link, Port } from "./arrangement.ts";
-
-const SWEEPS = 4;
 
 /** A neighbour in the rank above or below. `shift`: x of the lower node - x of the upper one, if straight. */
 export interface Near {

@@ -1,13 +1,9 @@
 /** What is directly in each open box that is seen, and which wires cross whose edges. */
 
+import { LARGE_FAN, LONG, ROW_LENGTH } from "../../../../inspector/drawing/layout_constants.json";
 import { NONE } from "../model/document.ts";
-import { ROW_LENGTH } from "./group_siblings.ts";
 import { type Box, parameterAt, type Tree } from "./box_tree.ts";
 
-/** A wire over more ranks is long. */
-const LONG = 3;
-/** Of more long wires from one end, or to one, none is drawn: both ends get a stub. */
-const LARGE_FAN = 8;
 /** So many places of wires that come from outside, or leave, there is room for in a box. */
 const MOST_THROUGH = 10_000;
 

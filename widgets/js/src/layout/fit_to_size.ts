@@ -4,6 +4,7 @@
  * those are opened again that leave room for the rest, the outermost and largest first.
  */
 
+import { LEAST_AREA, MOST_TRIED } from "../../../../inspector/drawing/layout_constants.json";
 import { type Layout } from "./layout_types.ts";
 import { layOut, LayoutCache } from "./layout.ts";
 import type { Box, Tree } from "./box_tree.ts";
@@ -14,10 +15,6 @@ export const READABLE = 0.78;
 const SCALES = [1, 0.88, READABLE];
 /** Columns are as tall as the panel, or lower where it is the width that there is too little of. */
 const TALL = [1, 0.6];
-/** A thing takes so much room at least, pixels: of more than there is room for no layout is tried. */
-const LEAST_AREA = 26 * 52;
-/** So many boxes are tried one by one. */
-const MOST_TRIED = 40;
 
 export interface Room {
   width: number;

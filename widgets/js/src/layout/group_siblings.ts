@@ -1,5 +1,6 @@
 /** Decides what is together in one box: such that siblings never depend on each other in a circle. */
 
+import { ROW_LENGTH, ROW_LINE } from "../../../../inspector/drawing/layout_constants.json";
 import { DocumentError } from "../model/check_document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./module_parts.ts";
@@ -8,10 +9,6 @@ import { foldRuns, type Joined } from "./repeats.ts";
 import { MOST_THINGS, cutIntoRuns } from "./split_large_boxes.ts";
 import { foldViews } from "./view_chains.ts";
 
-/** So many like siblings are drawn as a row of chips. */
-export const ROW_LENGTH = 16;
-/** A longer row is a grid, of so many chips a line. */
-export const ROW_LINE = 64;
 /** So many tasks at most are in a box of parallel calls. */
 const MOST_PARALLEL = 5000;
 

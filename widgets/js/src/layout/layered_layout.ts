@@ -9,17 +9,14 @@
  * columns. inspector/drawing/layered_layout.py does the same for the SVG.
  */
 
+import {
+  GUTTER, HALVINGS, ITEM_GAP, RANK_GAP, WIDEST_RANK, WIDEST_SHAPE,
+} from "../../../../inspector/drawing/layout_constants.json";
 import { countBelow, countUpTo } from "../binary_search.ts";
-import { type Arrangement, type Contained, type Extent, GUTTER, ITEM_GAP, type Link, RANK_GAP } from "./arrangement.ts";
+import { type Arrangement, type Contained, type Extent, type Link } from "./arrangement.ts";
 import { Net } from "./crossing_reduction.ts";
 import { pack } from "./column_positions.ts";
 import { draw } from "./wire_routes.ts";
-
-const WIDEST_RANK = 1500;
-/** No picture is made so many times as wide as it is high to keep its columns low. */
-const WIDEST_SHAPE = 6;
-/** So often the height of balanced columns is halved in. */
-const HALVINGS = 12;
 
 export function arrange({ extents, ranks: given, links, entries, exits, tall }: Contained): Arrangement {
   const ranks = withoutWideRanks(extents, given);

@@ -1,5 +1,6 @@
 /** Equal layers, of which one is drawn: which task of another layer stands where, and what the layers are called. */
 
+import { STRIP_WIDTH } from "../../../../inspector/drawing/layout_constants.json";
 import type { DeckGraph } from "../model/graph.ts";
 import { grouped } from "../format.ts";
 import { type Child, Part } from "./module_parts.ts";
@@ -10,7 +11,6 @@ export const MOST_BUTTONS = 6;
 export const MOST_CELLS = 23;
 export const BUTTON = { width: 28, pitch: 32, height: 16 };
 export const CELL = { width: 7, pitch: 9, height: 12 };
-export const STRIP_WIDTH = 96;
 /** So many names are in the title of layers that no module is in. */
 const MOST_NAMES = 3;
 

@@ -6,8 +6,11 @@
  * (tests/widgets/deck/test_layout_agrees.py).
  */
 
+import {
+  HEADER, LEAST_TALL, MOST_PILLS, PAD, TALL, WIDEST_SIDE,
+} from "../../../../inspector/drawing/layout_constants.json";
 import type { Arrangement, Contained } from "./arrangement.ts";
-import { BoxCell, FoldedCell, HEADER, PAD } from "./box_cells.ts";
+import { BoxCell, FoldedCell } from "./box_cells.ts";
 import { type Canvas, type Cell, type Inside, placeInside } from "./cells.ts";
 import { arrange } from "./layered_layout.ts";
 import type { Layout, PlacedWire } from "./layout_types.ts";
@@ -17,13 +20,6 @@ import { TaskCell } from "./task_cell.ts";
 import { shorten, shortenMiddle } from "./text_width.ts";
 import { isInModule, type Tree } from "./box_tree.ts";
 import { type Contents, type Item, type Use, Wiring } from "./edges_across_boxes.ts";
-
-/** The columns of the picture are cut to be no taller, where nothing else is asked for. */
-export const TALL = 640;
-/** Those of a box are lower, but no lower than this. */
-const LEAST_TALL = 160;
-const MOST_PILLS = 8;
-const WIDEST_SIDE = 320;
 
 /** What each box has been arranged to last, and of what. A box of which nothing has changed is not arranged again. */
 export class LayoutCache {

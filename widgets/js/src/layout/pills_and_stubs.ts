@@ -1,18 +1,11 @@
 /** Pills and stubs: what is placed at the right of a task, a folded box or a row of chips, and the wires to them. */
 
+import {
+  BESIDE, LONGEST_SIDE, PILL_HEIGHT, PILL_LINE, TASK_HEIGHT,
+} from "../../../../inspector/drawing/layout_constants.json";
 import type { Canvas } from "./cells.ts";
 import type { PlacedWire, Rect } from "./layout_types.ts";
 import { textWidth } from "./text_width.ts";
-
-export const PILL_HEIGHT = 16;
-const PILL_LINE = 19;
-/** Between a task and its pills, and between two of them. */
-const BESIDE = 8;
-/** Those that are longer together take several lines. */
-const LONGEST_SIDE = 230;
-export const TASK_HEIGHT = 20;
-/** From the left edge of a task to its glyph, and to the wires that come and go there. */
-export const SPINE = 11;
 
 /** A pill or stub to be placed beside its user. `edges` are those that its wire stands for. */
 export interface Side {

@@ -1,19 +1,17 @@
 /** A row of chips. */
 
+import {
+  DOT, MOST_ROOMY, PILL_HEIGHT, ROW_LINE, WIDEST_LABEL,
+} from "../../../../inspector/drawing/layout_constants.json";
 import { grouped } from "../format.ts";
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
 import type { Rect } from "./layout_types.ts";
-import { ROW_LINE } from "./group_siblings.ts";
-import { PILL_HEIGHT, placeSide, type Side, sideWidth, wireTo } from "./pills_and_stubs.ts";
-import { WIDEST_LABEL } from "./task_cell.ts";
+import { placeSide, type Side, sideWidth, wireTo } from "./pills_and_stubs.ts";
 import { shorten, textWidth } from "./text_width.ts";
 
 const ROOMY = { chip: 12, gap: 5 };
-/** Of more chips than that a row is made narrow: 50 of them are to be read in a notebook. */
-const MOST_ROOMY = 32;
 const NARROW = { chip: 10, gap: 3 };
-const DOT = 8;
 
 /** A pill or stub that several chips share: by chip's task the edges. */
 export interface Shared {

@@ -1,11 +1,11 @@
 /** A task with its parameters. */
 
+import { SPINE, TASK_HEIGHT, WIDEST_LABEL } from "../../../../inspector/drawing/layout_constants.json";
 import type { Extent } from "./arrangement.ts";
 import type { Canvas, Cell } from "./cells.ts";
-import { heightBeside, placeSides, roomBeside, type Side, SPINE, TASK_HEIGHT } from "./pills_and_stubs.ts";
+import { heightBeside, placeSides, roomBeside, type Side } from "./pills_and_stubs.ts";
 import { shorten, shortenPath, textWidth } from "./text_width.ts";
 
-export const WIDEST_LABEL = 190;
 const WIDEST_CAPTION = 110;
 
 /** A task on its spine, with pills and stubs at its right. */

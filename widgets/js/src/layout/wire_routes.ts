@@ -1,6 +1,7 @@
 /** The points of the wires of one box, once its nodes are in place. */
 
-import { type Arrangement, type Extent, GUTTER, LANE, RANK_GAP } from "./arrangement.ts";
+import { GUTTER, LANE, RANK_GAP } from "../../../../inspector/drawing/layout_constants.json";
+import { type Arrangement, type Extent } from "./arrangement.ts";
 import type { Net, Piece } from "./crossing_reduction.ts";
 
 /** Puts the columns side by side, the ranks one below the other, and leads each wire through its places. */

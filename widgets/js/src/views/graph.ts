@@ -1,9 +1,10 @@
 /** The graph panel: the picture of the backward, and the camera over it. */
 
+import { TALL } from "../../../../inspector/drawing/layout_constants.json";
 import { el } from "../dom.ts";
 import { areEqual } from "../equal_sets.ts";
 import { firstView } from "../layout/fit_to_size.ts";
-import { layOut, LayoutCache, TALL } from "../layout/layout.ts";
+import { layOut, LayoutCache } from "../layout/layout.ts";
 import type { PlacedBox, Size } from "../layout/layout_types.ts";
 import { makeTree, type Tree } from "../layout/box_tree.ts";
 import type { Changed, Store } from "../store.ts";

@@ -100,7 +100,7 @@ function costOf({ launches: [before, after], copied }: NonNullable<Outline["cost
 /** The name of a group in its colour, as it stands in the graph. */
 export function nameSign({ name, hue, direction }: Outline): HTMLElement {
   if (!name) return el("span", { class: "gn refused", "aria-hidden": "true" });
-  return el("span", { class: `gn ${direction}`, style: `--hue: var(--g${hue})` }, name);
+  return el("span", { class: `gn ${direction}`, style: `--hue: var(--hue${hue})` }, name);
 }
 
 /** The groups that a task is in, and why it is in none, for the inspector. */

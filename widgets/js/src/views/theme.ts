@@ -32,12 +32,12 @@ const NAMES: readonly (keyof Colours)[] = [
   "consumed",
   "param",
   "state",
-  "g0",
-  "g1",
-  "g2",
-  "g3",
-  "g4",
-  "g5",
+  "hue0",
+  "hue1",
+  "hue2",
+  "hue3",
+  "hue4",
+  "hue5",
 ];
 
 const forced = matchMedia("(forced-colors: active)");
