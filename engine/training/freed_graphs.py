@@ -19,9 +19,9 @@ from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
 from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .pending_graphs import Forwards, at, roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 from .unversioned_writes import SilentWrites
 

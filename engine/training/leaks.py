@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from ...inspector.references.find_referrers import Holder
 from ...inspector.text.sizes_and_counts import counted, size_text
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .leak_holders import GRAD_OF, HeldGraphs, StepTokens, alike, held_graphs
 from .loop_observers import LoopPart
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 _FIRST_LOOK = 2  # the number of a step: two are over before it

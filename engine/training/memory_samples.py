@@ -19,10 +19,10 @@ from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
 from ...inspector.torch_private.tensors import storage_of
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
-from .step_boundaries import BackwardGiven
 
 if TYPE_CHECKING:
     from .training_result import Training

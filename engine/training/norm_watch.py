@@ -17,11 +17,11 @@ from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.optimizer_steps import parameters_of, watching_scales
 from ...inspector.torch_private.tensors import LateTensor, local_of
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .module_columns import ModuleColumns
 from .norm_rules import NormJudge, OptimizerScalars
 from .norms import ABSENT, NO_SCALAR, ColumnNorms, Norms, NormSums, TakenNorms, plain_elements
-from .step_boundaries import BackwardGiven
 
 if TYPE_CHECKING:
     from .training_result import Training

@@ -17,9 +17,9 @@ from ...inspector.torch_private.optimizer_steps import is_fused, optimizers_aliv
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
 from ...inspector.torch_private.tensors import local_of
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row

@@ -33,8 +33,8 @@ from ...inspector.torch_private.tensors import (
 )
 from ...inspector.torch_private.thread_state import unobserved
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .pending_graphs import Forwards, at, roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 

@@ -21,9 +21,9 @@ from ....inspector.torch_private.tensors import LateTensor, computable, elements
 from ....inspector.torch_private.thread_state import unobserved
 from ....inspector.validation import a_kind
 from ..findings import Finding, FindingKind
+from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
 from ..optimizer_checks import LeftOutUpdates
-from ..step_boundaries import BackwardGiven
 from ..training_result import Training
 from .batch_source import inputs_alone
 from .models import Models

@@ -1,32 +1,222 @@
-"""From what an allocator did over several steps of a loop to a timeline for each of them."""
+"""The phases of a recorded training loop, and the timeline of each step made of them and the allocator's events."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..memory.allocator_events import AllocatorEvent, AllocatorRecording
-from .memory_census import Place, Walked
-from .step_boundaries import PhaseStart
+from .follow_loop import BackwardGiven, LoopFollower, RunBackward
+from .memory_census import Holders, Place, Walked
 from .step_timeline import (
     ACTIVATIONS,
+    AFTER_BACKWARD,
     BACKWARD,
     BATCH,
     BETWEEN,
     BUFFERS,
     FORWARD,
     GRADIENTS,
+    OPTIMIZER,
     PARAMETERS,
     STATE,
     TEMPORARIES,
     Phase,
     StepTimeline,
 )
+
+
+@dataclass(slots=True)
+class PhaseStart:
+    """Where a phase begins.
+
+    Attributes:
+        phase: its name.
+        mark: the number of the allocator's mark there.
+        walked: places of gradients, state or parameters, of the categories that were read here.
+        optimizer: the class name of the optimizer whose step begins here or has ended.
+        ended: places of storages freed since the previous phase began.
+    """
+
+    phase: str
+    mark: int
+    walked: Walked
+    optimizer: str = ""
+    ended: Sequence[Place] = ()
+
+
+@dataclass(slots=True)
+class SeenStep:
+    """A training step.
+
+    Attributes:
+        first: the number of its first moment.
+        optimizers: the class names of the optimizers that stepped in it, in order.
+        skipped: the class names of those whose steps a gradient scaler skipped.
+    """
+
+    first: int
+    optimizers: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+class LoopListener(Protocol):
+    """The callbacks of `StepPhases`."""
+
+    def mark(self) -> int:
+        """Mark the allocator's events, and return the number of the mark."""
+
+    def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        """Run an outermost backward."""
+
+    def forward_begins(self) -> None: ...
+
+    def stepped(self) -> None:
+        """An optimizer has stepped, or its step was skipped."""
+
+    def step_begins(self, number: int) -> None: ...
+
+    def complete(self) -> None:
+        """All wanted steps have ended."""
+
+
+class StepPhases(LoopFollower):
+    """Notes where each phase of a loop begins, and which phases make a step.
+
+    A step ends where the first forward after its last optimizer begins. The last optimizer is known only later: when
+    an optimizer that has stepped steps again, the step has ended at `_may_end`. From the second step on it is known at
+    once: all optimizers of the first step have stepped. With `wanted=None` steps begin where `begin_step` is called.
+
+    Args:
+        holders: collects the modules and optimizers, and reads where their memory is.
+        listener: the recording.
+        wanted: how many steps to note.
+
+    Attributes:
+        moments: where phases begin, in order.
+        steps: those that have begun.
+    """
+
+    def __init__(self, holders: Holders, listener: LoopListener, wanted: int | None) -> None:
+        super().__init__()
+        self.moments: list[PhaseStart] = []
+        self.steps: list[SeenStep] = []
+        self._holders = holders
+        self._listener = listener
+        self.wanted = wanted
+        self._stepped: set[int] = set()  # ids of the optimizers that have stepped in this step
+        self._known: set[int] = set()  # ids of those that stepped in the first step
+        self._may_end: int | None = None  # the moment at which this step has ended if no other optimizer steps
+
+    def begin(self) -> None:
+        """Begin the first step."""
+        self.steps.append(SeenStep(0))
+        self._enter(BETWEEN)
+
+    def begin_step(self) -> None:
+        """End the step, and begin another one."""
+        self._listener.step_begins(len(self.steps))
+        self.steps.append(SeenStep(len(self.moments)))
+        self._enter(BETWEEN)
+
+    def end(self) -> None:
+        """End the last phase, and ignore all that follows."""
+        if not self._over:
+            self._over = True
+            self._enter("", GRADIENTS, STATE)
+
+    @property
+    def phase(self) -> str:
+        return self.moments[-1].phase
+
+    def _enter(self, phase: str, *walk: str, optimizer: str = "") -> None:
+        ended = self._holders.ended()  # before others may be at the same places
+        of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
+        walked = {name: of[name]() for name in walk}
+        if phase == FORWARD:  # parameters may have been moved since, as by `.data = ...`
+            walked.update(self._holders.parameters())
+        elif phase == BACKWARD:
+            walked.update(self._holders.new_parameters())
+        self.moments.append(PhaseStart(phase, self._listener.mark(), walked, optimizer, ended))
+
+    def _forward_begins(self, module: nn.Module, given: object) -> None:
+        self._holders.add_module(module)
+        if self.phase == FORWARD:
+            return
+        if self._may_end is not None and self.wanted is not None and self._stepped >= self._known and self._known:
+            self._next_step(len(self.moments))
+            if self._over:
+                return
+        self._listener.forward_begins()
+        self._enter(FORWARD, GRADIENTS)
+        if self._may_end is not None and self.moments[self._may_end].phase != FORWARD:
+            self._may_end = len(self.moments) - 1
+
+    def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        self._enter(BACKWARD)
+        try:
+            return self._listener.backward(run, given)
+        finally:
+            self._enter(AFTER_BACKWARD, GRADIENTS)
+
+    def _before_step(self, optimizer: Optimizer, is_nested: bool) -> None:
+        self._holders.add_optimizer(optimizer)
+        if self.wanted is not None and id(optimizer) in self._stepped and not is_nested:
+            self._next_step(self._may_end)
+
+    def _optimizer_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self.steps[-1].optimizers.append(type(optimizer).__name__)
+        self._enter(OPTIMIZER, GRADIENTS, STATE, optimizer=type(optimizer).__name__)
+
+    def _optimizer_ends(self, optimizer: Optimizer, is_skipped: bool) -> None:
+        if is_skipped:
+            self.steps[-1].skipped.append(type(optimizer).__name__)
+        self._stepped.add(id(optimizer))
+        self._enter(BETWEEN, GRADIENTS, STATE, optimizer=type(optimizer).__name__)
+        self._may_end = len(self.moments) - 1
+        self._listener.stepped()
+
+    def _closure_begins(self, optimizer: Optimizer) -> None:
+        self._listener.forward_begins()
+        self._enter(FORWARD, GRADIENTS)
+
+    def _closure_ends(self, optimizer: Optimizer) -> None:
+        self._enter(OPTIMIZER, GRADIENTS, optimizer=type(optimizer).__name__)
+
+    def _next_step(self, moment: int | None) -> None:
+        """Begin the next step at this moment; None: at the next one."""
+        if not self._known:
+            self._known = set(self._stepped)
+        self._stepped.clear()
+        self._may_end = None
+        self.steps.append(SeenStep(len(self.moments) if moment is None else moment))
+        if self.wanted is not None and len(self.steps) > self.wanted:
+            self.end()
+            self._listener.complete()
+        else:
+            self._listener.step_begins(len(self.steps) - 1)
+
+
+def with_forwards(moments: Sequence[PhaseStart], starts: Sequence[int]) -> list[PhaseStart]:
+    """Return the moments; in a step that called no module, the phase before its first backward is its forward.
+
+    Args:
+        starts: the numbers of the moments at which steps begin.
+    """
+    found = list(moments)
+    for start, end in zip(starts, (*starts[1:], len(found)), strict=True):
+        first = next((place for place in range(start, end) if found[place].phase in (FORWARD, BACKWARD)), start)
+        if first > start and found[first].phase == BACKWARD:
+            found[first - 1] = replace(found[first - 1], phase=FORWARD)
+    return found
 
 
 @dataclass(slots=True)
@@ -47,7 +237,7 @@ class Window:
 
     Attributes:
         recording: of the device's allocator, over all of it.
-        moments: where phases begin, see `LoopWatch`; the last one is the end.
+        moments: where phases begin, see `StepPhases`; the last one is the end.
         nbytes: by place the bytes of what was walked there.
         parameters: what is walked in the end.
         device: whose memory.
