@@ -106,8 +106,10 @@ def entries_of(content: Content) -> Entries:
     _check_text(content)
     try:
         found, end = _Scan(content).object(_skip(content, 0), 1)
-    except (IndexError, json.JSONDecodeError) as error:
-        raise ValueError(f"is no JSON object, or is cut off: {error}") from None
+    except IndexError:
+        raise ValueError("the file is cut off" if content.strip() else "the file is empty") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not a JSON object, or is cut off: {error}") from None
     if _skip(content, end) != len(content):
         raise ValueError(f"goes on after its end, at character {end}")
     return found

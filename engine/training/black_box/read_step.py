@@ -212,9 +212,11 @@ class RecordedStep:
         """Of a micro-batch."""
         prefix = f"{number}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-        return RandomNumbers.read(
-            {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}, states
-        )
+        told = {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}
+        try:
+            return RandomNumbers.read(told, states)
+        except ValueError as error:
+            raise ValueError(f"{self.folder} can't be used: {error}") from None
 
 
 def read_step(folder: object) -> RecordedStep:
