@@ -1,4 +1,4 @@
-"""Observers of a training loop, and the hooks of torch that call them step by step."""
+"""The interface of a training loop's observers, and the follower that calls them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MOST_NAMES = 3
 
 
 def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Adds the note, once; other errors stay as they are.
+    """Add a note once to PyTorch's error about inference tensors. Other errors stay as they are.
 
     Args:
-        modules: those that may have such tensors, by path.
+        modules: by path the modules that may hold such tensors.
     """
     if not isinstance(error, RuntimeError) or not str(error).startswith(_ERRORS):
         return
@@ -62,68 +62,68 @@ def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
 
 
 class LoopPart:
-    """An observer of a training loop. Its methods are called in the loop's thread, `unobserved`; an error is noted once
-    and never raised into the loop.
+    """An observer of a training loop. Its methods are called in the loop's thread, `unobserved`.
 
-    A part is made anew for each training, without arguments. What it holds of the loop's tensors past the call that
-    told it of them keeps them alive: it holds weak references, or none.
+    An error is noted once and never raised into the loop. An observer is made without arguments for each training. It
+    keeps only weak references to the loop's tensors, because a strong one would keep them alive.
     """
 
     def begins(self, training: Training) -> None:
-        """The training is watched from here on: hooks go in."""
+        """Watching begins: install hooks here."""
 
     def step_begins(self, number: int) -> None:
-        """Steps are counted from 0. The end of the first is seen late where the optimizers were not given and one is
-        alive that does not step: when one of the others is to step again."""
+        """Steps are counted from 0. Where no optimizers were given and one that is alive never steps, the end of the
+        first step is noticed late: when another optimizer steps again."""
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
-        """An outermost module is called, with grad mode on; also inside of an optimizer's closure, and of transforms of
-        torch.func: then it is given what they wrap."""
+        """An outermost module is called with grad mode on, also in an optimizer's closure or in a torch.func transform.
+        `given` has no wrappers of the transform."""
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
     def module_ends(self, module: nn.Module, result: object) -> None:
-        """Any module, of those inside of others, too, and whether or not it was given: only parts are told that have
-        this. It is called very often, so with the user's modes in force."""
+        """Any module has returned, also an inner one, or one that `ts.training` was not given.
+
+        It is called only for observers that override it. It is called often, so the user's modes stay on."""
 
     def backward_begins(self, given: BackwardGiven) -> None:
-        """An outermost backward; with its tensors, gradients, retain_graph, create_graph and inputs."""
+        """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None: ...
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Gradients are there, parameters not yet written: of a step with a closure, after that has run once."""
+        """The gradients are complete and no parameter is updated yet. A step with a closure has run it once."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None: ...
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """A gradient scaler left its step out."""
+        """A gradient scaler skipped its step."""
 
     def step_ends(self, number: int) -> None: ...
 
     def failed(self, error: BaseException) -> None:
-        """It leaves the block or a backward."""
+        """An exception leaves the `with` block or a backward."""
 
     def ends(self) -> None:
-        """Hooks go out, and nothing is kept that was the loop's."""
+        """Watching ends: remove the hooks, and release all objects of the loop."""
 
 
 class TrainingWatch(LoopFollower):
     """Follows a loop and calls its observers.
 
-    A step ends where an optimizer that has stepped in it is to step again; earlier, where the first forward after it
-    begins, if all optimizers that are known have stepped by then. Known are those that were given; else those that were
-    seen, and in the first step all that are alive. `next_step` ends it otherwise, and then nothing else does.
+    A step ends at the first forward or backward after all known optimizers have stepped, or when one of them steps
+    again. The known optimizers are those passed to `ts.training`; without any, those seen so far, and in the first step
+    all that are alive. After `next_step` has been called once, only it ends steps.
 
     Args:
-        training: what is watched.
-        parts: are told, in this order; one that raises is told no more but that it ends.
-        modules: those given; without any all are told of.
-        optimizers: those given, wrappers among them; without any all are.
+        training: the result; findings are added to it.
+        parts: the observers, in the order in which they are called. One that raises is no longer called, except `ends`.
+        modules: the modules to watch; none: all.
+        optimizers: the optimizers to watch, or wrappers of them; none: all.
 
     Attributes:
-        number: of the step that is under way, the first is 0.
-        stepped: the optimizers that have stepped in it, or whose step was left out.
+        number: the number of the current step, from 0.
+        stepped: the optimizers that have stepped in it, or whose step was skipped.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class TrainingWatch(LoopFollower):
         self._last_failure = 0  # an exception by id, until the next backward
 
     def start(self, stack: ExitStack) -> None:
-        """Begins; what is put in place is taken away by the stack."""
+        """Begin, and install the hooks; closing the stack removes them."""
         stack.callback(self._told_the_end)
         self._tell("begins", self._training)
         self.install_hooks(stack)
@@ -168,7 +168,7 @@ class TrainingWatch(LoopFollower):
         self._told_of_modules.clear()
 
     def end(self, error: BaseException | None) -> None:
-        """All is over; a step that has begun ends, if an optimizer has stepped in it. `error`: which ended the loop."""
+        """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
         if error is not None:
             self._failed(error)
         if not self._over:
@@ -178,12 +178,12 @@ class TrainingWatch(LoopFollower):
             self._over = True
 
     def next_step(self) -> None:
-        """The step ends here, and from now on no other does by itself."""
+        """End the step; from now on only this method ends steps."""
         self._by_hand = True
         self._step_is_over()
 
     def _failed(self, error: BaseException) -> None:
-        """Parts are told once of one that leaves a backward and then the block."""
+        """Call `failed` once for an exception, which may leave a backward first and then the `with` block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
             explain_out_of_memory(error)
@@ -203,7 +203,7 @@ class TrainingWatch(LoopFollower):
             self._told_of_modules.remove(part)
 
     def _tell_one(self, part: LoopPart, what: str, *told: object) -> bool:
-        """Whether it did not raise."""
+        """Call one method of one observer; return whether it did not raise."""
         try:
             getattr(part, what)(*told)
         except Exception as error:
@@ -213,7 +213,7 @@ class TrainingWatch(LoopFollower):
         return True
 
     def _is_meant(self, module: nn.Module) -> bool:
-        """Whether it is of the modules given, or around one of them."""
+        """Return whether the module is to be watched: it was given, or contains one that was."""
         if not self._modules or module in self._modules or module in self._around:
             return True
         if module in self._strangers:
@@ -231,7 +231,7 @@ class TrainingWatch(LoopFollower):
         self._tell("step_begins", self.number)
 
     def _may_be_over(self) -> None:
-        """A forward begins, or a backward: if all have stepped it is that of the next step."""
+        """End the step if all optimizers have stepped: the forward or backward that begins is the next step's."""
         if not self._by_hand and self._has_stepped and self._all_have_stepped:
             self._step_is_over()
 

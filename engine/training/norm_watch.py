@@ -187,7 +187,7 @@ class NormWatch(LoopPart):
     def step_ends(self, number: int) -> None:
         self._coming.append(self._step)
         if len(self._coming) > (1 if self._training.is_written else _TOGETHER):
-            self._read(1)
+            self._read(1)  # not the newest step: its kernels may still run, and reading would wait for them
 
     def ends(self) -> None:
         self._stack.close()

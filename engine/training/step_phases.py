@@ -233,15 +233,15 @@ class BlockSeen:
 
 @dataclass(slots=True)
 class Window:
-    """What was seen of several steps on one device.
+    """Several recorded steps on one device.
 
     Attributes:
-        recording: of the device's allocator, over all of it.
+        recording: the events of the device's allocator.
         moments: where phases begin, see `StepPhases`; the last one is the end.
-        nbytes: by place the bytes of what was walked there.
-        parameters: what is walked in the end.
-        device: whose memory.
-        apart: pairs of marks around what is not the loop's.
+        nbytes: the bytes of the storage at each place.
+        parameters: the places of parameters and buffers at the end.
+        device: the device.
+        apart: pairs of marks around allocations that are not the loop's.
     """
 
     recording: AllocatorRecording
@@ -257,14 +257,14 @@ class Window:
         _Naming(self).run()
 
     def row(self, moment: int) -> int:
-        """The first row after a moment."""
+        """Return the first row after a moment."""
         return self.recording.marks[self.moments[moment].mark][0]
 
     def ns(self, moment: int) -> int:
         return self.recording.marks[self.moments[moment].mark][1]
 
     def timeline(self, start: int, end: int) -> StepTimeline:
-        """The memory of the step that begins with one moment, and ends with another."""
+        """Return the memory of the step between two moments."""
         base = self.ns(start)
         there, events = self.there(start), self.events(start, end)
         numbers = {number: new for new, number in enumerate(there)}
@@ -292,7 +292,7 @@ class Window:
         )
 
     def rows(self, start: int, end: int) -> list[AllocatorEvent]:
-        """The same as an allocator's events: what is there as the step begins is born first."""
+        """Return the step's allocator events; blocks that are older than it are allocated first."""
         base, blocks = self.ns(start), self.blocks
         found = [AllocatorEvent(base, blocks[number].address, blocks[number].nbytes) for number in self.there(start)]
         for row, number, born in self.events(start, end):
@@ -303,7 +303,7 @@ class Window:
         return found
 
     def there(self, start: int) -> list[int]:
-        """The blocks that are there at a moment."""
+        """Return the numbers of the blocks alive at a moment."""
         row = self.row(start)
         return [
             number
@@ -312,15 +312,15 @@ class Window:
         ]
 
     def events_before(self, events: Sequence[tuple[int, int, bool]], mark: int) -> int:
-        """How many of these happened before a mark."""
+        """Return how many of these events happened before a mark."""
         return bisect_left(events, self.recording.marks[mark][0], key=itemgetter(0))
 
     def events(self, start: int, end: int) -> list[tuple[int, int, bool]]:
-        """Each birth and death between two moments: (row, block, whether it is born)."""
+        """Return each allocation and release between two moments: (row, block, whether it is an allocation)."""
         return list(self._events(self.row(start), self.row(end)))
 
     def _events(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Ends that no row tells come after the row before."""
+        """A release without a row of its own comes after the row before."""
         ended: dict[int, list[int]] = {}
         for number, block in enumerate(self.blocks):
             if block.died is not None and first < block.died <= last and self._unseen_end(number, block.died):
@@ -341,12 +341,12 @@ class Window:
 
 
 class _Naming:
-    """Follows the rows once, and says of each block what it is, by the addresses that were walked at the moments."""
+    """Follows the rows once and sets the category of each block, by the addresses read at the moments."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._live: dict[int, int] = {}
-        self._older: set[int] = set()  # addresses of what is older than the recording
+        self._older: set[int] = set()  # addresses of blocks older than the recording
         self._ours = [False] * (len(window.recording.rows) + 1)
         for first, last in window.apart:
             marks = window.recording.marks
@@ -385,7 +385,7 @@ class _Naming:
             self._name(kind, self._here(places))
 
     def _here(self, places: Sequence[Place]) -> list[int]:
-        """The addresses of those on this device."""
+        """Return the addresses on this device."""
         return [address for device, address in places if device == self._window.device]
 
     def _moment(self, moment: PhaseStart, row: int) -> str:
@@ -409,15 +409,16 @@ class _Naming:
         window = self._window
         for address in addresses:
             number = self._live.get(address)
-            if number is None:  # it was there before, or is none of the allocator's
+            if number is None:  # older than the recording, or not from this allocator
                 number = self._live[address] = len(window.blocks)
                 window.blocks.append(BlockSeen(window.nbytes[window.device, address], address, -1, ""))
                 self._older.add(address)
+            # State wins over .grad: an optimizer may keep a gradient's storage, as SGD's first momentum buffer.
             if window.blocks[number].kind != STATE or kind == STATE:
                 window.blocks[number].kind = kind
 
     def _end_older(self, address: int, row: int) -> None:
-        """It has ended, though no row says so: its storage has gone, or a new block is where it was."""
+        """Note the end of a block that no row reports: its storage is gone, or a new block has its address."""
         self._older.discard(address)
         number = self._live.pop(address, None)
         if number is not None:
