@@ -1,6 +1,6 @@
-/** Hover data as widgets/pages/figure_html.py packs it: each text and each list stands once. */
+/** Hover data packed by widgets/pages/figure_html.py: each text and each list is stored once. */
 
-/** The index of a text, or of each of its lines. */
+/** Index of a text, or of each of its lines. */
 export type Cell = number | number[];
 
 /** A template, and the lists that fill it, one per column. */
@@ -19,7 +19,7 @@ export interface AxisTold {
   ticks?: [number, string][];
 }
 
-/** `x`, `y`, `stack`: indices of lists, of values, of pixels from the top, and of heights in tenths of pixels. */
+/** `x`, `y`, `stack`: indices of lists with values, with pixels from the top, and with heights in tenths of pixels. */
 export interface TraceTold extends Said {
   axis: string;
   bars: boolean;
@@ -37,7 +37,7 @@ export interface PlotTold {
   traces: TraceTold[];
 }
 
-/** `sizes`, `around`: indices of lists, of each box's bytes and of the index of the box around it. */
+/** `sizes`, `around`: indices of lists with the bytes of each box, and with the index of its parent box. */
 export interface TreeTold extends Said {
   sizes: number;
   around: number;
@@ -55,12 +55,12 @@ export async function unpacked(packed: string): Promise<Told> {
   return JSON.parse(await new Response(text).text()) as Told;
 }
 
-/** A list of numbers. */
+/** Return a list of numbers. */
 export function numbers(told: Told, list: number | undefined): number[] {
   return list === undefined ? [] : (told.lists[list] as number[]);
 }
 
-/** The hover text of a point, in lines. */
+/** Return the hover text of a point, in lines. */
 export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
   const text = (column: number): string => {
     const cell = told.lists[said.told![column]][at] ?? [];
@@ -72,7 +72,7 @@ export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
   return filled.split("\n");
 }
 
-/** A number with separators between thousands. */
+/** Format a number with thousands separators. */
 export function numberText(value: number): string {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 10 });
 }

@@ -1,4 +1,4 @@
-/** The script of saved pages with figures: tabs, and hover, legend and zoom of each figure. */
+/** Script of saved pages with figures: tabs, and the hover texts, legend and zoom of each figure. */
 
 import { unpacked } from "./data.ts";
 import { Plot } from "./plot.ts";

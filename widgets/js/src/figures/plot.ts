@@ -1,4 +1,4 @@
-/** A figure with axes: its tooltip, by pointer and by keys, its legend, and zoom along its horizontal axes. */
+/** A figure with axes: tooltips by pointer and keys, a legend, and zoom along the horizontal axes. */
 
 import { lastUpTo } from "../binary_search.ts";
 import { el, svg } from "../dom.ts";
@@ -8,9 +8,9 @@ import { type Item, distance, itemsOf, told as toldOf } from "./items.ts";
 import type { Line, Tip } from "./tooltip.ts";
 import { Window } from "./window.ts";
 
-const NEAR = 30; // pixels between the pointer and an item, at most
-const DRAG = 5; // pixels; shorter moves are clicks
-const STEP = 10; // points, with Shift
+const NEAR = 30; // maximum distance between the pointer and an item, pixels
+const DRAG = 5; // pixels; shorter movements are clicks
+const STEP = 10; // points per key press with Shift
 
 export class Plot {
   private room: HTMLElement;
@@ -43,7 +43,7 @@ export class Plot {
     this.room.addEventListener("pointerup", (event) => this.release(event));
     this.room.addEventListener("pointercancel", () => this.endDrag());
     this.room.addEventListener("pointerleave", (event) => {
-      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger also fires this event
     });
     this.room.addEventListener("dblclick", () => this.showAll());
     this.room.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -80,7 +80,7 @@ export class Plot {
     else this.point(event);
   }
 
-  /** Pans, or draws the range to zoom to. */
+  /** Pan, or draw the range to zoom to. */
   private pull(event: PointerEvent): void {
     const { window, x, from, to, pans } = this.drag!;
     this.room.setPointerCapture(event.pointerId);
@@ -139,7 +139,7 @@ export class Plot {
     );
   }
 
-  /** Shows the tooltip of the nearest item. */
+  /** Show the tooltip of the nearest item. */
   private point(event: PointerEvent): void {
     const place = this.at(event);
     if (!place || place.y < 0) return this.forget();
@@ -163,7 +163,7 @@ export class Plot {
     else this.forget();
   }
 
-  /** Shows the tooltip of an item, and marks it. */
+  /** Show the tooltip of an item, and mark it. */
   private tell(item: Item, x: number, y: number): void {
     this.forget();
     this.chosen = item;
@@ -182,7 +182,7 @@ export class Plot {
     this.tip.show(this.figure.unified ? this.all(item, window) : toldOf(this.figure, this.told, item), x, y);
   }
 
-  /** The hover texts of all curves at an item of one of them. */
+  /** Return the hover texts of all curves at an item of one of them. */
   private all(item: Item, window: Window): Line[] {
     const value = numbers(this.told, this.figure.traces[item.trace].x)[item.at];
     const head = this.figure.head.replace("%{x}", numberText(value)) || numberText(value) + window.axis.suffix;
@@ -216,7 +216,7 @@ export class Plot {
     event.preventDefault();
   }
 
-  /** Zooms around the chosen item, or the middle. */
+  /** Zoom around the selected item, or the middle. */
   private zoom(factor: number): void {
     const axis = this.chosen ? this.figure.traces[this.chosen.trace].axis : [...this.windows.keys()][0];
     const window = this.windows.get(axis)!;
@@ -232,7 +232,7 @@ export class Plot {
     if (items.length) this.go(items[at]);
   }
 
-  /** Goes to the nearest item of the previous or next trace. */
+  /** Select the nearest item of the previous or next trace. */
   private over(step: number): void {
     const chosen = this.chosen;
     const visible = this.visible();
@@ -263,7 +263,7 @@ export class Plot {
     this.restack();
   }
 
-  /** Hides all other curves, or shows all if they are hidden already. */
+  /** Hide all other curves, or show all if the others are hidden already. */
   private alone(button: HTMLElement): void {
     const buttons = [...this.root.querySelectorAll<HTMLElement>(".legend [data-traces]")];
     const others = buttons.filter((each) => each !== button);

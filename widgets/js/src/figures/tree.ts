@@ -1,9 +1,9 @@
-/** A treemap: the tooltips of its boxes, and zooming into a box, which then fills the figure. */
+/** A treemap: tooltips of its boxes, and zooming into a box so that it fills the figure. */
 
 import { type Told, type TreeTold, linesOf, numbers } from "./data.ts";
 import type { Tip } from "./tooltip.ts";
 
-const HEAD = 18; // pixels of an outer box's title bar, as in widgets/pages/treemap.py
+const HEAD = 18; // height in pixels of an outer box's title bar, as in widgets/pages/treemap.py
 const PAD = 3;
 
 export interface Rect {
@@ -13,7 +13,7 @@ export interface Rect {
   height: number;
 }
 
-/** A rectangle for each of the descending values, nearly square, in rows along the shorter side. */
+/** Return a nearly square rectangle for each of the descending values, in rows along the shorter side. */
 export function squarified(values: number[], room: Rect): Rect[] {
   let { x, y, width, height } = room;
   const scale = (width * height) / (values.reduce((sum, each) => sum + each, 0) || 1);
@@ -42,7 +42,7 @@ export function squarified(values: number[], room: Rect): Rect[] {
   return found;
 }
 
-/** The largest ratio of sides in a row of rectangles. */
+/** Return the largest aspect ratio in a row of rectangles. */
 function worst(row: number[], side: number): number {
   const total = row.reduce((sum, each) => sum + each, 0);
   if (!total || !side) return Infinity;
@@ -73,13 +73,13 @@ export class Tree {
       if (box >= 0 && event.pointerType !== "touch") this.tell(box, event.clientX, event.clientY);
     });
     root.addEventListener("pointerleave", (event) => {
-      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger also fires this event
     });
     root.addEventListener("blur", () => this.forget());
     root.addEventListener("click", (event) => {
       const box = this.boxOf(event);
       const isTouch = (event as PointerEvent).pointerType === "touch";
-      // Touch has no hover: the first tap shows the tooltip, the second zooms in.
+      // Touch screens have no hover: the first tap shows the tooltip, the second zooms in.
       if (isTouch && box >= 0 && box !== this.chosen) this.tell(box, event.clientX, event.clientY);
       else this.press(box);
     });
@@ -103,7 +103,7 @@ export class Tree {
     this.tip.hide();
   }
 
-  /** Zooms into a box, or into the one around it if it is empty. Pressing the box that fills the figure zooms out. */
+  /** Zoom into a box, or into its parent if it is a leaf. Pressing the box that fills the figure zooms out. */
   private press(box: number): void {
     if (box < 0) return;
     const into = this.inside.has(box) ? box : this.around[box];

@@ -1,4 +1,4 @@
-/** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
+/** The training page: picture, findings, the selected cell, and keyboard navigation. */
 
 import { el } from "../dom.ts";
 import { grouped } from "../format.ts";
@@ -24,12 +24,12 @@ const KEYS: [string, string][] = [
   ["?", "these keys"],
 ];
 
-/** Shows the loop that stands as JSON in `root`. */
+/** Show the training run whose JSON is in `root`. */
 export function showLoop(root: HTMLElement): void {
   const content = root.querySelector('script[type="application/json"]');
   const loop = readLoop(content?.textContent ?? "", root.dataset.title ?? "Training loop");
   const host = root.querySelector(".moving") as HTMLElement;
-  const shadow = host.attachShadow({ mode: "open" }); // a notebook's style sheet stays outside
+  const shadow = host.attachShadow({ mode: "open" }); // keeps out a notebook's style sheet
   followAround(root);
   root.dataset.ready = "";
   shadow.append(el("style", {}, style), new Page(root, new State(loop)).root);
@@ -142,7 +142,7 @@ class Page {
     this.show();
   }
 
-  /** The room between the heat map, of so many lines, and what is above and below it. */
+  /** Divide the height between a heat map of this many lines and the parts above and below it. */
   private divide(lines: number): void {
     const { state, picture } = this;
     this.frame = frameOf(picture.clientWidth, picture.clientHeight, state.loop.looks.length / 2, lines);
@@ -152,7 +152,7 @@ class Page {
     state.reveal();
   }
 
-  /** Does something to the state, and shows what came of it. */
+  /** Change the state, and update the page. */
   private change(act: () => void): void {
     act();
     this.ask();
@@ -167,7 +167,7 @@ class Page {
   private show(): void {
     this.asked = false;
     const { state } = this;
-    this.divide(state.lines.length); // which folding changes
+    this.divide(state.lines.length); // the folding depth changes it
     const { frame } = this;
     draw(this.base, this.outside, state, frame);
     drawChosen(this.above, this.outside, state, frame);
@@ -177,7 +177,7 @@ class Page {
     this.findings.mark();
     const line = state.lines[state.line];
     const chosen = `${state.step} ${state.measure} ${state.depth} ${line?.name}`;
-    if (chosen === this.chosen) return; // zoomed, or moved
+    if (chosen === this.chosen) return; // zoomed or scrolled
     this.chosen = chosen;
     showCell(this.cell, state);
     showBackward(this.backward, state, this.opens, (text) => this.copy(text));
@@ -207,7 +207,7 @@ class Page {
     this.tip.style.top = `${py > box.height - 50 ? py - 30 : py + 14}px`;
   }
 
-  /** A click chooses a cell, and dragging those under the pointer. */
+  /** Select a cell by a click, or the cells under the pointer while dragging. */
   private drag(event: PointerEvent): void {
     if (event.button !== 0) return;
     const { state, frame, picture } = this;
@@ -279,7 +279,7 @@ class Page {
     this.change(act);
   }
 
-  /** Whether a kernel is there that opens the chosen step's backward. */
+  /** True if a kernel can open the selected step's backward. */
   private get opens(): boolean {
     return (this.outside.dataset.live ?? "").split(" ").includes(String(this.state.step));
   }
@@ -291,6 +291,6 @@ class Page {
 
   private copy(text: string): void {
     const done = () => (this.aloud.textContent = `Copied: ${text}`);
-    navigator.clipboard?.writeText(text).then(done, () => {}); // the text stands there to be selected, too
+    navigator.clipboard?.writeText(text).then(done, () => {}); // the text can also be selected by hand
   }
 }

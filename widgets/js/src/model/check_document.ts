@@ -1,11 +1,11 @@
-/** Whether what was read is a deck's document in itself: each index leads somewhere, so that the views can trust it. */
+/** Validation of a deck's document: every index must be in range, because the views do not check again. */
 
 import { CATEGORIES, type Clock, type Curve, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
 
-/** A document that cannot be shown, with the reason as a sentence. */
+/** Error for a document that cannot be shown; its message is a sentence. */
 export class DocumentError extends Error {}
 
-/** What a column's numbers are indices of; "number" for those that are none. With "?", NONE stands for nothing. */
+/** The table that a column's indices refer to; "number" for plain numbers. With "?", the column may contain NONE. */
 type Refers = "task" | "device" | "text" | "form" | "meta" | "call" | "line" | "number";
 type Columns = Record<string, Refers | `${Refers}?`>;
 
@@ -29,7 +29,7 @@ const PHASES = ["forward", "backward", "optimizer"];
 
 type Counts = Record<Refers, number>;
 
-/** Throws DocumentError. */
+/** Check a document that was read. Throw DocumentError if it is damaged. */
 export function checkDocument(content: unknown): DeckDocument {
   const found = content as Partial<DeckDocument> | null;
   if (typeof found !== "object" || found === null || found.format !== FORMAT) {
@@ -52,7 +52,7 @@ export function checkDocument(content: unknown): DeckDocument {
     checkAll(found as DeckDocument);
   } catch (error) {
     if (error instanceof DocumentError) throw error;
-    throw damaged("something in it is not what it should be"); // a list that is none, a record without its fields
+    throw damaged("something in it is not what it should be"); // not a list, or a record with missing fields
   }
   return found as DeckDocument;
 }
@@ -113,7 +113,7 @@ function checkIndices(values: readonly number[], refers: Refers | `${Refers}?`, 
   }
 }
 
-/** An edge, or a root, leads to one of the gradients that its task takes. */
+/** Check that each edge and each root refers to an existing input of its task. */
 function checkInputs({ tasks, edges, roots, forms }: DeckDocument): void {
   const check = (task: number, input: number) => {
     const form = forms[tasks.takes[task]];
