@@ -41,7 +41,7 @@ export function drawLanes(context: CanvasRenderingContext2D, picture: Picture, i
   });
 }
 
-/** Draw the bars; tasks too narrow to distinguish share one bar. */
+/** Return the path of the bars; tasks too narrow to distinguish share one bar. */
 function bars(axis: Axis, { places }: Lane, top: number): Path2D {
   const path = new Path2D();
   let [from, to] = [NaN, NaN];

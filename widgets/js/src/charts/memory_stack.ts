@@ -40,7 +40,6 @@ export interface Stack {
   ownScale: boolean;
 }
 
-/** The same as paths. */
 /** Return whether another policy's level differs enough for its own line. */
 export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
   return Math.abs(other.peak.bytes - shown.peak.bytes) >= DIFFERENT * shown.peak.bytes;

@@ -1,4 +1,4 @@
-/** Below the graph: what its signs mean, and the buttons of the camera and of the export. */
+/** The strip below the graph: the legend of its signs, and the buttons for the camera and the export. */
 
 import { el, svg } from "../dom.ts";
 import { mirrorMarks, signsOf } from "../model/recompute.ts";
@@ -11,7 +11,7 @@ import type { Reach } from "./upstream_downstream.ts";
 
 export interface StripActions {
   zoom(factor: number): void;
-  /** Closes all boxes, or opens all. */
+  /** Open all boxes, or close all. */
   fold(all: boolean): void;
 
   save(kind: "svg" | "png", what: "seen" | "whole"): void;
@@ -28,7 +28,7 @@ export class Strip {
   private readonly groups: HTMLButtonElement;
   private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
-  /** Of mirroring; nothing where it was not. */
+  /** Legend of the recompute signs; empty without recomputation. */
   private readonly signs = el("span", { class: "signs" });
   private signed = "";
 
@@ -115,7 +115,7 @@ const CHOICES = [
   ["png", "whole", "PNG of the whole graph"],
 ] as const;
 
-/** A button with a menu: arrows move in it, Escape and any click elsewhere close it. */
+/** Create a button with a menu: arrow keys move in it; Escape and clicks elsewhere close it. */
 function exportMenu(actions: StripActions): HTMLElement {
   const items = CHOICES.map(([kind, what, title]) => {
     const item = el("button", { type: "button", role: "menuitem", tabindex: "-1", "data-save": `${kind} ${what}` }, title);

@@ -1,4 +1,4 @@
-/** What tooltips, and the list for screen readers, say of tasks and boxes. */
+/** Texts about tasks and boxes for tooltips and the list for screen readers. */
 
 import type { PlacedBox, PlacedStub } from "../layout/layout_types.ts";
 import { markSays } from "../model/recompute.ts";
@@ -18,11 +18,14 @@ const STUBS: Record<PlacedStub["kind"], string> = {
   to: "also goes to",
   from: "also comes from",
 };
-/** Of what is so only at the position that is shown, which a live session has not reached, or under another policy. */
+/**
+ * Additions to states that hold only at the shown position: not reached by the live session yet, or under another
+ * policy.
+ */
 const UNREAL: Record<Unreal, string> = { planned: ", as planned", simulated: ", as simulated", failed: "" };
-/** A tooltip names so many tasks at most. */
+/** Maximum number of tasks named in a tooltip. */
 const MOST_NAMED = 6;
-/** Longer names are cut: a tooltip is no place to read them. */
+/** Maximum length of a name in a tooltip. */
 const LONGEST = 160;
 
 export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
@@ -50,7 +53,7 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks, ...hiddenMembers(facts, placed)].join("\n");
 }
 
-/** `group A: 3 of 4 members in layers not shown`: around those there is no outline. */
+/** Return `group A: 3 of 4 members in layers not shown`; those members have no outline. */
 function hiddenMembers({ grouping, scene }: Facts, { box: { layers } }: PlacedBox): string[] {
   if (!layers || !grouping) return [];
   const found = grouping.outlines.of(grouping.direction).flatMap(({ name, tasks }) => {
@@ -61,7 +64,7 @@ function hiddenMembers({ grouping, scene }: Facts, { box: { layers } }: PlacedBo
   return found;
 }
 
-/** `blocks.2 of 4 equal layers, runs`. */
+/** Return `blocks.2 of 4 equal layers, runs`. */
 export function tipOfLayer(facts: Facts, { box }: PlacedBox, layer: number): string {
   const { layers } = box;
   const course = facts.courseOf(box);
@@ -83,7 +86,7 @@ const WIRES: Record<WireState, string> = {
   consumed: "taken",
 };
 
-/** `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
+/** Return `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
 export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64Array): string {
   const { graph } = store;
   const { task, next } = graph.document.edges;
@@ -100,7 +103,7 @@ function unreal(facts: Facts): string {
   return facts.unreal === null ? "" : UNREAL[facts.unreal];
 }
 
-/** `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
+/** Return `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
 export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
@@ -114,7 +117,7 @@ export function stateInWords(facts: Facts, spot: Spot): string {
   return state;
 }
 
-/** `AddmmBackward0 in blocks.1.f2, waiting`. */
+/** Return `AddmmBackward0 in blocks.1.f2, waiting`. */
 export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const { graph } = store;
   const place = cut(graph.parameter(spot.task) || graph.module(spot.task) || graph.document.title);
@@ -126,7 +129,7 @@ export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${marks}${breakpoint}${groups}`;
 }
 
-/** Those of the outlined groups that a task is in. */
+/** Return the outlined groups that contain a task. */
 function groupsOf({ grouping }: Facts, task: number): Outline[] {
   if (!grouping) return [];
   const { outlines, direction } = grouping;
