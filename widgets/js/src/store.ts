@@ -46,7 +46,7 @@ export interface State {
   /** Time under the pointer in the timeline, see model/axis.ts; negative in the forward. */
   hoveredTime: number | null;
   query: string;
-  /** Whether each task matches the query; null without a query. */
+  /** For each task, 1 if it matches the query; null without a query. */
   matches: Uint8Array | null;
   /** True if the search field has the focus; only then tasks that do not match are faded. */
   searching: boolean;

@@ -38,7 +38,7 @@ export interface Facts {
   /** The selected task, or else the running one, which has the ring. -1 for none. */
   ringed: number;
   hovered: number | null;
-  /** Whether the breakpoint of each task and of each closed box is enabled. */
+  /** Tasks and closed boxes with a breakpoint; the value is true if it is enabled. */
   breakpoints: Marks;
   cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
   /** Search matches, also after the search field has lost the focus. */

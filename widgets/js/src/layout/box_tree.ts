@@ -44,7 +44,7 @@ export interface Tree {
   boxOf: Int32Array;
   /** Row of each task in that box, from top to bottom. */
   rankOf: Int32Array;
-  /** Whether each task is drawn as a pill: an AccumulateGrad with an incoming edge. */
+  /** For each task, 1 if it is drawn as a pill: an AccumulateGrad with an incoming edge. */
   pills: Uint8Array;
   /**
    * For each parameter's task, the task beside which its pill is drawn: one in its own module, or else the first that

@@ -18,9 +18,9 @@ export interface DeckDocument {
   devices: string[];
   /** Recorded phases, in order. */
   phases: Phase[];
-  /** Whether tasks keep their saved tensors after running (`retain_graph`, `create_graph`, a recording). */
+  /** True if tasks keep their saved tensors after running (`retain_graph`, `create_graph`, a recording). */
   keeps_graph: boolean;
-  /** Whether the forward's inputs were kept; checking derivatives requires them. */
+  /** True if the forward's inputs were kept; checking derivatives requires them. */
   keeps_inputs?: boolean;
   /** Interned strings; other columns contain indices into this list. */
   texts: string[];
@@ -216,7 +216,7 @@ export interface Memory {
   peak: string;
   /** Times of the forward's events, nanoseconds since the first one; empty if unknown. */
   forward_ns: number[];
-  /** Whether this is a whole training step: it starts with the storages in `before`, and ends after the optimizer. */
+  /** True if this is a whole training step: it starts with the storages in `before`, and ends after the optimizer. */
   step?: boolean;
   /** Rows with the largest bytes × time; see widgets/deck/page_data.py. */
   rows: LifetimeRow[];
@@ -242,7 +242,7 @@ export interface TaskRecord {
   /** Outputs; empty until the task has run. */
   outputs: (Gradient | null)[];
   elapsed_ns: number | null;
-  /** Whether the user edited its inputs. */
+  /** True if the user edited its inputs. */
   edited?: boolean;
   /** Hooks that ran: "tensor hook double_it". Missing if none ran. */
   hooks?: string[];

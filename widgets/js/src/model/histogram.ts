@@ -16,7 +16,7 @@ const LEAST_DECADES = 2;
 export interface Decades {
   least: number;
   most: number;
-  /** Whether some values exceed `most`, which is then the last edge. */
+  /** True if some values exceed `most`, which is then the last edge. */
   isBeyond: boolean;
 }
 

@@ -32,7 +32,7 @@ export interface Steps {
 
 export class MemoryLevels {
   readonly places: number;
-  /** Whether this is the memory of a whole training step, including forward and optimizer. */
+  /** True if this is the memory of a whole training step, including forward and optimizer. */
   readonly isStep: boolean;
   /** Time of each event. */
   readonly times: Float64Array;
@@ -44,7 +44,7 @@ export class MemoryLevels {
   readonly taskLevels: Float64Array;
   /** Bytes of each category at that moment of each place; last, those at the end. */
   readonly categoryLevels: Float64Array[];
-  /** Whether each category has bytes at any time of the backward. */
+  /** For each category, 1 if it has bytes at any time of the backward. */
   readonly used: Uint8Array;
   /** Number of storages alive at any time of the backward. */
   readonly storages: number;

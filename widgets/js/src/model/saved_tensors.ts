@@ -41,7 +41,7 @@ export interface Saved {
   bytes: number;
   /** Name of the parameter, if it is one; else "". */
   parameter: string;
-  /** Whether user code also references it, so that it outlives the backward. */
+  /** True if user code also references it, so that it outlives the backward. */
   held: boolean;
   /** Operation that recomputes it, if it was dropped; else "". */
   madeBy: string;

@@ -29,7 +29,7 @@ export interface Stopped {
   why: "breakpoint" | "watchpoint" | "asked";
 }
 
-/** Whether the breakpoints of a task are enabled, for each task that has one. */
+/** Tasks with a breakpoint; the value is true if one is enabled. */
 export type Marks = ReadonlyMap<number, boolean>;
 
 /** Return the marks. `breakpoints` are those set on tasks, which the kernel may not have confirmed yet. */

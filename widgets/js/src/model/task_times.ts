@@ -12,7 +12,7 @@ export interface Times {
   end: Float64Array;
   /** End of the last task. */
   total: number;
-  /** Whether all durations are known; otherwise the missing ones are estimated. */
+  /** True if all durations are known; otherwise the missing ones are estimated. */
   isWhole: boolean;
   still: NonNullable<Clock["still"]>;
 }

@@ -3,7 +3,7 @@
 /** Vertical positions, pixels from the timeline's top. */
 export interface Bands {
   lanes: { top: number; height: number }[];
-  /** Whether the lanes show their queues. */
+  /** True if the lanes show their queues. */
   hasQueues: boolean;
   memory: { top: number; bottom: number };
   /** The chart below the heading. */

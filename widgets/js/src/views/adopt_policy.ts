@@ -1,4 +1,6 @@
-/** On the tab of another policy, or of a branch, of a live session: what it is, and the way to make it real. */
+/**
+ * Banner on the tab of another policy or branch of a live session: its description, and the button that switches to it.
+ */
 
 import { el } from "../dom.ts";
 import { count, grouped } from "../format.ts";
@@ -14,7 +16,7 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
   button.addEventListener("click", () => {
     if (store.branch) return store.takeBranch();
     store.link?.setPolicy(store.replay.schedule.policy);
-    store.show(0); // what runs on is the session's own order
+    store.show(0); // the session's own order is the one that runs
     store.go(store.state.front);
   });
   return {

@@ -1,4 +1,4 @@
-/** Buttons that change the gradients which wait for the current task of a live session. */
+/** Buttons that edit the gradients in the input buffer of a live session's current task. */
 
 import { el } from "../dom.ts";
 import type { Command, Store } from "../store.ts";
@@ -17,7 +17,7 @@ export function makeEdits(store: Store): Edits {
     made.addEventListener("click", act);
     return made;
   };
-  /** A button with a number of its own. */
+  /** Create a button with a number field. */
   const withNumber = (how: How, says: string, title: string, name: string, first: string) => {
     const input = el("input", { type: "number", step: "any", value: first, "aria-label": name });
     const act = () => {

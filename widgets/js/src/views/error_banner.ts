@@ -1,4 +1,4 @@
-/** What went wrong in a live session, calmly, until it is dismissed. */
+/** Banner with the error of a live session, shown until it is dismissed. */
 
 import { el } from "../dom.ts";
 import type { Status, Store } from "../store.ts";
@@ -41,7 +41,7 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
   };
 };
 
-/** "" where all is well. */
+/** Return the headline; "" without an error. */
 function headline(status: Status, trouble: string): string {
   if (status === "failed") return "The backward has failed.";
   if (status === "closed") return "The session is closed.";

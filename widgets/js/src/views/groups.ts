@@ -1,4 +1,6 @@
-/** Below the graph, while groups are outlined: which there are, what they would save, and what was refused and why. */
+/**
+ * The list below the graph while groups are outlined: the groups, their savings, and the refused ones with the reasons.
+ */
 
 import { el } from "../dom.ts";
 import type { Direction } from "../model/document.ts";
@@ -9,9 +11,9 @@ import type { MakeView } from "../view_types.ts";
 import { icon } from "./icons.ts";
 
 const TITLES: Record<Direction, string> = { backward: "backward", forward: "forward", ran: "ran as one" };
-/** More are not listed. */
+/** Maximum number of listed groups. */
 const MOST = 100;
-/** Until the kernel has looked. */
+/** Text until the kernel has searched. */
 const LOOKS = "Looking for products of matrices that could run as one …";
 
 export const makeGroups: MakeView = ({ store, root }, parent) => {
@@ -97,13 +99,13 @@ function costOf({ launches: [before, after], copied }: NonNullable<Outline["cost
   return `${grouped(before)} → ${grouped(after)} ${after === 1 ? "launch" : "launches"}${copies}`;
 }
 
-/** The name of a group in its colour, as it stands in the graph. */
+/** Return the name of a group in its colour, as in the graph. */
 export function nameSign({ name, hue, direction }: Outline): HTMLElement {
   if (!name) return el("span", { class: "gn refused", "aria-hidden": "true" });
   return el("span", { class: `gn ${direction}`, style: `--hue: var(--hue${hue})` }, name);
 }
 
-/** The groups that a task is in, and why it is in none, for the inspector. */
+/** Return the groups that contain a task, and the reasons for refused ones, for the inspector. */
 export function groupSection(store: Store, task: number): HTMLElement[] {
   const around = store.outlines?.around(task) ?? [];
   if (!around.length) return [];

@@ -1,4 +1,4 @@
-/** Everything about one task: what it is, when it runs, where it comes from, its gradients, what it keeps. */
+/** The inspector of one task: description, time, location, gradients and saved tensors. */
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
@@ -19,7 +19,7 @@ import { LongText } from "./text_elements.ts";
 import { paced } from "./throttled_view.ts";
 import { followLinks } from "./task_links.ts";
 
-/** Kinds of nodes that most graphs don't have, in the words of inspector/graph/kinds.py. */
+/** Names of unusual kinds of nodes, as in inspector/graph/kinds.py. */
 const UNUSUAL: Record<string, string> = {
   function: "custom Function",
   copy_slices: "CopySlices (in-place write)",
@@ -99,7 +99,10 @@ export const makeInspector: MakeView = (stage, parent) => {
   return { ...slow, dispose: () => view.remove() };
 };
 
-/** Without inputs a custom Function alone can show something: what it keeps. */
+/**
+ * Return whether a task can be checked. Without the forward's inputs only a custom Function can, for the tensors it
+ * saves.
+ */
 function canCheck({ document, graph }: Store, task: number): boolean {
   return document.keeps_inputs !== false || graph.text(document.tasks.kind[task]) === "function";
 }
@@ -134,12 +137,12 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   facts.replaceChildren(...parts);
 }
 
-/** Every second part stands out. */
+/** Return the parts as text, every second one emphasized. */
 function strong(...parts: string[]): HTMLElement {
   return el("span", {}, ...parts.map((part, index) => (index % 2 ? el("b", {}, part) : part)));
 }
 
-/** How a button that leads to a task is called; "" where there is no way, or no need. */
+/** Return the text of the button that leads to a task; "" if it is unnecessary or impossible. */
 function wayTo(store: Store, task: number): { says: string; title: string } {
   const { replay, state } = store;
   const place = replay.place[task];

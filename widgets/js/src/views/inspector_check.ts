@@ -1,4 +1,4 @@
-/** Whether a task's backward is that of its forward, where somebody has asked. */
+/** Result of comparing a task's backward with its forward, if requested. */
 
 import { el } from "../dom.ts";
 import type { Check } from "../model/document.ts";

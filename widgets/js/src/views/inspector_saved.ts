@@ -1,4 +1,4 @@
-/** What a task keeps from the forward. */
+/** Saved tensors of a task. */
 
 import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
@@ -6,7 +6,7 @@ import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved_te
 import type { Store } from "../store.ts";
 import { grouped, shape, size } from "../format.ts";
 
-/** More are not listed. */
+/** Maximum number of listed tensors. */
 const MOST = 40;
 
 export function savedSection(store: Store, task: number): HTMLElement[] {

@@ -1,4 +1,7 @@
-/** Has the memory of a large graph predicted, which is not done unasked: it takes a while, in which no task can run. */
+/**
+ * Button that requests a prediction of a large graph's memory. It takes a while, during which no task can run, so it
+ * needs a request.
+ */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";

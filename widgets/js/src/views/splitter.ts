@@ -1,16 +1,16 @@
-/** The grip between graph and timeline: shares the height between them, and remembers how. */
+/** The handle between graph and timeline. It divides the height between them, and the choice is stored. */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";
 import { bindLetGo } from "./cancel_drag.ts";
 
-/** Pixels. */
+/** Minimum heights, pixels. */
 const LEAST_GRAPH = 190;
 const LEAST_TIMELINE = 230;
 const STEP = 24;
-/** What the graph gets of the height that a window or a page has more. */
+/** Graph's share of additional height. */
 const GRAPH_SHARE = 0.6;
-/** What a second device's lane needs, and each one more. */
+/** Height of a second device's lane, and of each further one. */
 const SECOND_LANE = 26;
 const LANE = 34;
 const KEPT = "tapescope.timeline";
@@ -22,7 +22,7 @@ export const makeGrip: MakeView = (stage, parent) => {
     "aria-label": "share between graph and timeline", title: "Drag, or ↑ ↓: graph or timeline. Double click, or Home: as at first",
   });
   parent.append(grip);
-  /** The height that the reader gave to the timeline; null: as at first. */
+  /** Height of the timeline chosen by the user; null for the default. */
   let wanted: number | null = restored();
 
   const { length } = store.document.devices;
@@ -93,7 +93,7 @@ export const makeGrip: MakeView = (stage, parent) => {
   };
 };
 
-/** Where nothing can be kept, as in a frame without an origin, all is as at first the next time. */
+/** Store the height. If the browser cannot (as in a frame without an origin), the next page starts with the default. */
 function keep(height: number | null): void {
   try {
     if (height === null) localStorage.removeItem(KEPT);

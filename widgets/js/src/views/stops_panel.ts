@@ -1,4 +1,4 @@
-/** All breakpoints and watchpoints, and a field that makes new ones. */
+/** The panel of breakpoints and watchpoints, with a field that adds new ones. */
 
 import { el } from "../dom.ts";
 import { find, typedTask } from "../model/find.ts";
@@ -12,10 +12,10 @@ import { lineName } from "./text_elements.ts";
 import { itemOf } from "./search.ts";
 import { StopRow } from "./stop_row.ts";
 
-/** So many places are offered. */
+/** Maximum number of suggested places. */
 const MOST = 10;
 
-/** What may be watched for, as engine/session/breakpoints/watch_conditions.py has it. */
+/** Conditions of watchpoints, as in engine/session/breakpoints/watch_conditions.py. */
 const CONDITIONS: readonly (readonly [condition: string, says: string])[] = [
   ["nan", "an element is not a number"],
   ["inf", "an element is infinite"],
@@ -37,10 +37,10 @@ export class StopsPanel {
   private readonly input = el("input", { "aria-label": "where, or what for" });
   private readonly error = el("p", { class: "error", role: "alert" });
   private readonly rows = new Map<number, StopRow>();
-  /** The kernel has been asked, and may say why not. */
+  /** True while the kernel may still answer with an error. */
   private asked = false;
 
-  /** `close` takes the panel away, and may give the focus back to where it came from. */
+  /** `close` removes the panel, and may return the focus to where it was. */
   constructor(
     private readonly store: Store,
     private readonly close: (refocus: boolean) => void,
@@ -88,7 +88,7 @@ export class StopsPanel {
     this.show();
   }
 
-  /** As near below its button as the deck's width allows. */
+  /** Place the panel below its button, as close as the deck's width allows. */
   placeBelow(opener: HTMLElement): void {
     const { left, bottom } = opener.getBoundingClientRect();
     const frame = this.element.parentElement!.getBoundingClientRect();
@@ -101,7 +101,7 @@ export class StopsPanel {
     this.input.focus({ preventScroll: true });
   }
 
-  /** What was wrong with what was asked for here is said here. */
+  /** Show an error about a request of this panel. */
   hear(): void {
     const { trouble } = this.store.state;
     if (!this.asked || !trouble) return;

@@ -1,4 +1,6 @@
-/** Start, back, play, step, over and out of a module, to the breakpoint, end; the stops; where the deck stands; how fast it plays. */
+/**
+ * Start, back, play, step, over and out of a module, to the breakpoint, end; breakpoints, the position and the speed.
+ */
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
@@ -7,7 +9,7 @@ import { icon, type IconName } from "./icons.ts";
 import { makeStops } from "./stops_button.ts";
 import { count, grouped, nth } from "../format.ts";
 
-/** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
+/** Duration up to which a live run does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;
 
 export const makeTransport: MakeView = (stage, parent) => {
@@ -63,7 +65,7 @@ export const makeTransport: MakeView = (stage, parent) => {
       }
       if (!hasMoved(changed)) return;
       const { t, front, status } = store.state;
-      const goesOn = status === "stopped" || status === "running"; // one look for both: steps are short
+      const goesOn = status === "stopped" || status === "running"; // the same look for both, because steps are short
       const isOver = store.isLive && t >= front && !goesOn;
       const atEnd = t >= store.replay.length && !(store.isAtFront && goesOn);
       const onward = store.isAtFront ? goesOn : !atEnd;
@@ -89,7 +91,7 @@ export const makeTransport: MakeView = (stage, parent) => {
   };
 };
 
-/** Plays, pauses, or stops what runs in the kernel. */
+/** Play, pause, or stop the kernel's run. */
 export function playOrStop(store: Store): void {
   if (mainAction(store) === "stop") store.link?.stop();
   else store.play();
@@ -102,17 +104,17 @@ function mainAction({ state }: Store): MainAction {
   return state.status === "running" ? "stop" : "play";
 }
 
-/** `the session stands before the 7th`, where what is planned after that is looked at; else "". */
+/** Return `the session stands before the 7th` while a later planned position is shown; else "". */
 export function sessionWords({ isLive, isAhead, state }: Store): string {
   return isLive && isAhead ? `the session stands before the ${nth(state.front + 1)}` : "";
 }
 
-/** A button that can do nothing now says so, but keeps the focus: the next key must still reach the deck. */
+/** Mark a button as disabled but keep its focus, so that the next key still reaches the deck. */
 function quiet(button: HTMLElement, nothing: boolean): void {
   button.setAttribute("aria-disabled", String(nothing));
 }
 
-/** `58th of 144`. */
+/** Create the position display: `58th of 144`. */
 export const makePosition: MakeView = ({ store }, parent) => {
   const view = el("div", { class: "pos" });
   parent.append(view);
@@ -131,7 +133,10 @@ export const makePosition: MakeView = ({ store }, parent) => {
   };
 };
 
-/** Leads back to where a live session stands, or takes it back to what is shown. Both keep their place: no jumping. */
+/**
+ * Create the buttons back to the live session's position and for rewinding it to the shown one. Both keep their space,
+ * so that nothing jumps.
+ */
 export const makePast: MakeView = ({ store }, parent) => {
   if (!store.link) return { update() {}, dispose() {} };
   const now = el("button", { class: "sm", "aria-label": "back to now" }, el("span", {}, "back to "), "now");
@@ -148,7 +153,7 @@ export const makePast: MakeView = ({ store }, parent) => {
     update(changed) {
       if (!hasMoved(changed) && !changed.has("history")) return;
       const { t, front, history } = store.state;
-      now.disabled = !store.isLive || t === front; // that it is out of sight alone would tell nobody: its focus would be lost
+      now.disabled = !store.isLive || t === front; // a merely invisible button would lose its focus without an event
       rewind.disabled = !store.canRewind;
       view.classList.toggle("idle", now.disabled);
       now.title = store.isAhead
@@ -162,7 +167,7 @@ export const makePast: MakeView = ({ store }, parent) => {
   };
 };
 
-/** From so many tasks a second on there is room for what it comes to. */
+/** Speed from which on the actual speed is also shown, tasks per second. */
 const WIDE_FROM = 100;
 
 export const makeSpeed: MakeView = ({ store }, parent) => {
