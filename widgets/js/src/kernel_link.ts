@@ -186,13 +186,13 @@ class KernelLink implements Link {
   private send(content: unknown): void {
     if (tell(this.model, content)) return;
     this.answered();
-    this.gone("This deck's kernel is gone: it was restarted or shut down. Run the cell again.");
+    this.gone("The kernel of this deck was restarted or shut down. Run the cell again.");
   }
 
   private silent(): void {
     this.busy = false;
     this.gone(
-      "The kernel does not answer. If it is busy, the deck goes on when it is free; if it was restarted, run the cell again.",
+      "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
     );
   }
 }

@@ -163,7 +163,7 @@ test("a kernel that is gone is said to be so, and playing ends", async () => {
   model.dead = true;
   store.link?.step(1);
   await taken();
-  assert.match(store.state.trouble, /kernel is gone/);
+  assert.match(store.state.trouble, /restarted or shut down/);
   assert.deepEqual([store.state.playing, store.link?.busy], [false, false]);
 });
 

@@ -459,7 +459,7 @@ test("edges that lead in a circle are refused with a sentence", () => {
       [1, 0],
     ],
   });
-  assert.throws(() => makeTree(graph), /damaged: its edges lead in a circle/);
+  assert.throws(() => makeTree(graph), /damaged: its edges form a cycle/);
 });
 
 test("texts of any length fit, and are cut between characters", () => {

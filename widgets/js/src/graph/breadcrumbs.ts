@@ -6,7 +6,7 @@ import { HEADER_HEIGHT } from "./draw_box.ts";
 import type { Scene } from "./scene.ts";
 
 export class Crumbs {
-  readonly element = el("nav", { class: "crumbs", "aria-label": "modules around what is in view" });
+  readonly element = el("nav", { class: "crumbs", "aria-label": "modules around the visible part" });
   private shown: readonly PlacedBox[] = [];
 
   /** `close` is called when a crumb is clicked. */

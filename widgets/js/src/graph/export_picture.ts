@@ -17,7 +17,7 @@ const SHARPNESS = 2;
 /** Longest side of a PNG; browsers refuse larger canvases. */
 const LONGEST_SIDE = 16_000;
 const MOST_PIXELS = 120_000_000;
-const REFUSED = "the browser has no memory for a picture of this size, an SVG may do";
+const REFUSED = "the browser cannot allocate a picture of this size; try SVG instead";
 /** Margin around the whole graph, pixels. */
 const MARGIN = 16;
 /** Height of the line that explains the signs, pixels. */

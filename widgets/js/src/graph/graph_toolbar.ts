@@ -19,7 +19,7 @@ export interface StripActions {
 
 const ZOOM_STEP = 1.4;
 const GROUPS = "Products that could run as one (M)";
-const NO_GROUPS = "Which products could run as one was not looked for while their factors were there";
+const NO_GROUPS = "Groups of products are unknown: nobody searched for them while their factors were in memory";
 
 export class Strip {
   readonly element: HTMLElement;
@@ -39,7 +39,7 @@ export class Strip {
     this.follow = button("follow", "Follow the running task (G)", icon("follow"), () =>
       store.update({ camera: "follow" }),
     );
-    this.fit = button("fit", "As at first: folded until it fits (F)", icon("fit"), () => store.update({ camera: "fit" }));
+    this.fit = button("fit", "Initial view, folded until it fits (F)", icon("fit"), () => store.update({ camera: "fit" }));
     const shut = button("fold all", "Fold all (⇧[)", icon("fold"), () => actions.fold(true));
     const open = button("unfold all", "Unfold all (⇧])", icon("unfold"), () => actions.fold(false));
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
@@ -109,9 +109,9 @@ function button(name: string, title: string, picture: SVGElement, act: () => voi
 }
 
 const CHOICES = [
-  ["svg", "seen", "SVG of what is seen"],
+  ["svg", "seen", "SVG of the visible part"],
   ["svg", "whole", "SVG of the whole graph"],
-  ["png", "seen", "PNG of what is seen"],
+  ["png", "seen", "PNG of the visible part"],
   ["png", "whole", "PNG of the whole graph"],
 ] as const;
 

@@ -73,17 +73,17 @@ export function tipOfLayer(facts: Facts, { box }: PlacedBox, layer: number): str
   const isPinned = facts.layers.get(box.id) === layer;
   const which = layers.titles[layer] === layers.titles[layer && layer - 1] || layers.count === 1 ? `, ${grouped(layer)}` : "";
   const said = `${cut(layers.titles[layer])}${which}: ${LAYER_STATES[state]}`;
-  return `${isPinned ? "let go of" : "show"} ${said}\none of ${count(layers.count, "equal layer")}`;
+  return `${isPinned ? "unpin" : "show"} ${said}\none of ${count(layers.count, "equal layer")}`;
 }
 
-const LAYER_STATES = { waiting: "waits", begun: "has begun", running: "runs", done: "done" } as const;
+const LAYER_STATES = { waiting: "waits", begun: "started", running: "runs", done: "done" } as const;
 
 const WIRES: Record<WireState, string> = {
   "not yet": "not computed yet",
-  out: "made by the task that runs",
+  out: "computed by the running task",
   waits: "waits",
-  into: "taken by the task that runs",
-  consumed: "taken",
+  into: "read by the running task",
+  consumed: "consumed",
 };
 
 /** Return `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
@@ -103,7 +103,7 @@ function unreal(facts: Facts): string {
   return facts.unreal === null ? "" : UNREAL[facts.unreal];
 }
 
-/** Return `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
+/** Return `waiting, 1 of 2 inputs have arrived${planned}`; `ready, place 3 in the queue`. */
 export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
@@ -112,7 +112,7 @@ export function stateInWords(facts: Facts, spot: Spot): string {
   if (state === "ready") return (place ? `ready, place ${place} in the queue` : state) + planned;
   const waits = facts.scene.graph.waits[spot.task];
   if (state === "waiting" && waits > 1) {
-    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs are here${planned}`;
+    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs have arrived${planned}`;
   }
   return state;
 }

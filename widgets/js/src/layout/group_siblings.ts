@@ -105,7 +105,7 @@ export class Settling {
         typeof child === "number" || !onCircle[index] ? [child] : piecesOf(child),
       );
       if (pieces.length === children.length && pieces.every((piece, index) => piece === children[index])) {
-        throw new DocumentError("This deck's data is damaged: its edges lead in a circle.");
+        throw new DocumentError("This deck's data is damaged: its edges form a cycle.");
       }
       children = pieces.sort((a, b) => firstTask(a) - firstTask(b));
     }

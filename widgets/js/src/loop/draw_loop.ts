@@ -119,7 +119,7 @@ function drawLoss(drawing: Drawing): void {
   const { optimizers } = state.loop;
   const median = optimizers.length > 1 ? "thick: median of 7" : "";
   heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");
-  if (!scale) return void write(pen, "no step had a loss", frame.left + 4, frame.lossTop + 40, c.ink3);
+  if (!scale) return void write(pen, "no loss was recorded", frame.left + 4, frame.lossTop + 40, c.ink3);
   const more = optimizers.length - MOST_NAMED;
   const keys: [name: string, colour: string, thick: number][] =
     optimizers.length > 1
@@ -141,7 +141,7 @@ function drawRates(drawing: Drawing): void {
   pen.fillRect(0, frame.rateTop - 3, frame.width, 1);
   const scale = curve(drawing, state.loop.learning_rates, { top: frame.rateTop + 10, height: RATE - 22, wish: "linear" });
   heading(drawing, frame.rateTop + 14, "Learning rate");
-  if (!scale) write(pen, "no optimizer has stepped", frame.left + 4, frame.rateTop + 20, c.ink3);
+  if (!scale) write(pen, "no optimizer step was recorded", frame.left + 4, frame.rateTop + 20, c.ink3);
 }
 
 function drawKey({ pen, c, state, frame }: Drawing, [low, high]: readonly [number, number]): void {
@@ -163,7 +163,7 @@ function drawKey({ pen, c, state, frame }: Drawing, [low, high]: readonly [numbe
   pen.strokeStyle = c.warn;
   pen.lineWidth = 1.5;
   pen.strokeRect(x + 0.5, y - 4.5, 11, 9);
-  x += 17 + write(pen, "10 × its usual", x + 17, y, c.ink2) + 20;
+  x += 17 + write(pen, "10 × the median", x + 17, y, c.ink2) + 20;
   if (!state.loop.skipped.size || x + 90 > right) return;
   pen.strokeStyle = c.line2;
   pen.lineWidth = 1;
@@ -182,7 +182,7 @@ function drawHeat(drawing: Drawing): void {
   const [low, high] = decades(cells);
   const strange = outliers(cells, columns.count);
   if (!state.numbers.spans.length || !lines.length) {
-    write(pen, "no step has been measured", frame.left + 4, frame.heatTop + 16, c.ink3);
+    write(pen, "no step was measured", frame.left + 4, frame.heatTop + 16, c.ink3);
     return;
   }
   drawKey(drawing, [low, high]);

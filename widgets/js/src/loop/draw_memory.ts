@@ -90,7 +90,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
   write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
-  const said = `as step ${grouped(seen)} had it; without what operators need while they run`;
+  const said = `at step ${grouped(seen)}; without the workspace of operators`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
   const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
   [...HELD].reverse().forEach(([colour, name], at) => {

@@ -13,15 +13,15 @@ import { pooled, type Measure } from "./heat_map.ts";
 
 const MEASURES: Measure[] = ["gradient norm", "update ratio"];
 const KEYS: [string, string][] = [
-  ["← →", "a column back, or on; with ⇧ ten"],
-  ["↑ ↓", "a module up, or down"],
+  ["← →", "previous, next column; ten with ⇧"],
+  ["↑ ↓", "previous, next module"],
   ["Home End", "first step, last step"],
-  ["N P", "next finding, the one before"],
-  ["+ −", "fewer steps, more; 0 all of them. Also the wheel, ⇧ wheel moves"],
-  ["[ ]", "fold modules, unfold them"],
+  ["N P", "next, previous finding"],
+  ["+ −", "fewer steps, more steps, all steps; the wheel zooms, ⇧ wheel moves"],
+  ["[ ]", "fold, unfold modules"],
   ["U", "gradient norm, or update ratio"],
-  ["↵", "opens the chosen step's backward, or says how"],
-  ["?", "these keys"],
+  ["↵", "open the selected step's backward, or show how"],
+  ["?", "show these keys"],
 ];
 
 /** Show the training run whose JSON is in `root`. */
@@ -70,11 +70,11 @@ class Page {
       {},
       el("b", { class: "title" }, loop.title),
       this.where,
-      el("div", { class: "tabs", role: "group", "aria-label": "what the heat map shows" }, ...this.tabs),
+      el("div", { class: "tabs", role: "group", "aria-label": "quantity of the heat map" }, ...this.tabs),
       el("span", { class: "size" }, size),
       el("div", { class: "tools" }, ...this.tools()),
     );
-    const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys choose a cell.";
+    const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys select a cell.";
     this.picture = el(
       "div",
       { class: "picture", tabindex: "0", role: "application", "aria-label": label, "data-lm-suppress-shortcuts": "true" },
@@ -92,7 +92,7 @@ class Page {
   private tools(): HTMLElement[] {
     const { state } = this;
     const tools: [string, string, () => void][] = [
-      ["▲", "Finding before (P)", () => state.chooseBy(-1)],
+      ["▲", "Previous finding (P)", () => state.chooseBy(-1)],
       ["▼", "Next finding (N)", () => state.chooseBy(1)],
       ["−", "More steps (−)", () => state.zoom(2, state.step)],
       ["+", "Fewer steps (+)", () => state.zoom(0.5, state.step)],

@@ -53,9 +53,9 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
     list.append(made);
     return made;
   });
-  if (!findings.length) list.append(el("p", {}, "Nothing was found."));
+  if (!findings.length) list.append(el("p", {}, "No findings."));
   for (const note of sentences.slice(1)) list.append(el("p", { class: "soft" }, note));
-  const count = findings.length ? `${grouped(findings.length)}, N goes to the next` : "";
+  const count = findings.length ? `${grouped(findings.length)}, N selects the next` : "";
   const root = el("section", { class: "all" }, el("h2", {}, "Findings", el("span", {}, count)), list);
   const mark = () =>
     buttons.forEach((button, number) => {
@@ -83,7 +83,7 @@ export function showCell(host: HTMLElement, state: State): void {
   host.textContent = "";
   const { loop, step, numbers } = state;
   const line = state.lines[state.line];
-  if (!line) return void host.append(el("p", {}, "No step has been measured."));
+  if (!line) return void host.append(el("p", {}, "No step was measured."));
   const name = titleOf(loop, line.name);
   const many = line.modules.length > 1 ? `, the largest of ${line.modules.length} modules` : "";
   host.append(el("h3", {}, `step ${grouped(step)} · ${name}`));
@@ -96,7 +96,7 @@ export function showCell(host: HTMLElement, state: State): void {
   const usual = state.usual(line);
   const value = state.row < 0 ? ABSENT : worst(numbers, state.row, line.modules);
   const times = Number.isFinite(value) && value > 0 && value / usual >= 2 ? `, now ${said(Number((value / usual).toPrecision(2)))} ×` : "";
-  row(host, `usual ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
+  row(host, `median ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
   updates(host, state, line.modules);
   const [losses, rates] = [loop.losses, loop.learning_rates].map((values) =>
     loop.optimizers.map((_, each) => (at < 0 ? NO_SCALAR : values[at * loop.optimizers.length + each])),
@@ -106,7 +106,7 @@ export function showCell(host: HTMLElement, state: State): void {
     row(host, `loss${of}`, said(losses[each]), losses[each] !== NO_SCALAR && isBad(losses[each]) ? "bad" : "");
     row(host, `learning rate${of}`, said(rates[each]));
   });
-  if (at >= 0 && loop.skipped.has(at)) row(host, "its update", "none: the gradient scaler left the step out");
+  if (at >= 0 && loop.skipped.has(at)) row(host, "update", "none: the gradient scaler skipped the step");
   host.append(spark(numbers, line.modules, state));
 }
 
@@ -166,7 +166,7 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   host.append(el("h2", {}, `The backward of step ${grouped(step)}`));
   if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${grouped(step)} `, el("kbd", {}, "↵")));
   if (folder !== undefined) {
-    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
+    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box recorded it. To replay it in a terminal and see what was wrong:"));
     command(host, `tapescope replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
     if (opens) return;
     host.append(el("p", {}, "In a notebook, as a deck:"));
@@ -176,14 +176,14 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   if (opens) return void host.append(el("p", {}, "It was recorded, with its memory."));
   const nearest = [...loop.kept.keys()].sort((one, other) => Math.abs(one - step) - Math.abs(other - step))[0];
   const why = loop.black_box
-    ? "It is not kept: the black box keeps bad steps, the first of several in a row."
-    : "It is not kept: this loop ran without a black box.";
+    ? "It was not recorded: the black box records bad steps, and only the first of several in a row."
+    : "It was not recorded: this loop ran without a black box.";
   host.append(el("p", {}, why));
   if (nearest !== undefined) {
-    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${grouped(nearest)}, which is kept`);
+    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${grouped(nearest)}, which was recorded`);
     host.append(go);
   } else if (!loop.black_box) {
-    host.append(el("p", {}, "A loop that keeps its bad steps:"));
+    host.append(el("p", {}, "To record bad steps:"));
     command(host, 'ts.training(model, optimizer, black_box="black_box")', copied);
   }
 }

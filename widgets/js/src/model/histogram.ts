@@ -117,6 +117,6 @@ export function summary({ bins = [], first_bin: first = 0, zero = 0 }: Gradient,
   const zeros = zero ? `; ${grouped(zero)} exact zeros, the bar in the middle` : "";
   return (
     `${grouped(total)} values. The axis is logarithmic on both sides of zero, from ±${power(decades.least)} to ` +
-    `±${power(decades.most)}, with two bars a power of ten: ${all}${zeros}`
+    `±${power(decades.most)}, with two bars per power of ten: ${all}${zeros}`
   );
 }

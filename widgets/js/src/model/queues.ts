@@ -135,7 +135,7 @@ export function heldUp(replay: Replay, t: number, queue: DeviceQueue, others: re
 const BEHIND: Record<string, string> = {
   heap: "tasks created later",
   bfs: "tasks that were ready before it",
-  dfs: "tasks that got ready after it",
+  dfs: "tasks that became ready after it",
 };
 
 /**

@@ -95,19 +95,19 @@ export function keptBytes(all: readonly Saved[]): number {
 export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
-  if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
+  if (saved.sameAs) return `shares its bytes with ${saved.sameAs}`;
   if (saved.madeBy && saved.first >= t) {
     const when = saved.first === NEVER ? "if it runs" : `as the ${nth(saved.first + 1)} runs${planned(replay, saved)}`;
-    return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
+    return `dropped, recomputed by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
   }
-  if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
-  if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
+  if (replay.graph.document.keeps_graph) return `kept: the graph is retained${sharers(replay, saved, "also saved")}`;
+  if (saved.last === NEVER) return "kept to the end: a task that saves it does not run";
   const freed = isFreed(replay, saved, t);
   const when = `${freed ? "freed by" : "freed after"} the ${nth(saved.last + 1)}`;
-  return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
+  return when + sharers(replay, saved, freed ? "was also saved" : "also saved");
 }
 
-/** Return the predicted recomputation, `, in 0.65 ms as planned, with 2 others`; "" without a plan. */
+/** Return the predicted recomputation, `, in 0.65 ms as planned, with 2 others on the way`; "" without a plan. */
 function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
   const row = replays?.storage.indexOf(storage) ?? NONE;
   if (!replays || row === NONE) return "";
@@ -115,7 +115,7 @@ function planned({ schedule: { replays } }: Replay, { storage }: Saved): string 
   return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
 }
 
-/** Return `, also kept by Relu, 3rd, and 2 more`, or "". */
+/** Return `, also saved by Relu, 3rd, and 2 more`, or "". */
 function sharers(replay: Replay, { others }: Saved, kept: string): string {
   if (!others.length) return "";
   const [first, ...more] = others;

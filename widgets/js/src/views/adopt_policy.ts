@@ -31,8 +31,8 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
       button.disabled = status === "running";
       const forked = branch?.parent ? `, forked after ${grouped(branch.forked_at)}` : "";
       says.textContent = branch ? `${count(branch.ran, "task")} ran${forked}` : "simulated from the start";
-      button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
-      button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
+      button.textContent = branch ? "continue from this branch" : `run on under ${shown(policy)}`;
+      button.title = branch ? branch.text : `Continue the session under this policy: ${title}`;
     },
     dispose: () => view.remove(),
   };

@@ -30,14 +30,14 @@ export function makeEdits(store: Store): Edits {
     });
     return el("span", { class: "pair" }, button(how, says, title, act), input);
   };
-  const restore = button("restore", "restore", "Put back what was there before", () => ask("restore"));
+  const restore = button("restore", "restore", "Restore the previous gradients", () => ask("restore"));
   const element = el(
     "div",
-    { class: "acts edits", role: "group", "aria-label": "change the gradients that wait" },
+    { class: "acts edits", role: "group", "aria-label": "edit the gradients in the input buffer" },
     el("span", { class: "quiet" }, "edit"),
-    button("zero", "zero", "Make the gradients that wait zero", () => ask("zero")),
-    withNumber("scale", "×", "Multiply the gradients that wait by this", "factor", "0.1"),
-    withNumber("clip", "clip", "Scale them so that their norm is at most this", "largest norm", "1"),
+    button("zero", "zero", "Set the gradients in the input buffer to zero", () => ask("zero")),
+    withNumber("scale", "×", "Multiply the gradients in the input buffer by this", "factor", "0.1"),
+    withNumber("clip", "clip", "Scale the gradients in the input buffer to at most this norm", "largest norm", "1"),
     restore,
   );
   return {

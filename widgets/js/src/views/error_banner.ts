@@ -45,10 +45,10 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
 function headline(status: Status, trouble: string): string {
   if (status === "failed") return "The backward has failed.";
   if (status === "closed") return "The session is closed.";
-  return trouble ? "That did not work." : "";
+  return trouble ? "The command failed." : "";
 }
 
 function after(store: Store): string {
   const [ran, all] = [store.state.front, store.replayOf(0).length].map(grouped);
-  return `What has run is still here: ${ran} of ${all} tasks.`;
+  return `The ${ran} of ${all} tasks that have run can still be inspected.`;
 }

@@ -337,7 +337,7 @@ class GraphView implements View {
   private describe(): void {
     const { title } = this.store.document;
     const what = `graph of the backward of ${title}: ${count(this.store.graph.count, "task")}`;
-    const how = "Tab goes to the list of what is in view, arrows move in it.";
+    const how = "Tab moves to the list of visible tasks and modules, arrow keys move in it.";
     this.canvas.setAttribute("aria-label", `${what}. ${how}`);
   }
 

@@ -14,7 +14,7 @@ const TITLES: Record<Direction, string> = { backward: "backward", forward: "forw
 /** Maximum number of listed groups. */
 const MOST = 100;
 /** Text until the kernel has searched. */
-const LOOKS = "Looking for products of matrices that could run as one …";
+const LOOKS = "Searching for matrix products that could run as one …";
 
 export const makeGroups: MakeView = ({ store, root }, parent) => {
   const choices = el("span", { class: "tabs", role: "group", "aria-label": "groups of" });
@@ -85,7 +85,7 @@ function rowOf(outline: Outline): HTMLElement {
   const row = el("button", { class: "gp", "data-group": String(index), title: product });
   const sign = nameSign(outline);
   if (!cost) {
-    const what = direction === "ran" ? "by itself: " : "not joined: ";
+    const what = direction === "ran" ? "ran alone: " : "not joined: ";
     row.append(sign, el("span", { class: "n" }, what, title), el("span", { class: "m" }, where));
     return row;
   }
@@ -112,7 +112,7 @@ export function groupSection(store: Store, task: number): HTMLElement[] {
   const items = around.map((outline) => {
     const row = el("button", { class: "gp", "data-group": String(outline.index) }, nameSign(outline));
     const { cost, direction } = outline;
-    const title = cost ? outline.title : direction === "ran" ? "ran by itself" : `not joined in the ${direction}`;
+    const title = cost ? outline.title : direction === "ran" ? "ran alone" : `not joined in the ${direction}`;
     const where = outline.cost ? `${TITLES[outline.direction]}, ${outline.where}` : outline.where;
     row.append(el("span", { class: "n" }, title), el("span", { class: "m" }, where));
     row.addEventListener("click", () => store.pickGroup(outline));

@@ -29,7 +29,7 @@ const UNUSUAL: Record<string, string> = {
   error: "raises when run",
 };
 
-const CREATED = "Nodes are numbered as the forward creates them; Python takes this number for the task";
+const CREATED = "Nodes are numbered in the order of their creation; Python accepts this number for the task";
 const NO_INPUTS = "Needs the forward's inputs: %%tapescope --keep-inputs, or ts.capture(keep_inputs=True)";
 
 export const makeInspector: MakeView = (stage, parent) => {
@@ -133,7 +133,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", nanoseconds(elapsed)));
   const replayed = replayTimes(replay, task);
-  if (replayed) parts.push(strong("replays: ", replayed));
+  if (replayed) parts.push(strong("recomputation: ", replayed));
   facts.replaceChildren(...parts);
 }
 
@@ -149,7 +149,7 @@ function wayTo(store: Store, task: number): { says: string; title: string } {
   const isToCome = store.isLive && place > state.front;
   if (place === NEVER || (place === state.t && !isToCome)) return { says: "", title: "" };
   if (!isToCome) {
-    return { says: `go to the ${nth(place + 1)}`, title: "Show the moment before it runs" };
+    return { says: `go to the ${nth(place + 1)}`, title: "Show the position before it runs" };
   }
   const runs = state.status === "stopped";
   return { says: runs ? "run to it" : "", title: "Run the session until this task is next" };

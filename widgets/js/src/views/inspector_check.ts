@@ -11,7 +11,7 @@ export function checkSection(store: Store, task: number): HTMLElement[] {
   const check: Check | undefined = store.state.checks[task];
   if (!check && !isAsked) return [];
   const found = isAsked ? "pending" : verdictOf(check!);
-  const said = { pending: "checking…", ok: "right", but: "right, but", wrong: "wrong", unknown: "can't tell" }[found];
+  const said = { pending: "checking…", ok: "right", but: "right, but", wrong: "wrong", unknown: "undecided" }[found];
   const signs = { pending: [], ok: ["check"], but: ["warning"], wrong: ["warning"], unknown: [] } as const;
   const sign = signs[found].map((name) => icon(name, 14));
   const heading = el("h4", {}, "Check", el("span", { class: "verdict" }, ...sign, said));

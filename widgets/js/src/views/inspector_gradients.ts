@@ -23,7 +23,7 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const sections = [first];
   if (isHere && store.record(task)?.edited) {
     first.dataset.edited = "true";
-    first.querySelector("h4")?.append(el("b", { class: "chip", title: "Changed by hand" }, "edited"));
+    first.querySelector("h4")?.append(el("b", { class: "chip", title: "Edited by hand" }, "edited"));
   }
   if (graph.leaf[task]) return sections;
   const given = gives(store, task, store.record(task)?.outputs.length ?? 0);
@@ -88,7 +88,7 @@ function gives({ graph, document }: Store, task: number, least: number): (number
 /** Return the reason why a computed gradient has no record. */
 function absent(store: Store, task: number, input: boolean): string {
   const { state } = store;
-  if (store.branch) return "kept with the branch";
+  if (store.branch) return "recorded on another branch";
   const place = store.replayOf(0).place[task];
   if (place < state.front) return "not recorded";
   const waits = input && store.replayOf(0).readyAt[task] <= state.front;
@@ -109,7 +109,7 @@ function item(
 ): HTMLElement {
   const { metas } = store.document;
   const found = gradient ? gradient.meta : meta;
-  if (gradient === null || found === null) return without(name, "no gradient wanted", "");
+  if (gradient === null || found === null) return without(name, "no gradient needed", "");
   const { shape: sizes, dtype, device, bytes } = metas[found];
   const what = el("span", { class: "sh", title: `${shape(sizes)} ${dtype} on ${device}` }, shape(sizes));
   if (dtype !== "float32") what.append(` ${dtype}`);
@@ -138,7 +138,7 @@ function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLEl
   if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
   if (gradient.min === null || gradient.min === undefined) {
     const none = sizes?.includes(0) ? "empty" : "its values were not recorded";
-    lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : none));
+    lines.push(el("div", { class: "s" }, bad.length ? "no finite element" : none));
     return lines;
   }
   const words = (...parts: string[]) => el("div", { class: "s" }, ...parts.map((part) => el("span", {}, part)));

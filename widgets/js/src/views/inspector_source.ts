@@ -41,7 +41,7 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
       el(
         "div",
         { class: "sec", "data-part": "source" },
-        el("h4", {}, "Source", el("span", {}, "line not known")),
+        el("h4", {}, "Source", el("span", {}, "line unknown")),
         said,
       ),
     ];

@@ -102,7 +102,7 @@ function goToSearch(root: HTMLElement): void {
 
 function changeAxis({ store, root, tip }: Stage): void {
   if (store.state.axis === "task" && !timesOf(store.document, store.replay)) {
-    say(root, tip, "when its tasks ran was not recorded");
+    say(root, tip, "the times of its tasks were not recorded");
     return;
   }
   store.update({ axis: store.state.axis === "task" ? "clock" : "task", zoom: WHOLE });
@@ -119,7 +119,7 @@ function goToPeak({ store, root, tip }: Stage): void {
   store.update({ playing: false });
   store.go(levelsOfMemory(memory).peak.place);
   const ahead = sessionWords(store);
-  if (ahead) say(root, tip, `planned: ${ahead}\nArrows look around; “back to now”, or “run to it”`);
+  if (ahead) say(root, tip, `planned: ${ahead}\nArrow keys only change the view; use “back to now” or “run to it”`);
 }
 
 /** Close the innermost open box around the shown task, or open the outermost closed one. */
@@ -130,7 +130,7 @@ function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
     ? around.findLast((each) => !store.state.open.has(each.id))
     : around.find((each) => store.state.open.has(each.id));
   if (!box) {
-    const why = around.length ? "all boxes around this task are" : "no box is around this task: it is";
+    const why = around.length ? "all boxes around this task are" : "no box contains this task: it is";
     say(root, tip, `${why} ${around.length ? (unfold ? "open" : "closed") : "at the top"}`);
     return;
   }

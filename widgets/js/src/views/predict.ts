@@ -21,7 +21,7 @@ export const makePredict: MakeView = ({ store }, parent) => {
     button.hidden = !store.link || seconds === null || store.state.front > 0 || store.state.status !== "stopped";
     button.disabled = asked;
     if (seconds === null) return;
-    const takes = seconds < 1 ? "less than a second" : `some ${Math.round(seconds)} s`;
+    const takes = seconds < 1 ? "less than a second" : `about ${Math.round(seconds)} s`;
     button.textContent = asked ? "predicting…" : `predict memory (${takes})`;
   };
   return {

@@ -79,7 +79,7 @@ function one(stage: Stage): Queues {
     show: () => section.show(),
     mark: () => section.mark(),
     get sum() {
-      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} wait`;
+      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} waiting`;
     },
     fit: () => section.fit(),
     dispose: () => section.dispose(),

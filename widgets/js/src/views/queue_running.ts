@@ -20,7 +20,7 @@ export function showRunning(block: HTMLElement, store: Store, running: number): 
   if (running < 0) {
     const said = unreal ? `${unreal} · the end` : "finished";
     const { isSimulated, ran } = store;
-    const sum = isSimulated ? "nothing of it has run" : `${count(ran, "task")} ${ran === 1 ? "has" : "have"} run`;
+    const sum = isSimulated ? "none of it has run" : `${count(ran, "task")} ${ran === 1 ? "has" : "have"} run`;
     block.replaceChildren(first(glyph(unreal ? "waiting" : "done"), said, ""), second(sum, ""));
     return;
   }

@@ -30,7 +30,7 @@ const LATER = "then, as predicted";
 
 /** The elements of a queue, common to one and to several queues. */
 class Parts {
-  readonly now = el("button", { class: "now", title: "Look at the running task" });
+  readonly now = el("button", { class: "now", title: "Show the running task" });
   readonly header = el("div", { class: "qh" }, ...["", "waits", "runs"].map((title) => el("span", {}, title)));
   readonly list: QueueList;
   private readonly reason = el("span");
@@ -241,11 +241,11 @@ export class OneOfSeveral {
     if (worksOn) return [title(`runs ${replay.nth(worksOn.task)}, ${graph.titles[worksOn.task]}`), line(`for ${nanoseconds(worksOn.left)} more`)];
     if (queue.next < 0) return [title("has run all of its tasks")];
     const next = `${replay.nth(queue.next)}, ${graph.titles[queue.next]}`;
-    if (queue.count) return [title("its turn comes"), line(`with the ${next}`)];
+    if (queue.count) return [title("has ready tasks"), line(`next is the ${next}`)];
     const start = this.clock?.times.start;
     const left = start ? start[replay.place[queue.next]] - start[state.t] : 0;
     // While a session is stepped, all devices stand still until the user continues.
-    return [title(this.stage.store.isLive ? "has nothing to run" : "stands still"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
+    return [title(this.stage.store.isLive ? "has no ready task" : "idle"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
   }
 
   /** Return the busy share of the time, or the progress if times are unknown. */

@@ -19,7 +19,7 @@ export const makeGrip: MakeView = (stage, parent) => {
   const { store, root } = stage;
   const grip = el("div", {
     class: "grip", role: "separator", tabindex: "0", "aria-orientation": "horizontal",
-    "aria-label": "share between graph and timeline", title: "Drag, or ↑ ↓: graph or timeline. Double click, or Home: as at first",
+    "aria-label": "heights of graph and timeline", title: "Drag or ↑ ↓: resize graph and timeline. Double click or Home: reset",
   });
   parent.append(grip);
   /** Height of the timeline chosen by the user; null for the default. */

@@ -15,10 +15,10 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
   const lines = el("ol");
-  const how = el("button", { class: "sm" }, "how it came");
+  const how = el("button", { class: "sm" }, "origin");
   const show = el("button", { class: "sm" }, "show");
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
-  const banner = el("div", { class: "stopped", role: "group", "aria-label": "why it has stopped" });
+  const banner = el("div", { class: "stopped", role: "group", "aria-label": "reason for the stop" });
   banner.append(sign, el("div", { class: "said" }, text, lines), how, show, dismiss);
   banner.hidden = true;
   parent.append(banner);
@@ -29,7 +29,7 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
     const items = [...lines.children] as HTMLElement[];
     items.forEach((item, index) => (item.hidden = !open && index >= least));
     lines.hidden = !open && !least;
-    how.textContent = !least ? "how it came" : open ? "less" : `${items.length - least} more`;
+    how.textContent = !least ? "origin" : open ? "less" : `${items.length - least} more`;
     how.ariaExpanded = String(open);
   };
   followLinks(banner, store);

@@ -65,11 +65,11 @@ export class TimelineLabels {
       return made;
     };
     this.axes = {
-      task: button("task", "Tasks are equally wide (C)", () => store.update({ axis: "task", zoom: WHOLE })),
-      clock: button("clock", "Tasks are as wide as they took (C)", () => store.update({ axis: "clock", zoom: WHOLE })),
+      task: button("task", "All tasks are equally wide (C)", () => store.update({ axis: "task", zoom: WHOLE })),
+      clock: button("clock", "Tasks are as wide as their durations (C)", () => store.update({ axis: "clock", zoom: WHOLE })),
     };
-    this.whole = button("whole", "Show all of the timeline (0)", () => store.update({ zoom: WHOLE }));
-    this.scale = button("", "Scale of memory: to the highest of all policies, or to this one (Y)", () =>
+    this.whole = button("whole", "Show the whole timeline (0)", () => store.update({ zoom: WHOLE }));
+    this.scale = button("", "Memory scale: highest of all policies, or of this one (Y)", () =>
       store.update({ ownScale: !store.state.ownScale }),
     );
     this.scale.classList.add("scale");
@@ -104,7 +104,7 @@ export class TimelineLabels {
     this.phases.replaceChildren(...axis.phases.flatMap((phase) => phaseOf(phase, axis.left, axis.right)));
     this.lanes.replaceChildren(...lanes.flatMap((lane, number) => this.laneOf(picture, lane, number)));
     this.axes.clock.disabled = !times;
-    this.axes.clock.title = times ? "Tasks are as wide as they took (C)" : "When its tasks ran was not recorded";
+    this.axes.clock.title = times ? "Tasks are as wide as their durations (C)" : "The times of its tasks were not recorded";
     this.unit.textContent = axis.kind === "clock" ? "clock" : "task";
     const several = lanes.some((lane) => lane.levels.length);
     this.heading.textContent = several ? `Memory, ${store.replay.schedule.memory?.device ?? ""}` : "Memory";
@@ -147,7 +147,7 @@ export class TimelineLabels {
     const { peak, note } = this;
     const { schedule } = store.replay;
     peak.hidden = !stack;
-    this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is not known");
+    this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is unknown");
     if (!stack || !paths) {
       at(note, bands.chart.top);
       note.style.height = `${bands.lifetimes.top - bands.chart.top}px`;
@@ -197,7 +197,7 @@ export class TimelineLabels {
     const { bytes, gradient_bytes: gradients, saved_bytes: saved, reach } = history;
     this.held.textContent = `history holds ${size(bytes)}`;
     const back = reach ? `the ${nth(reach + 1)} task` : "the start";
-    this.held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
+    this.held.title = `Memory held for undo, back to ${back}\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
   }
 }
 
@@ -240,7 +240,7 @@ function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLeve
   const last = freed.includes(null) ? null : Math.max(...(freed as number[]));
   const when = (place: number) => (place < levels.places ? `in the ${nth(place + 1)} task` : "after the last task");
   const isOlder = bars.every(({ storage }) => levels.born(storage) === null);
-  const from = born >= 0 ? `born ${when(born)}` : isOlder ? "there before" : "born in the forward";
+  const from = born >= 0 ? `allocated ${when(born)}` : isOlder ? "allocated earlier" : "allocated in the forward";
   const to = last === null ? "alive at the end" : last < 0 ? "freed in the forward" : `freed ${when(last)}`;
   const item = el(
     "li",

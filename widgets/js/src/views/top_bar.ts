@@ -50,7 +50,7 @@ const makeThemeButton: MakeView = ({ store }, parent) => {
       if (!changed.has("theme")) return;
       const { theme } = store.state;
       const names: Record<string, IconName> = { light: "sun", dark: "moon" };
-      const said = theme === null ? "as the page" : theme;
+      const said = theme === null ? "same as the page" : theme;
       button.replaceChildren(icon(theme === null ? "follow_page" : names[theme]));
       button.title = `Theme: ${said} (T)`;
       button.setAttribute("aria-label", `theme: ${said}`);
@@ -76,7 +76,7 @@ const makeFullButton: MakeView = ({ store }, parent) => {
       if (!changed.has("isFull")) return;
       const { isFull } = store.state;
       button.replaceChildren(icon(isFull ? "unfull" : "full"));
-      button.title = isFull ? "Back to its place (W, Esc)" : "Full window (W)";
+      button.title = isFull ? "Leave full window (W, Esc)" : "Full window (W)";
       button.setAttribute("aria-label", "full window");
       button.setAttribute("aria-pressed", String(isFull));
     },

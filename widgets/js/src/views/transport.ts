@@ -77,7 +77,7 @@ export const makeTransport: MakeView = (stage, parent) => {
       quiet(end, atEnd || (isOver && store.isAtFront));
       const ahead = sessionWords(store);
       for (const each of [step, over, out, end]) each.title = `${each.ariaLabel}${ahead && `: in the plan, ${ahead}`}`;
-      run.title = `${run.ariaLabel}${ahead && `: ${ahead}, and goes on from there`}`;
+      run.title = `${run.ariaLabel}${ahead && `: ${ahead}, and continues from there`}`;
     },
     draw(now) {
       stops.draw?.(now);
@@ -104,9 +104,9 @@ function mainAction({ state }: Store): MainAction {
   return state.status === "running" ? "stop" : "play";
 }
 
-/** Return `the session stands before the 7th` while a later planned position is shown; else "". */
+/** Return `the session is before the 7th` while a later planned position is shown; else "". */
 export function sessionWords({ isLive, isAhead, state }: Store): string {
-  return isLive && isAhead ? `the session stands before the ${nth(state.front + 1)}` : "";
+  return isLive && isAhead ? `the session is before the ${nth(state.front + 1)}` : "";
 }
 
 /** Mark a button as disabled but keep its focus, so that the next key still reaches the deck. */
@@ -140,8 +140,8 @@ export const makePosition: MakeView = ({ store }, parent) => {
 export const makePast: MakeView = ({ store }, parent) => {
   if (!store.link) return { update() {}, dispose() {} };
   const now = el("button", { class: "sm", "aria-label": "back to now" }, el("span", {}, "back to "), "now");
-  const rewind = el("button", { class: "sm rewind", "aria-label": "take back to here" }, icon("rewind", 14));
-  rewind.append(el("span", {}, "take back to here"));
+  const rewind = el("button", { class: "sm rewind", "aria-label": "undo to here" }, icon("rewind", 14));
+  rewind.append(el("span", {}, "undo to here"));
   const view = el("div", { class: "past" }, now, rewind);
   now.addEventListener("click", () => {
     store.update({ playing: false });
@@ -157,11 +157,11 @@ export const makePast: MakeView = ({ store }, parent) => {
       rewind.disabled = !store.canRewind;
       view.classList.toggle("idle", now.disabled);
       now.title = store.isAhead
-        ? "What is shown is planned: to where the session stands"
-        : "To where the session stands";
+        ? "The shown position is planned. Back to the session's position"
+        : "Back to the session's position";
       rewind.classList.toggle("idle", rewind.disabled);
       rewind.hidden = !history;
-      rewind.title = `Take back to here: ${count(front - t, "task")} will not have run`;
+      rewind.title = `Undo ${count(front - t, "task")}, back to the shown position`;
     },
     dispose: () => view.remove(),
   };
@@ -187,7 +187,7 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
       const { speed, reached } = store.state;
       select.value = String(speed);
       select.dataset.wide = String(speed >= WIDE_FROM || reached !== null);
-      const note = reached === null ? "" : `It comes to ${grouped(reached)} a second: more is not computed in time.`;
+      const note = reached === null ? "" : `Actual speed: ${grouped(reached)} tasks per second, as fast as they are computed`;
       select.title = note || "Tasks per second";
       for (const [at, each] of store.speeds.entries()) {
         const of = each === speed && reached !== null ? `${grouped(reached)} of ` : "";
