@@ -116,8 +116,9 @@ def _ends_in_a_sentence(error: Exception) -> bool:
     if last is None:
         return False
     if _package_of(last) == _OURS:
-        return _is_raise(last) or (type(error) is RuntimeError and _calls_torch(last))
-    no_path = _package_of(last) == "pathlib" and isinstance(error, TypeError)
+        refused = isinstance(error, OSError) or (type(error) is RuntimeError and _calls_torch(last))
+        return refused or _is_raise(last)
+    no_path = _package_of(last) in ("pathlib", "posixpath", "ntpath") and isinstance(error, TypeError)
     return _package_of(last) in _OTHERS or isinstance(error, OSError) or no_path
 
 

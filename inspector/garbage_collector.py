@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock, get_ident
@@ -17,7 +18,7 @@ _UNDISTURBED_S = 10.0  # how long a count waits for the looks of other threads, 
 
 _looking: dict[object, int] = {}  # the looks at all objects that are under way, each with its thread
 
-_looks_begun = 0  # two that begin at once may count as one
+_looks_begun: Counter[int] = Counter()  # the looks that began, by thread
 
 _lock = RLock()  # a finalizer that runs below it may read a graph
 _pausing: list[object] = []  # one object per pause, of all threads
@@ -60,12 +61,11 @@ def _end(pause: object) -> None:
 @contextmanager
 def all_objects() -> Iterator[list[Any]]:
     """A context with all objects that the collector tracks. It holds each of them, so `undisturbed` counts wait."""
-    global _looks_begun
     look = object()
     objects: list[Any] = []
     try:
         _looking[look] = get_ident()
-        _looks_begun += 1
+        _looks_begun[get_ident()] += 1
         objects = gc.get_objects()
         yield objects
     finally:
@@ -74,12 +74,16 @@ def all_objects() -> Iterator[list[Any]]:
 
 
 def undisturbed(count: Callable[[], T]) -> T:
-    """Returns the result of `count`, which counts references, from a moment without a look in another thread."""
+    """Returns the result of `count`, which counts references, from a moment without a look in another thread.
+
+    `count` may look at all objects itself.
+    """
+    own = get_ident()
     until_s = time.monotonic() + _UNDISTURBED_S
     while True:
-        while any(thread != get_ident() for thread in list(_looking.values())) and time.monotonic() < until_s:
+        while any(thread != own for thread in list(_looking.values())) and time.monotonic() < until_s:
             time.sleep(LOOKS_EACH_S)
-        begun = _looks_begun
+        begun = _looks_begun.total() - _looks_begun[own]
         found = count()
-        if begun == _looks_begun or time.monotonic() >= until_s:
+        if begun == _looks_begun.total() - _looks_begun[own] or time.monotonic() >= until_s:
             return found

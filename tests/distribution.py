@@ -31,16 +31,19 @@ TOGETHER = {
 
 FIRST = (
     *("second device", "JupyterLab", "tests/engine/api/test_fully_shard.py", "bundler", "tests/test_matrix.py"),
-    *("tests/widgets/terminal/test_script_debugger.py", "tests/e2e/test_deck_page.py", "tests/test_mcp.py"),
-    *("tests/engine/memory/test_dtensor_memory.py", "tests/engine/session/test_rank_agreement.py"),
-    *("tests/engine/session/test_conformance.py", "tests/test_upstream.py", "tests/test_notebooks.py"),
-    *("tests/test_models.py", "tests/test_package.py", "tests/test_memory_meter.py", "tests/test_advised_calls.py"),
-    *(
-        "tests/e2e/test_deck_in_marimo.py",
-        "tests/e2e/test_deck_in_notebook.py",
-        "tests/inspector/torch_private/test_fake_tensors.py",
-    ),
-    *("tests/inspector/capture/test_build_graph.py", "tests/engine/execution/test_find_hooks.py", "tests/test_fuzz.py"),
+    *("tests/widgets/terminal/test_script_debugger.py", "tests/engine/api/test_compiled.py"),
+    *("tests/widgets/magic/test_magics.py", "tests/e2e/test_deck_page.py", "tests/e2e/test_timeline_on_page.py"),
+    *("tests/e2e/test_debugging_on_page.py", "tests/e2e/test_comparison_page.py", "tests/test_mcp.py"),
+    *("tests/engine/memory/test_dtensor_memory.py", "tests/engine/recording/test_run_file.py", "tests/test_json.py"),
+    *("tests/engine/session/test_rank_agreement.py", "tests/engine/session/test_conformance.py"),
+    *("tests/test_upstream.py", "tests/test_notebooks.py"),
+    *("tests/test_models.py", "tests/test_package.py", "tests/test_memory_meter.py", "tests/test_import.py"),
+    *("tests/e2e/test_deck_in_marimo.py", "tests/e2e/test_deck_in_notebook.py"),
+    *("tests/e2e/test_saved_page.py", "tests/e2e/test_deck_for_everyone.py", "tests/e2e/test_queues_on_page.py"),
+    *("tests/inspector/torch_private/test_fake_tensors.py", "tests/inspector/capture/test_build_graph.py"),
+    *("tests/widgets/pages/test_memory_figures.py", "tests/widgets/pages/test_shown_figure.py"),
+    *("tests/engine/schedule/test_device_queues.py", "tests/engine/execution/test_find_hooks.py"),
+    *("tests/engine/api/test_tensor_parallel.py", "tests/test_fuzz.py"),
 )
 """Long although few tests: at the end they would leave the other processes without work."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from ...inspector.graph.graph import Edge, Graph, Task
@@ -201,7 +201,8 @@ def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {}
 
     Time: nearly linear where little differs, or each module call has few tasks; else see `longest_common`.
     """
-    pairs = _same_tensors(first, second)
+    tensors = {id(leaf): task_id for task_id, leaf in second.leaves.items()}
+    pairs = {task_id: tensors[id(leaf)] for task_id, leaf in first.leaves.items() if id(leaf) in tensors}
     growth = _Growth(first, second, pairs, values)
     for alike in (_shape, _dimensions):
         pairs.update(list(_same_names(first, second, pairs, alike)))
@@ -212,11 +213,6 @@ def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {}
         growth.grow()
     growth.go_by_order(_anywhere, by_operation=both)
     return pairs
-
-
-def _same_tensors(first: Graph, second: Graph) -> dict[int, int]:
-    tensors = {id(leaf): task_id for task_id, leaf in second.leaves.items()}
-    return {task_id: tensors[id(leaf)] for task_id, leaf in first.leaves.items() if id(leaf) in tensors}
 
 
 def _same_names(
@@ -319,7 +315,12 @@ class _Growth:
         """Adds pairs of tasks that are left, in order of creation, within groups that both graphs have."""
         both = self._signatures()
         taken = self._pairs, set(self._pairs.values())
-        first, second = (_grouped(graph, each, group) for graph, each in zip(self._graphs, taken, strict=True))
+        first: dict[Hashable, list[Task]] = {}
+        second: dict[Hashable, list[Task]] = {}
+        for graph, without, found in zip(self._graphs, taken, (first, second), strict=True):
+            for task in graph.tasks:
+                if task.id not in without and (name := group(graph, task)) is not None:
+                    found.setdefault(name, []).append(task)
         for name, mine in first.items():
             for task_id, twin in _in_order(mine, second.get(name, []), by_operation, self._named):
                 self._add(both, task_id, twin)
@@ -335,14 +336,6 @@ def _call_of(graph: Graph, task: Task) -> Hashable | None:
 
 def _anywhere(graph: Graph, task: Task) -> Hashable | None:
     return True
-
-
-def _grouped(graph: Graph, without: Collection[int], group: _Group) -> dict[Hashable, list[Task]]:
-    found: dict[Hashable, list[Task]] = {}
-    for task in graph.tasks:
-        if task.id not in without and (name := group(graph, task)) is not None:
-            found.setdefault(name, []).append(task)
-    return found
 
 
 def _in_order(

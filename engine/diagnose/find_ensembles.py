@@ -492,7 +492,11 @@ def _argument(name: str, keyword: str | None, values: Sequence[object]) -> Argum
         )
     if len({each.requires_grad for each in copies}) > 1:
         return f"some members' {name!r} requires a gradient, and others' does not"
-    how: How = "sliced" if _evenly_spaced(copies) else "stacked"
+    # In order the parts of one tensor, as x.unbind(0) and x.chunk(n) give them?
+    storages = {(each.storage, each.version, each.stride) for each in copies}
+    steps = {after.offset - before.offset for before, after in pairwise(copies)}
+    is_even = len(storages) == 1 and copies[0].storage is not None and len(steps) == 1 and min(steps) > 0
+    how: How = "sliced" if is_even else "stacked"
     tensors = [each.tensor for each in copies]
     return Argument(name, keyword, how, torch.stack(tensors) if how == "sliced" else tensors, wants)
 
@@ -501,13 +505,6 @@ def _is_same(one: _Copy, other: _Copy) -> bool:
     """Whether they were the same bytes."""
     where = [(each.storage, each.version, each.offset, each.stride, each.tensor.shape) for each in (one, other)]
     return one.storage is not None and where[0] == where[1]
-
-
-def _evenly_spaced(copies: Sequence[_Copy]) -> bool:
-    """Whether they were the parts of one tensor, in order: `x.unbind(0)`, `x.chunk(n)`."""
-    storages = {(each.storage, each.version, each.stride) for each in copies}
-    steps = {after.offset - before.offset for before, after in pairwise(copies)}
-    return len(storages) == 1 and copies[0].storage is not None and len(steps) == 1 and min(steps) > 0
 
 
 _TAKEN_NAMES = (

@@ -385,7 +385,13 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
             leaves = "1 leaf gets" if sums == 1 else f"{sums} leaves get"
             said += f", but for what {leaves} in sum from several: PyTorch's engine does not show it"
             said += '; engine="direct" does' if found.direct_works else ""
-        sentences = (f"{said}.", *_not_run(graph, hooked), *_passing(finds))
+        skipped: list[str] = []
+        if hooked:
+            named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
+            more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
+            said_of = "Hooks of leaves were not run, and what they make of a gradient was not looked at"
+            skipped = [f"{said_of}: {named}{more}."]
+        sentences = (f"{said}.", *skipped, *_passing(finds))
         not_run = tuple(task.id for task in hooked)
         return NanReport(
             None, sentences, None, None, None, loss, tuple(finds), stop, bare, unread, not_run=not_run, sums=sums
@@ -425,13 +431,6 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
 def _unread(found: _Backward) -> str:
     count = f"{len(found.unread)} of its {len(found.graph)} tasks"
     return f"the gradients of {count} cannot be read ({unread_text(found.unread)})"
-
-
-def _not_run(graph: Graph, hooked: Sequence[Task]) -> Iterator[str]:
-    if hooked:
-        named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
-        more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
-        yield f"Hooks of leaves were not run, and what they make of a gradient was not looked at: {named}{more}."
 
 
 def _passing(finds: Sequence[ForwardFind]) -> Iterator[str]:

@@ -56,6 +56,7 @@ _SHOWN = {
     "torch.Tensor.__index__": "int()",
     "torch.Tensor.__array__": "numpy.asarray()",
 }
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _NAMES = 3  # of parameters with the same story, in a row
 
 
@@ -418,7 +419,7 @@ class _Modules:
     def never_used(self, told: _Told) -> UnusedParameter:
         """Says whether the parameter's module was called, else which is the outermost one around it that was not."""
         path = told[0].rpartition(".")[0]
-        while path and _is_container(self._modules[path]):
+        while path and isinstance(self._modules[path], _NEVER_CALLED):
             path = path.rpartition(".")[0]
         module, unseen = self._modules[path], self._flow.unseen
         if isinstance(module, torch.jit.ScriptModule) or module in unseen:
@@ -436,11 +437,6 @@ class _Modules:
             path = around
         story = f"{_title(path, self._modules[path])} was never called"
         return UnusedParameter(*told, "never used", story, module=path, calls=0)
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Whether it is one that can't be called: nn.ModuleList, nn.ParameterDict, ..."""
-    return isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
 
 
 def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -162,7 +162,9 @@ class ForwardWatch:
             if bad is not None and step.call is not None:
                 lines = self._arguments(step, bad)
             else:
-                bad = _results_again(step)
+                bad = None
+                with suppress(Exception):  # its caller may have changed the arguments since
+                    bad = BadResult.of(step.results({})) if step.only_computes else None
                 kept = {id(each): each.tensor for each in kept_in((step.args, step.kwargs))}
                 lines = [f"an argument ({_meta(each)}){_state(each, bad)}" for each in kept.values()]
             title = str(step.operator) if step.call is None else step.call.title
@@ -212,14 +214,6 @@ def _is_one_call(first: ValueLink, second: ValueLink) -> bool:
 
 def _is_nan(value: complex) -> bool:
     return value != value
-
-
-def _results_again(step: BadOperation) -> BadResult | None:
-    """What an operation gives, which nobody has looked at more closely when it ran."""
-    try:
-        return BadResult.of(step.results({})) if step.only_computes else None
-    except Exception:  # what its caller has changed since
-        return None
 
 
 def _meta(tensor: Tensor) -> TensorMeta:

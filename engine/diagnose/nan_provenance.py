@@ -77,7 +77,9 @@ class Given:
 
     def writer(self, index: tuple[int, ...]) -> tuple[BadOperation, int, tuple[int, ...]] | None:
         """What wrote this element: the step, which of its results, and the index there."""
-        place = _byte(self.view, index)
+        view = self.view
+        place = view.offset + sum(at * stride for at, stride in zip(index, view.strides, strict=True))
+        place *= view.dtype.itemsize  # where in its storage the element begins
         for view, step, output in reversed(self.below.writes[: self.writes] if self.below is not None else ()):
             found = _index_at(view, place)
             if found is not None:
@@ -411,12 +413,6 @@ def _given_again(value: Any, instead: Mapping[GivenTensor, Tensor], copies: bool
     if isinstance(value, dict):
         return {name: _given_again(each, instead, copies) for name, each in value.items()}
     return value
-
-
-def _byte(view: View, index: tuple[int, ...]) -> int:
-    """Where in its storage an element begins."""
-    offset = view.offset + sum(at * stride for at, stride in zip(index, view.strides, strict=True))
-    return offset * view.dtype.itemsize
 
 
 def _index_at(view: View, place: int) -> tuple[int, ...] | None:

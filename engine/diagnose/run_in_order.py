@@ -168,7 +168,7 @@ class BitPrints:
                 taken = self._taken.setdefault(values.device, [])
                 places.append((values.device, len(taken)))
                 taken.append(_print_of(values, self._weights_on(values.device)))
-        return partial(self._print, places)
+        return lambda: tuple(self._numbers[device][place] for device, place in places)
 
     def read(self) -> None:
         with unobserved():
@@ -181,9 +181,6 @@ class BitPrints:
         if device not in self._weights:
             self._weights[device] = _odd_numbers(device)
         return self._weights[device]
-
-    def _print(self, places: Iterable[tuple[torch.device, int]]) -> Print:
-        return tuple(self._numbers[device][place] for device, place in places)
 
 
 def _values(tensor: Tensor) -> Iterable[Tensor]:
@@ -205,6 +202,7 @@ def _print_of(values: Tensor, weights: Tensor) -> Tensor:
     found = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, len(bits), _CHUNK):
         chunk = bits[start : start + _CHUNK]
+        # Chained, so that two chunks that trade places give another print.
         found = found * _STEP + (chunk.to(torch.int64) * weights[: len(chunk)]).sum()
     return found
 
@@ -337,7 +335,10 @@ class _Notes:
         )
 
     def _is_inside(self) -> bool:
-        """Whether this is called by another backward than the first one that calls."""
+        """Return whether a nested backward (a checkpoint's) calls this, whose graph task has another id.
+
+        The first hook that fires belongs to the outer backward.
+        """
         number = real_graph_task_id()
         if self._graph_task is None:
             self._graph_task = number

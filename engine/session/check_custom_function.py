@@ -50,10 +50,10 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
         return None
     results = outcome.result if isinstance(outcome.result, tuple) else (outcome.result,)
     given = [torch.zeros_like(each) if isinstance(each, Tensor) else None for each in results]
-    for output, cotangent in zip(outcome.outputs, cotangents, strict=True):
+    for place, (output, cotangent) in enumerate(zip(outcome.outputs, cotangents, strict=True)):
         if output.grad_fn is not node:
             return None
-        given[output.output_nr] = cotangent.clone()
+        given[output.output_nr] = None if place in replay.unused else cotangent.clone()
     versions = [0 if each is None else version_of(each) for each in given]
     values = tuple([dense(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
     wrote = [0 if each is None else version_of(each) for each in given] != versions

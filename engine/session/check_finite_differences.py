@@ -157,8 +157,10 @@ class FiniteDifferences:
 
     def _follow(self, cotangents: Sequence[Tensor]) -> None:
         self.cotangents = [
-            torch.where(finite, cotangent, torch.zeros_like(cotangent))
-            for cotangent, finite in zip(cotangents, self._finite, strict=True)
+            torch.zeros_like(cotangent)
+            if place in self._replay.unused
+            else torch.where(finite, cotangent, torch.zeros_like(cotangent))
+            for place, (cotangent, finite) in enumerate(zip(cotangents, self._finite, strict=True))
         ]
         sizes = [
             torch.where(finite, cotangent * output, torch.zeros_like(output)).norm().item()
@@ -248,7 +250,8 @@ class FiniteDifferences:
                 _DenseGradient.apply(point + scale * step)  # type: ignore[no-untyped-call]
                 for point, scale, step in zip(self.points, self._scales, steps, strict=True)
             ]
-            return tuple([unit * output for output in self._replay.run_on(places).outputs])
+            outputs = self._replay.run_on(places).outputs
+            return tuple([unit * each for place, each in enumerate(outputs) if place not in self._replay.unused])
 
         steps = tuple([torch.zeros_like(point).requires_grad_() for point in self.points])
         try:

@@ -49,7 +49,7 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
         return Own(None, "its own gradients are not compared with float64's: PyTorch has other nodes there")
     waiting = gradients is not None and any(each is not None for each in gradients)
     given = list(gradients or ()) if waiting else _random_gradients(graph, task)
-    if isinstance(node, BackwardCFunction):
+    if isinstance(node, BackwardCFunction) and not replay.unused:
         given = _with_zeros(given, task, outcome)
     if any(each is not None and each.layout is not torch.strided for each in given):
         return Own(None, "its own gradients are not compared with float64's: what waits for it is sparse")
@@ -140,11 +140,16 @@ def _twin(task: Task, replay: OperationReplay, outcome: Outcome) -> Node | None:
     return None
 
 
-def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
-    """One for each input to which a gradient comes in a backward."""
-    used = {edge.input for edge in graph.in_edges[task.id]} | {
+def inputs_with_gradient(graph: Graph, task: Task) -> set[int]:
+    """Return the numbers of the task's inputs that get a gradient in this graph's backward."""
+    return {each.input for each in graph.in_edges[task.id]} | {
         root.input for root in graph.roots if root.task == task.id
     }
+
+
+def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
+    """One for each input to which a gradient comes in a backward."""
+    used = inputs_with_gradient(graph, task)
     return [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
 
 

@@ -18,6 +18,7 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.operation_inputs import KeptInputs, argument_names, names_by_place
+from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import Source
 from ...inspector.torch_private.operators import InFloat64
 from ...inspector.torch_private.tensors import dense
@@ -31,9 +32,9 @@ from .check_finite_differences import (
     furthest_element,
     is_symmetric,
 )
-from .check_precision import compare_own
+from .check_precision import compare_own, inputs_with_gradient
 from .check_saved_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
-from .float64_replay import OperationReplay, Outcome, UncheckableError, accelerators_of, in_a_clean_thread
+from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
 _KEEPING = (
@@ -217,6 +218,8 @@ def _compare_apart(
         compared = known.get(operation)
         if compared is None:
             compared = _compared(replay, made)
+            if task.kind is Kind.FUNCTION and compared.reason is not None and compared.reason.__cause__ is not None:
+                compared = _compare_used(graph, task, replay, made) or compared
             if len(made) > 1:
                 known[operation] = compared
         findings.add(compared.findings)
@@ -247,6 +250,24 @@ def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
     except UncheckableError as error:
         reason = error
     return Compared(findings, comparison.at_kink, reason)
+
+
+def _compare_used(graph: Graph, task: Task, replay: OperationReplay, made: Sequence[str]) -> Compared | None:
+    """Compare the outputs that get a gradient in this backward; None if that changes nothing or fails too.
+
+    After `ctx.set_materialize_grads(False)` a correct backward may raise where an unused output gets a gradient.
+    """
+    with InFloat64():
+        numbers = [each.output_nr for each in replay.run(replay.points).outputs]
+    unused = {place: each for place, each in enumerate(numbers) if each not in inputs_with_gradient(graph, task)}
+    replay.unused = frozenset(unused)
+    compared = _compared(replay, made) if 0 < len(unused) < len(numbers) else None
+    if compared is None or compared.reason is not None:
+        replay.unused = frozenset()
+        return None
+    which = joined([f"output {number}" for number in unused.values()])
+    compared.findings.notes.append(f"no gradient reaches {which} in this backward, so that part is not compared")
+    return compared
 
 
 def _say_what_was_replayed(replay: OperationReplay, made: Sequence[str], findings: _Findings) -> None:
@@ -328,7 +349,9 @@ class _Comparison:
             self._findings.faults += self._named(nearby, near_gradients, near_returned)
             self._findings.notes.append(self._how(nearby, ""))
             return
-        raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{self._not_finite()}")
+        counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
+        bad = " and ".join(f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count)
+        raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{bad and f': {bad}'}")
 
     def _gradients(self, at: FiniteDifferences) -> tuple[list[Tensor | None], Returned | None]:
         """What the backward gives for each varied input; and as a custom Function returned it."""
@@ -340,15 +363,13 @@ class _Comparison:
                 return gradients_for(self._replay, returned), returned
             found = torch.autograd.grad(outcome.outputs, leaves, at.cotangents, allow_unused=True)
         except Exception as error:
-            message = str(error).partition("\n")[0].rstrip(".")
-            raise UncheckableError(
-                f"{self._subject} does not run in float64: {type(error).__name__}: {message}"
-            ) from error
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}"
+            raise UncheckableError(f"{self._subject} does not run in float64: {why}") from error
         return [None if each is None else dense(each) for each in found], None
 
     def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
         """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""
-        faults = [f"{self._subject} {fault}" for fault in wrong_form(returned, self._outcome(at).args)]
+        faults = [f"{self._subject} {fault}" for fault in wrong_form(returned, self._replay.run(at.points).args)]
         again = self._asked_after_another_forward(at)
         if again is not None and not same_values(*again):
             faults.append(
@@ -369,12 +390,9 @@ class _Comparison:
         self._findings.faults += faults
         return bool(faults)
 
-    def _outcome(self, at: FiniteDifferences) -> Outcome:
-        return self._replay.run(at.points)
-
     def _asked_after_another_forward(self, at: FiniteDifferences) -> tuple[Returned, Returned] | None:
         """What the backward returns at once, and when another forward has run."""
-        outcome = self._outcome(at)
+        outcome = self._replay.run(at.points)
         first = None
         if (node := outcome.node) is not None:
 
@@ -383,7 +401,7 @@ class _Comparison:
                 first = ask_backward(self._replay, outcome, at.cotangents)
 
             self.ctx_changes = changed_on_ctx(node, ask)
-        again = self._outcome(at)
+        again = self._replay.run(at.points)
         self._replay.run(at.nearby())
         self._replay.draw_from(_OTHER_NUMBERS)
         second = ask_backward(self._replay, again, at.cotangents)
@@ -402,7 +420,7 @@ class _Comparison:
             )
             gradients, returned = self._gradients(at)
         doubled = [2 * each for each in at.cotangents]
-        twice = None if returned is None else ask_backward(self._replay, self._outcome(at), doubled)
+        twice = None if returned is None else ask_backward(self._replay, self._replay.run(at.points), doubled)
         ignores = returned is not None and twice is not None and same_values(returned, twice)
         for wrong in wrong_gradients(self._replay, at, gradients, returned, ignores):
             found.append(f"{self._subject} {wrong.text}")
@@ -412,12 +430,12 @@ class _Comparison:
 
     def _unused_outputs(self, at: FiniteDifferences, returned: Returned) -> dict[int, int]:
         """The outputs whose gradients change nothing of what the backward returns, and should: place and number."""
-        outputs = self._outcome(at).outputs
+        outputs = self._replay.run(at.points).outputs
         unused = {}
         for place, output in enumerate(outputs if len(outputs) > 1 else []):
             parts = [each if other == place else torch.zeros_like(each) for other, each in enumerate(at.cotangents)]
             more = [each + part for each, part in zip(at.cotangents, parts, strict=True)]
-            again = ask_backward(self._replay, self._outcome(at), more)
+            again = ask_backward(self._replay, self._replay.run(at.points), more)
             alone = at.of_cotangents(parts)
             if (
                 again is not None
@@ -494,11 +512,6 @@ class _Comparison:
         if not smooth:
             self._note_kink()
         self._is_right(nearby, near_off, " there")
-
-    def _not_finite(self) -> str:
-        counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
-        bad = [f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count]
-        return f": {' and '.join(bad)}" if bad else ""
 
     def _note_kink(self) -> None:
         self.at_kink = True

@@ -69,6 +69,7 @@ class OperationReplay:
         varied: the inputs that its derivative is about.
         points: their values, in float64.
         random: whether it draws random numbers.
+        unused: places of the outputs that get no gradient: a backward that refuses one is called without it.
 
     Raises:
         UncheckableError: it can't be replayed.
@@ -103,6 +104,7 @@ class OperationReplay:
         self._values = {id(each): in_float64(each.tensor) for each in inputs.tensors}
         self.points = [self._values[id(each)] for each in self.varied]
         self._devices = accelerators_of(inputs)
+        self.unused: frozenset[int] = frozenset()
         self._seed = 0
         self._places: list[int] | None = None  # of the outputs with a derivative, among all tensors of the result
         first, again = self.run(self.points).outputs, self.run(self.points).outputs

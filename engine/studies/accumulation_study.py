@@ -254,7 +254,8 @@ def accumulation_study(
             _refuse_native_alone(loss)
             dtype = loss.dtype
             del loss
-            ways, used = list(_own_ways(world)), None
+            ways: list[_Way] = [_Torch(world.run, world.make_loss, rule) for rule in (None, *RULES)]
+            used = None
         else:
             used = {**(found.small if size == "small" else found.full), **knobs}
             ways = list(_ways(found, {"size": size, "dtype": dtype, **knobs}))
@@ -404,12 +405,6 @@ def _ways(found: Workload, given: dict[str, Any]) -> Iterator[_Way]:
         yield _Torch(partial(own_gradients, list(model.parameters())), make_loss, rule)
     if find_spec("autograd"):
         yield _Hips(found, given)
-
-
-def _own_ways(world: AsFound) -> Iterator[_Way]:
-    """Nobody wrote its gradient by hand, nor the program for NumPy."""
-    for rule in (None, *RULES):
-        yield _Torch(world.run, world.make_loss, rule)
 
 
 def _predictions(ways: Sequence[_Way]) -> dict[str, int]:

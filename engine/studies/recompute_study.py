@@ -347,7 +347,8 @@ def _ways_measured(
         except Exception as error:
             if way.plan is not None or way.name == NOTHING:
                 raise
-            refused[way.name] = _first_sentence(error)
+            told = str(error).strip().splitlines() or ["no message"]
+            refused[way.name] = f"{type(error).__name__}: {told[0].rstrip('.')}."
         else:
             ways.append(way)
 
@@ -534,9 +535,3 @@ def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
     if size not in ("small", "full"):
         raise ValueError(f"unknown size {size!r}; known: small, desk, full")
     return found.small if size == "small" else found.full
-
-
-def _first_sentence(error: Exception) -> str:
-    """`RuntimeError: Tensor cached during selective activation checkpoint has been mutated.`"""
-    told = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {told[0].rstrip('.')}."

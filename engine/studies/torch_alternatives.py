@@ -60,13 +60,12 @@ class OwnModules:
     @property
     def blocks(self) -> tuple[type[nn.Module], ...]:
         """The classes that a user would put under torch.utils.checkpoint: modules of modules, several in one list."""
-        return tuple(dict.fromkeys(self._repeated()))
-
-    def _repeated(self) -> Iterator[type[nn.Module]]:
+        found: list[type[nn.Module]] = []
         for holder in self.model.modules():
             if isinstance(holder, _HOLDERS):
                 counts = Counter(type(each) for each in holder.children() if any(True for _ in each.children()))
-                yield from (kind for kind, count in counts.items() if count > 1 and not issubclass(kind, _HOLDERS))
+                found += (kind for kind, count in counts.items() if count > 1 and not issubclass(kind, _HOLDERS))
+        return tuple(dict.fromkeys(found))
 
 
 PRODUCTS = tuple(

@@ -125,6 +125,7 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
     parts = 2
     while parts <= size:
         try:
+            # From the second micro-batch on, .grad exists and memory repeats: two show the peak of any number.
             peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
         except Exception:  # e.g. a state of one batch size, sparse gradients that meet: no smaller parts
             return
@@ -310,7 +311,8 @@ class Fit(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        return [each for each in (self._verdict(), self._batches(), *map(str, self._said_remedies())) if each]
+        remedies = () if self.fits else self.remedies
+        return [each for each in (self._verdict(), self._batches(), *map(str, remedies)) if each]
 
     def _verdict(self) -> str:
         largest = max(self.highest.parts.items(), key=lambda part: part[1])
@@ -339,9 +341,6 @@ class Fit(ShownAsTable):
         if largest is None:
             return f"A batch of {_LARGEST_TRIED:,} fits, too."
         return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
-
-    def _said_remedies(self) -> tuple[Remedy, ...]:
-        return () if self.fits else self.remedies
 
 
 class _Tried:
@@ -374,16 +373,13 @@ class _Tried:
             self._learned = ()
             for small in (1, 2):
                 try:
-                    self._learned = tuple(self._workspaces(size) for size in (small, small + 1))
+                    self._learned = tuple(Workspaces(size, self.step(size).workspaces) for size in (small, small + 1))
                 except NotImplementedError:
                     raise
                 except Exception:  # a batch norm takes no batch of one, for example
                     continue
                 break
         return self._learned
-
-    def _workspaces(self, size: int) -> Workspaces:
-        return Workspaces(size, self.step(size).workspaces)
 
     def largest(self, memory: int) -> int | None:
         """The largest size that fits; 0 if none does, None if all that are tried do."""

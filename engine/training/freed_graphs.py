@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch import nn
-from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
@@ -19,9 +17,9 @@ from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
 from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .pending_graphs import Forwards, at, roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 from .unversioned_writes import SilentWrites
 
@@ -30,17 +28,19 @@ _MOST_STEPS = 10_000
 
 
 class SecondBackward:
-    """Looks at a backward's graph as far as it is younger than the backward before; only where a graph that has run is
-    alive, and so may be tied to this one."""
+    """Finds backwards that reach a graph which an earlier backward has freed.
+
+    Only nodes younger than the previous backward are visited, and only while a freed graph is alive.
+    """
 
     def __init__(self, training: Training, forwards: Forwards) -> None:
         self._training = training
         self._forwards = forwards
-        self._began = sequence_nr()  # the backward before this one: what the next node was to be numbered
+        self._began = sequence_nr()  # sequence number at which the latest backward began
         self._before = self._began
-        self._first = 0  # the step of the first number
-        self._starts: list[int] = []  # the numbers with which steps began
-        self._told: list[str] = []  # of the backward that is under way
+        self._first = 0  # the step that the first of `_starts` belongs to
+        self._starts: list[int] = []  # sequence numbers at which steps began
+        self._told: list[str] = []  # sentences about the backward under way
 
     def step_begins(self, number: int) -> None:
         if not self._starts:
@@ -57,7 +57,8 @@ class SecondBackward:
             return
         if not self._forwards.unseen and not any(each.has_run for each in self._forwards.alive()):
             return
-        freed = self._first_freed(roots_of(given[0]))
+        youngest = youngest_first(roots_of(given[0]))
+        freed = next((number for number, node in youngest if number < self._before and is_over(node)), None)
         if freed is None:
             return
         self._told = crossings_told(read_graph(given[0]), self._before)
@@ -77,17 +78,13 @@ class SecondBackward:
             )
         )
 
-    def _first_freed(self, roots: Sequence[Node]) -> int | None:
-        """The number of the youngest node through which an earlier backward has run."""
-        for number, node in youngest_first(roots):
-            if number < self._before and is_over(node):
-                return number
-        return None
-
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
-        """PyTorch's error gets what led to it as notes, where nobody has noted it yet."""
+        """Add notes with the cause to PyTorch's error, unless it has some already."""
         told, self._told = self._told, []
-        if not isinstance(error, RuntimeError) or _is_explained(error):
+        if not isinstance(error, RuntimeError):
+            return
+        notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
+        if any(" saved " in each or " takes " in each for each in notes):  # explained already
             return
         if str(error).startswith(_FREED) and told:
             for each in told:
@@ -97,13 +94,11 @@ class SecondBackward:
             explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
 
 
-def _is_explained(error: BaseException) -> bool:
-    notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
-    return any(" saved " in each or " takes " in each for each in notes)
-
-
 class SpoiledBackwards(LoopPart):
-    """Knows which graphs of the loop wait for their backward, by a mark at the results of its outermost modules."""
+    """Finds backwards whose graph was freed or whose saved tensors were modified.
+
+    It knows which graphs wait for their backward by a mark on the results of the loop's outermost modules.
+    """
 
     def __init__(self) -> None:
         self._forwards = Forwards()

@@ -154,7 +154,10 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
                 kinds[kind] = next((base for base in (Tensor, Node) if issubclass(kind, base)), None)
             if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
                 continue
-            node = _maker(each) if kinds[kind] is Tensor else _with_edges(each)
+            if kinds[kind] is Tensor:
+                node = _maker(each)
+            else:
+                node = None if isinstance(each, BackwardCFunction) and not has_edges(each) else each
             if node is not None and leads.to_an_old(node):
                 found.append((tokens.step_of(node) or 0, each))
     found.sort(key=lambda pair: pair[0])
@@ -171,10 +174,6 @@ def _maker(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:
         return None
-
-
-def _with_edges(node: Node) -> Node | None:
-    return None if isinstance(node, BackwardCFunction) and not has_edges(node) else node
 
 
 def _ends(found: list[Any], most: int) -> list[Any]:

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from ...inspector.references.find_referrers import Holder
 from ...inspector.text.sizes_and_counts import counted, size_text
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .leak_holders import GRAD_OF, HeldGraphs, StepTokens, alike, held_graphs
 from .loop_observers import LoopPart
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 _FIRST_LOOK = 2  # the number of a step: two are over before it
@@ -96,7 +96,10 @@ def leak_sentence(held: HeldGraphs) -> str:
     least = "at least " if held.is_bounded else ""
     size = f"{least}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
-    return f"{alive.format(steps_text(held.steps))}, {size}: {_held_as(held)}{more}. {_advice(held)}"
+    how = f"held by {held.holder}"
+    if held.holder.kind == "named":
+        how = f"held as {held.holder}{', through which it goes from step to step' if held.crosses else ''}"
+    return f"{alive.format(steps_text(held.steps))}, {size}: {how}{more}. {_advice(held)}"
 
 
 def steps_text(steps: Sequence[int]) -> str:
@@ -106,12 +109,6 @@ def steps_text(steps: Sequence[int]) -> str:
         return f"step{'s' if len(steps) > 1 else ''} {' and '.join(map(str, steps))}"
     of = "" if len(steps) == last - first + 1 else f"{len(steps):,} of the "
     return f"{of}steps {first:,} to {last:,}"
-
-
-def _held_as(held: HeldGraphs) -> str:
-    if held.holder.kind == "named":
-        return f"held as {held.holder}{', through which it goes from step to step' if held.crosses else ''}"
-    return f"held by {held.holder}"
 
 
 def _advice(held: HeldGraphs) -> str:

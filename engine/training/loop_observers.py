@@ -1,40 +1,36 @@
-"""Observers of a training loop, and the hooks of torch that call them step by step."""
+"""The interface of a training loop's observers, and the follower that calls them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from threading import get_ident
 from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import is_library
 from ...inspector.torch_private.allocators import not_the_programs
-from ...inspector.torch_private.call_watchers import watching_modules
-from ...inspector.torch_private.engine import surround_backward
-from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for, watching_optimizers
+from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
 from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
 from ..api.environment import autocast_now
 from ..memory.out_of_memory import explain_out_of_memory
-from .step_boundaries import BackwardGiven, RunBackward
+from .follow_loop import BackwardGiven, LoopFollower, RunBackward
 from .training_result import Training
 
 _MOST_NAMES = 3
 
 
 def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Adds the note, once; other errors stay as they are.
+    """Add a note once to PyTorch's error about inference tensors. Other errors stay as they are.
 
     Args:
-        modules: those that may have such tensors, by path.
+        modules: by path the modules that may hold such tensors.
     """
     if not isinstance(error, RuntimeError) or not str(error).startswith(_ERRORS):
         return
@@ -66,68 +62,68 @@ def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
 
 
 class LoopPart:
-    """An observer of a training loop. Its methods are called in the loop's thread, `unobserved`; an error is noted once
-    and never raised into the loop.
+    """An observer of a training loop. Its methods are called in the loop's thread, `unobserved`.
 
-    A part is made anew for each training, without arguments. What it holds of the loop's tensors past the call that
-    told it of them keeps them alive: it holds weak references, or none.
+    An error is noted once and never raised into the loop. An observer is made without arguments for each training. It
+    keeps only weak references to the loop's tensors, because a strong one would keep them alive.
     """
 
     def begins(self, training: Training) -> None:
-        """The training is watched from here on: hooks go in."""
+        """Watching begins: install hooks here."""
 
     def step_begins(self, number: int) -> None:
-        """Steps are counted from 0. The end of the first is seen late where the optimizers were not given and one is
-        alive that does not step: when one of the others is to step again."""
+        """Steps are counted from 0. Where no optimizers were given and one that is alive never steps, the end of the
+        first step is noticed late: when another optimizer steps again."""
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
-        """An outermost module is called, with grad mode on; also inside of an optimizer's closure, and of transforms of
-        torch.func: then it is given what they wrap."""
+        """An outermost module is called with grad mode on, also in an optimizer's closure or in a torch.func transform.
+        `given` has no wrappers of the transform."""
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
     def module_ends(self, module: nn.Module, result: object) -> None:
-        """Any module, of those inside of others, too, and whether or not it was given: only parts are told that have
-        this. It is called very often, so with the user's modes in force."""
+        """Any module has returned, also an inner one, or one that `ts.training` was not given.
+
+        It is called only for observers that override it. It is called often, so the user's modes stay on."""
 
     def backward_begins(self, given: BackwardGiven) -> None:
-        """An outermost backward; with its tensors, gradients, retain_graph, create_graph and inputs."""
+        """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None: ...
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Gradients are there, parameters not yet written: of a step with a closure, after that has run once."""
+        """The gradients are complete and no parameter is updated yet. A step with a closure has run it once."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None: ...
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """A gradient scaler left its step out."""
+        """A gradient scaler skipped its step."""
 
     def step_ends(self, number: int) -> None: ...
 
     def failed(self, error: BaseException) -> None:
-        """It leaves the block or a backward."""
+        """An exception leaves the `with` block or a backward."""
 
     def ends(self) -> None:
-        """Hooks go out, and nothing is kept that was the loop's."""
+        """Watching ends: remove the hooks, and release all objects of the loop."""
 
 
-class TrainingWatch:
-    """Follows the loop of the thread that made it, and tells parts of it.
+class TrainingWatch(LoopFollower):
+    """Follows a loop and calls its observers.
 
-    A step ends where an optimizer that has stepped in it is to step again; earlier, where the first forward after it
-    begins, if all optimizers that are known have stepped by then. Known are those that were given; else those that were
-    seen, and in the first step all that are alive. `next_step` ends it otherwise, and then nothing else does.
+    A step ends at the first forward or backward after all known optimizers have stepped, or when one of them steps
+    again. The known optimizers are those passed to `ts.training`; without any, those seen so far, and in the first step
+    all that are alive. After `next_step` has been called once, only it ends steps.
 
     Args:
-        training: what is watched.
-        parts: are told, in this order; one that raises is told no more but that it ends.
-        modules: those given; without any all are told of.
-        optimizers: those given, wrappers among them; without any all are.
+        training: the result; findings are added to it.
+        parts: the observers, in the order in which they are called. One that raises is no longer called, except `ends`.
+        modules: the modules to watch; none: all.
+        optimizers: the optimizers to watch, or wrappers of them; none: all.
 
     Attributes:
-        number: of the step that is under way, the first is 0.
-        stepped: the optimizers that have stepped in it, or whose step was left out.
+        number: the number of the current step, from 0.
+        stepped: the optimizers that have stepped in it, or whose step was skipped.
     """
 
     def __init__(
@@ -137,6 +133,7 @@ class TrainingWatch:
         modules: Iterable[nn.Module] = (),
         optimizers: Iterable[Optimizer] = (),
     ) -> None:
+        super().__init__()
         self.number = 0
         self.stepped: WeakSet[Optimizer] = WeakSet()
         self._has_stepped = False  # an optimizer, which may be gone by now
@@ -151,22 +148,14 @@ class TrainingWatch:
         self._known: WeakSet[Optimizer] = WeakSet()
         self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
-        self._thread = get_ident()
-        self._calls: list[int] = []  # modules by id, one inside of the other
-        self._in_backward = False
-        self._stepping: list[int] = []  # optimizers by id, one inside of the other
-        self._around_closures: list[list[int]] = []
         self._is_to_tell = False  # that an optimizer begins, once its closure has run
         self._last_failure = 0  # an exception by id, until the next backward
-        self._over = False
 
     def start(self, stack: ExitStack) -> None:
-        """Begins; what is put in place is taken away by the stack."""
+        """Begin, and install the hooks; closing the stack removes them."""
         stack.callback(self._told_the_end)
         self._tell("begins", self._training)
-        stack.callback(surround_backward(self._surround))
-        stack.enter_context(watching_modules(self._entered, self._left))
-        stack.enter_context(watching_optimizers(self))
+        self.install_hooks(stack)
         self._tell("step_begins", self.number)
 
     def _told_the_end(self) -> None:
@@ -179,7 +168,7 @@ class TrainingWatch:
         self._told_of_modules.clear()
 
     def end(self, error: BaseException | None) -> None:
-        """All is over; a step that has begun ends, if an optimizer has stepped in it. `error`: which ended the loop."""
+        """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
         if error is not None:
             self._failed(error)
         if not self._over:
@@ -189,12 +178,12 @@ class TrainingWatch:
             self._over = True
 
     def next_step(self) -> None:
-        """The step ends here, and from now on no other does by itself."""
+        """End the step; from now on only this method ends steps."""
         self._by_hand = True
         self._step_is_over()
 
     def _failed(self, error: BaseException) -> None:
-        """Parts are told once of one that leaves a backward and then the block."""
+        """Call `failed` once for an exception, which may leave a backward first and then the `with` block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
             explain_out_of_memory(error)
@@ -214,7 +203,7 @@ class TrainingWatch:
             self._told_of_modules.remove(part)
 
     def _tell_one(self, part: LoopPart, what: str, *told: object) -> bool:
-        """Whether it did not raise."""
+        """Call one method of one observer; return whether it did not raise."""
         try:
             getattr(part, what)(*told)
         except Exception as error:
@@ -223,12 +212,8 @@ class TrainingWatch:
             return False
         return True
 
-    @property
-    def _deaf(self) -> bool:
-        return self._over or get_ident() != self._thread
-
     def _is_meant(self, module: nn.Module) -> bool:
-        """Whether it is of the modules given, or around one of them."""
+        """Return whether the module is to be watched: it was given, or contains one that was."""
         if not self._modules or module in self._modules or module in self._around:
             return True
         if module in self._strangers:
@@ -246,7 +231,7 @@ class TrainingWatch:
         self._tell("step_begins", self.number)
 
     def _may_be_over(self) -> None:
-        """A forward begins, or a backward: if all have stepped it is that of the next step."""
+        """End the step if all optimizers have stepped: the forward or backward that begins is the next step's."""
         if not self._by_hand and self._has_stepped and self._all_have_stepped:
             self._step_is_over()
 
@@ -260,102 +245,63 @@ class TrainingWatch:
             self._alive = WeakSet(each for each in optimizers_alive() if has_hooks(each))
         return self._alive == self.stepped  # they differ where one is hidden by gc.freeze: then others may be, too
 
-    def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._deaf or torch.compiler.is_compiling():
-            return
-        self._calls.append(id(module))
-        if len(self._calls) == 1 and self._tells_of_forwards and self._is_meant(module):
+    def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self._is_meant(module):
             self._may_be_over()
             self._training.watched.add(module)
-            self._training.autocast = autocast_now() if autocast_is_on() else {}  # parts are told without it
+            self._training.autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
             self._tell("forward_begins", module, beneath_all_transforms(given))
 
-    @property
-    def _tells_of_forwards(self) -> bool:
-        return not (self._in_backward or self._stepping) and torch.is_grad_enabled()
-
-    def _left(self, module: nn.Module, given: object, result: object) -> None:
-        if self._deaf or torch.compiler.is_compiling() or id(module) not in self._calls:
-            return
+    def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
         result = beneath_all_transforms(result)
         for part in self._told_of_modules:
             if not self._tell_one(part, "module_ends", module, result):
                 self._tell_no_more(part)
                 break
-        while self._calls.pop() != id(module):  # those inside of it left by an exception, unseen
-            pass
-        if not self._calls and self._tells_of_forwards and self._is_meant(module):
+        if is_forward and self._is_meant(module):
             self._tell("forward_ends", module, result)
 
-    def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
-        if self._deaf or self._in_backward:
-            return run()
-        called: BackwardGiven = given
+    def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
         if not self._calls and not self._stepping:
             self._may_be_over()
-        self._in_backward = True
         self._last_failure = 0
         try:
-            self._tell("backward_begins", called)
+            self._tell("backward_begins", given)
             result = run()
         except BaseException as error:
-            self._in_backward = False
-            self._tell("backward_ends", called, error)
+            self._tell("backward_ends", given, error)
             self._failed(error)
             raise
-        self._in_backward = False
-        self._tell("backward_ends", called, None)
+        self._tell("backward_ends", given, None)
         return result
 
     def _is_watched(self, optimizer: Optimizer) -> bool:
-        return not self._deaf and (not self._given or any(optimizer in each for each in self._given))
+        return not self._is_ignored and (not self._given or any(optimizer in each for each in self._given))
 
-    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
-        if not self._is_watched(optimizer):
-            return
-        if optimizer in self.stepped and not self._stepping and not self._by_hand:
+    def _before_step(self, optimizer: Optimizer, is_nested: bool) -> None:
+        if optimizer in self.stepped and not is_nested and not self._by_hand:
             self._step_is_over()
-        if id(optimizer) in self._stepping:  # its last step raised
-            self._stepping.clear()
-        self._stepping.append(id(optimizer))
-        if len(self._stepping) == 1:  # else one optimizer calls another one
-            self._calls.clear()
-            self._is_to_tell = True
-            if not has_closure:
-                self._tell_of_beginning(optimizer)
+
+    def _optimizer_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._is_to_tell = True
+        if not has_closure:
+            self._tell_of_beginning(optimizer)
 
     def _tell_of_beginning(self, optimizer: Optimizer) -> None:
-        """With a closure the gradients are there when it has run for the first time."""
+        """Call `optimizer_begins` once; of a step with a closure after its first run, which makes the gradients."""
         if self._is_to_tell:
             self._is_to_tell = False
             self._tell("optimizer_begins", optimizer)
 
-    def step_ends(self, optimizer: Optimizer) -> None:
-        if not self._is_watched(optimizer) or id(optimizer) not in self._stepping:
-            return
-        del self._stepping[self._stepping.index(id(optimizer)) :]
-        if not self._stepping:
-            self.stepped.add(optimizer)
-            self._has_stepped = True
+    def _optimizer_ends(self, optimizer: Optimizer, is_skipped: bool) -> None:
+        self.stepped.add(optimizer)
+        self._has_stepped = True
+        if is_skipped:
+            self._tell("optimizer_skipped", optimizer)
+        else:
             self._tell_of_beginning(optimizer)
             self._tell("optimizer_ends", optimizer)
 
-    def step_skipped(self, optimizer: Optimizer) -> None:
-        if not self._is_watched(optimizer):
-            return
-        if optimizer in self.stepped and not self._by_hand:
-            self._step_is_over()
-        self.stepped.add(optimizer)
-        self._has_stepped = True
-        self._tell("optimizer_skipped", optimizer)
-
-    def closure_begins(self, optimizer: Optimizer) -> None:
-        if self._is_watched(optimizer):
-            self._around_closures.append(self._stepping)
-            self._stepping = []
-
-    def closure_ends(self, optimizer: Optimizer) -> None:
-        if self._is_watched(optimizer):
-            self._stepping = self._around_closures.pop() if self._around_closures else []
-            if len(self._stepping) == 1:
-                self._tell_of_beginning(optimizer)
+    def _closure_ends(self, optimizer: Optimizer) -> None:
+        if len(self._stepping) == 1:
+            self._tell_of_beginning(optimizer)

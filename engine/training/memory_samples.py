@@ -20,10 +20,10 @@ from ...inspector.torch_private.sequence_numbers import youngest_first
 from ..memory.census import Place, state_tensors, storages_of
 from ..memory.lifetimes import ACTIVATIONS, BATCH, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
-from .step_boundaries import BackwardGiven
 
 if TYPE_CHECKING:
     from .training_result import Training

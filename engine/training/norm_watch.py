@@ -17,11 +17,11 @@ from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.optimizer_steps import parameters_of, watching_scales
 from ...inspector.torch_private.tensors import LateTensor, local_of
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .module_columns import ModuleColumns
 from .norm_rules import NormJudge, OptimizerScalars
 from .norms import ABSENT, NO_SCALAR, ColumnNorms, Norms, NormSums, TakenNorms, plain_elements
-from .step_boundaries import BackwardGiven
 
 if TYPE_CHECKING:
     from .training_result import Training
@@ -187,7 +187,7 @@ class NormWatch(LoopPart):
     def step_ends(self, number: int) -> None:
         self._coming.append(self._step)
         if len(self._coming) > (1 if self._training.is_written else _TOGETHER):
-            self._read(1)
+            self._read(1)  # not the newest step: its kernels may still run, and reading would wait for them
 
     def ends(self) -> None:
         self._stack.close()

@@ -118,12 +118,8 @@ def plain_elements(tensor: Tensor) -> Elements:
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
     parts, unread = elements_of(tensor)
-    found = map(computable, parts)
-    return Elements(tuple(each for each in found if each.numel() and _has_norm(each)), unread)
-
-
-def _has_norm(values: Tensor) -> bool:
-    return values.is_floating_point() or values.is_complex()
+    found = (each for each in map(computable, parts) if each.is_floating_point() or each.is_complex())
+    return Elements(tuple(each for each in found if each.numel()), unread)
 
 
 ABSENT = -1.0

@@ -17,9 +17,9 @@ from ...inspector.torch_private.optimizer_steps import is_fused, optimizers_aliv
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
 from ...inspector.torch_private.tensors import local_of
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
@@ -228,12 +228,15 @@ class LeftOutUpdates:
         self._flagged: Optimizer | None = None  # the one that has ours
 
     def begins(self, optimizer: Optimizer, others: Iterable[Tensor]) -> bool | None:
-        """Whether this step's update is left out if an element of its gradients or of these others is not finite.
+        """Make the device skip this step's update if an element of its gradients or of `others` is not finite.
 
         Returns:
-            False where a gradient scaler goes by the optimizer's own gradients alone; None where it is not fused.
+            Whether it will. False where a gradient scaler decides by the optimizer's own gradients; None where
+            the optimizer is not fused.
         """
         self.ends()
+        # How torch.amp.GradScaler tells fused optimizers to skip an update (torch/amp/grad_scaler.py): a tensor
+        # `found_inf` on an optimizer whose class has `_step_supports_amp_scaling`.
         if getattr(optimizer, "found_inf", None) is not None:
             return False
         if not is_fused(optimizer) or not getattr(optimizer, "_step_supports_amp_scaling", False):

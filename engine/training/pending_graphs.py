@@ -1,4 +1,4 @@
-"""Which forwards of a loop have graphs that are alive, and which of these wait for their backward."""
+"""The forwards of a loop whose graphs are alive, and those among them that wait for their backward."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ _KEY = "tapescope: forward"
 
 
 class Forward:
-    """One call of an outermost module. The nodes of its results keep it, so that it lives as long as they do.
+    """One call of an outermost module.
+
+    The metadata of its results' nodes holds it, and nothing else does, so it lives exactly as long as its graph.
 
     Attributes:
-        title: the module's class.
-        place: where it was called.
-        step: in which step.
-        start, end: the numbers of its nodes.
-        results: those of its results.
-        has_run: whether a backward has run through it, and let it go.
+        title: the module's class name.
+        place: the line that called it.
+        step: the number of the training step.
+        start, end: the range of its nodes' sequence numbers; `end` is excluded.
+        results: the sequence numbers of its results' nodes.
+        has_run: whether a backward has run through it and freed it.
     """
 
     __slots__ = ("__weakref__", "end", "has_run", "place", "results", "start", "step", "title")
@@ -45,7 +47,7 @@ class Forward:
 
 
 class Forwards:
-    """The forwards of a loop's thread."""
+    """The forwards of a loop's thread whose graphs are alive."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -70,18 +72,18 @@ class Forwards:
 
     @property
     def unseen(self) -> bool:
-        """Whether graphs are made that no module's result shows: then nobody knows which of them wait."""
+        """Whether some graphs are not reachable from a module's result, so that those that wait are unknown."""
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
         return list(self._alive)
 
     def waiting(self) -> list[Forward]:
-        """Those whose backward is still to come, if it comes."""
+        """Return the forwards that no backward has run through."""
         return [each for each in self._alive if not each.has_run]
 
     def runs(self, roots: Sequence[Node]) -> None:
-        """A backward runs from these nodes, and lets go of what it runs through."""
+        """Mark the forwards that a backward from these nodes runs through, and frees."""
         sought: dict[int, Forward] = {number: each for each in self.waiting() for number in each.results}
         if not sought:
             return
@@ -98,18 +100,18 @@ class Forwards:
                 oldest = min(sought)
 
     def forward_of(self, number: int) -> Forward | None:
-        """That which made the node of this number."""
+        """Return the forward that made the node with this sequence number."""
         return next((each for each in self._alive if each.start <= number < each.end), None)
 
 
 def roots_of(outputs: Iterable[Tensor | GradientEdge]) -> list[Node]:
-    """The nodes with which a backward of these begins; a single one may be given bare."""
+    """Return the nodes at which a backward of these outputs begins. A single output needs no list."""
     given = [outputs] if isinstance(outputs, Tensor | GradientEdge) else outputs
     nodes = [each.node if isinstance(each, GradientEdge) else each.grad_fn for each in given]
     return [node for node in nodes if node is not None]
 
 
 def at(place: Place | None) -> str:
-    """` at train.py:45`; empty where nobody knows."""
+    """Return ` at train.py:45`, or "" for an unknown place."""
     source = None if place is None else source_at(place)
     return "" if source is None else f" at {source.short}"

@@ -30,12 +30,12 @@ from ..memory.allocator_events import CPU, AllocatorRecording
 from ..memory.allocator_recording import RecordedAllocators
 from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
+from .follow_loop import BackwardGiven, RunBackward
 from .memory_census import Holders, Walked
 from .step import TrainingStep
 from .step_backward import BackwardFollower, StepBackwards
-from .step_boundaries import BackwardGiven, LoopWatch, RunBackward, with_forwards
+from .step_phases import StepPhases, Window, with_forwards
 from .step_timeline import BETWEEN, FORWARD
-from .step_windows import Window
 
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9
@@ -62,7 +62,7 @@ class LoopRecording:
         self._follower = BackwardFollower(self.mark)
         self._capture = capture(model, self._observe)
         self._followed = followed
-        self.watch = LoopWatch(self._holders, self, wanted)
+        self.watch = StepPhases(self._holders, self, wanted)
         self._open: ExitStack | None = None
         self._following: ExitStack | None = None
         self._recorded: dict[torch.device, AllocatorRecording] = {}
@@ -82,7 +82,7 @@ class LoopRecording:
         self._open.callback(self._stop_recorder)
         self._open.enter_context(ready_for_new_nodes())  # an optimizer may step, and so delimit steps, in a backward
         self._open.enter_context(leaving_out(self._apart))
-        self._open.enter_context(self.watch.watching())
+        self.watch.install_hooks(self._open)
         self._open.callback(self._follow_no_more)
 
     @contextmanager

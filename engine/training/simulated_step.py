@@ -319,7 +319,7 @@ class _Trained:
             raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch")
         self._recipe.refuse_unsized(batches[0])
         with torch.autograd.set_detect_anomaly(False):  # anomaly mode asks fake gradients whether they are NaN
-            for _ in range(2):
+            for _ in range(2):  # the first step allocates the optimizer's state; the second one is steady
                 fakes.workspaces.clear()
                 self._starts.clear()
                 self._step(batches)

@@ -79,13 +79,11 @@ class TrainingStep(ShownAsTable):
     @property
     def state_made(self) -> int:
         """The bytes by which the optimizers' state has grown in it, on all devices: in a first step all, else none."""
-        return self._state_at_end() - self._state_at_start()
+        at_end = sum(each.parts_at(len(each.events)).get(STATE, 0) for each in self.timelines.values())
+        return at_end - self._state_at_start()
 
     def _state_at_start(self) -> int:
         return sum(each.parts_at(0).get(STATE, 0) for each in self.timelines.values())
-
-    def _state_at_end(self) -> int:
-        return sum(each.parts_at(len(each.events)).get(STATE, 0) for each in self.timelines.values())
 
     def peak(self, device: torch.device | str | None = None) -> StepPeak:
         """What is alive when the step is at its highest.

@@ -22,9 +22,9 @@ from ..memory.timeline import Maker, Timeline
 from ..planning.policies import POLICIES
 from ..recording.run import Run
 from ..session.native_engine import Plan, Watch
-from .step_boundaries import BackwardGiven, RunBackward
+from .follow_loop import BackwardGiven, RunBackward
+from .step_phases import Window
 from .step_timeline import StepTimeline
-from .step_windows import Window
 
 _STANDING = {PARAMETERS: Category.PARAMETER, BUFFERS: Category.PARAMETER, STATE: Category.STATE}
 """What categories of a step are in a backward's timeline; others are as the backward has them."""

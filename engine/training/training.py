@@ -1,4 +1,4 @@
-"""`ts.training`: watches an unchanged training loop while it runs, and writes its numbers to a logger."""
+"""`ts.training` watches an unchanged training loop while it runs, and writes its numbers to a logger."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from .training_result import Training
 
 
 class Writer(LoopPart):
-    """Writes once a step what has come since the last. Norms are read a step late, so that nothing waits for an
-    accelerator: each has the number of its own step.
+    """Writes new norms and findings to a logger once a step.
+
+    Norms are read a step late, so that nothing waits for an accelerator. Each is written with its own step's number.
 
     Args:
-        logger: to which.
+        logger: the logger to write to.
         depth: see `numbers_of`.
     """
 
     def __init__(self, logger: Logger, depth: int) -> None:
         self._logger = logger
         self._depth = depth
-        self._next = 0  # the first step that was not written
-        self._findings = 0  # how many were
+        self._next = 0  # the first step not yet written
+        self._findings = 0  # how many have been written
         self._raised = False
 
     def begins(self, training: Training) -> None:
@@ -48,7 +49,7 @@ class Writer(LoopPart):
         self._write()
 
     def ends(self) -> None:
-        """The loop's own `log` may not come between the last step's end and this."""
+        """Write the last step. The loop's own `log` cannot come in between."""
         if not self._raised:
             self._logger.commit()  # else the last step would replace the one before it
             self._write()
@@ -73,14 +74,14 @@ PARTS: list[Callable[[], LoopPart]] = [
     StaleCasts,
     BlackBox,
 ]
-"""What is watched, in the order in which it is told of the loop. The black box is last: it keeps what others find."""
+"""The observers, in the order in which they are called. The black box is last: it writes what the others find."""
 
 Models = nn.Module | Sequence[nn.Module] | None
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 def _listed(value: Any, is_one: Callable[[object], bool], name: str, wanted: str) -> list[Any]:
-    """One or several as a list; None: none."""
+    """Return one or several objects as a list; None gives an empty one."""
     if value is None:
         return []
     found = [value] if is_one(value) else value
@@ -141,8 +142,8 @@ def training(
             backward), or the kind of a finding, such as "norm".
         limit: how many bytes these may take, as a number or as "2GB" (10⁹) or "2GiB" (2³⁰).
         synchronize: whether the loop may wait for an accelerator once a step.
-        found_inf: whether a fused optimizer leaves the update of a bad step out, on its device and without waiting, as
-            with a gradient scaler. With the black box alone; it is the one thing that alters what the loop computes.
+        found_inf: skip the parameter update of a non-finite step, on the device, as GradScaler does. Fused optimizers
+            only; requires `black_box=`. This changes what the loop computes.
         writer: a logger of yours that is told of norms, losses, learning rates and findings once a step, a step late:
             with `add_scalar(tag, value, step)`, as TensorBoard's SummaryWriter, or with `log(values, commit=)`, as what
             `wandb.init()` gives.
@@ -150,7 +151,7 @@ def training(
             whole loop is written. With more than 100 modules it is less.
 
     Raises:
-        TypeError, ValueError: an argument is no such thing.
+        TypeError, ValueError: an argument has a wrong type or value.
     """
     models = _listed(
         model,

@@ -33,8 +33,8 @@ from ...inspector.torch_private.tensors import (
 )
 from ...inspector.torch_private.thread_state import unobserved
 from .findings import Finding
+from .follow_loop import BackwardGiven
 from .pending_graphs import Forwards, at, roots_of
-from .step_boundaries import BackwardGiven
 from .training_result import Training
 
 
@@ -168,11 +168,9 @@ class DataWrites:
 
     @property
     def _looks_away(self) -> bool:
-        return self._is_paused or get_ident() != self._thread or not self._is_anything_waiting
-
-    @property
-    def _is_anything_waiting(self) -> bool:
-        return self._forwards.unseen or bool(self._forwards.waiting())
+        if self._is_paused or get_ident() != self._thread:
+            return True
+        return not self._forwards.unseen and not self._forwards.waiting()
 
     def begins(self, tensor: Tensor) -> None:
         if not self._looks_away and (copy := _bytes_of(tensor)) is not None:
@@ -216,7 +214,8 @@ class DataWrites:
             return
         if len(same) >= _MOST_COPIES:
             del same[0].written[address]
-        into = next((each for each in steps if _is_by_the_same(each, made)), made)
+        key = made.who, made.place, made.number
+        into = next((each for each in steps if (each.who, each.place, each.number) == key), made)
         into.written[address] = written
         self._followed[address] = followed
         if into is made:
@@ -252,10 +251,6 @@ class _Begun(NamedTuple):
     copy: Tensor
     view: View
     storage: StorageBytes | None
-
-
-def _is_by_the_same(one: SilentStep, other: SilentStep) -> bool:
-    return (one.who, one.place, one.number) == (other.who, other.place, other.number)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor | None:
@@ -320,7 +315,7 @@ class SilentWrites:
         self.by_others.go_on()
         if before is None:
             return
-        title, place = step_title(optimizer), users_place()
+        title, place = f"{type(optimizer).__name__}.step(){' (fused)' if is_fused(optimizer) else ''}", users_place()
         written: dict[int, WrittenBytes] = {}
         for parameter, version, copy in before:
             now = version_of(parameter)
@@ -438,11 +433,6 @@ def _read_for(node: Node, slot: SavedSlot) -> int | None:
     """The edge for whose gradient alone the node reads this; None: for any. A convolution saves its weight, which the
     gradient of its input takes, also where its input is data."""
     return _READ_FOR.get((node.name(), slot.name), 0 if slot.name == "weight" else None)
-
-
-def step_title(optimizer: Optimizer) -> str:
-    """`Adam.step() (fused)`."""
-    return f"{type(optimizer).__name__}.step(){' (fused)' if is_fused(optimizer) else ''}"
 
 
 def _how_far(spoiled: Sequence[_Spoiled]) -> str:

@@ -30,10 +30,11 @@ Namer = Callable[[Tensor], str | None]
 
 
 def through_sharding(named: Namer) -> Namer:
-    """The same namer, which knows these leaves, too.
+    """Return a namer that also knows the gathered and the flat parameters of FSDP.
 
-    A gathered parameter has the name of its shard, which is in the model; where that is not known, the one below the
-    outermost module under `fully_shard`. A flat parameter is called by the first of those that it holds.
+    A gathered parameter gets the name of its shard, which belongs to the model. If the shard has no name, it gets its
+    path below the outermost module under `fully_shard`. A flat parameter is named after the first parameter that it
+    holds: `blocks.0.weight and 3 more`.
     """
     sharded = {id(each.gathered): each for each in sharded_parameters() if each.gathered is not None}
     if not sharded and not has_flat_parameters():
@@ -42,7 +43,9 @@ def through_sharding(named: Namer) -> Namer:
     def found(leaf: Tensor) -> str | None:
         name = named(leaf)
         if names := flat_names(leaf):
-            return _flat_name(name or "", names)
+            around = [part for part in (name or "").split(".") if part and part not in (_WRAPPED, _FLAT)]
+            first = ".".join([*around, *(part for part in names[0].split(".") if part != _WRAPPED)])
+            return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
         if name is None and (parameter := sharded.get(id(leaf))) is not None:
             return named(parameter.shard) or parameter.name
         return name
@@ -50,26 +53,19 @@ def through_sharding(named: Namer) -> Namer:
     return found
 
 
-def _flat_name(path: str, names: tuple[str, ...]) -> str:
-    """`blocks.0.weight and 3 more`."""
-    around = [part for part in path.split(".") if part and part not in (_WRAPPED, _FLAT)]
-    first = ".".join([*around, *(part for part in names[0].split(".") if part != _WRAPPED)])
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
-
-
 def why_no_graph(tensor: Tensor) -> str:
-    """The reason, to stand behind a colon, without a full stop."""
+    """Return why a tensor has no graph, as a clause that follows a colon, without a full stop."""
     if tensor.is_inference():
         return "it was computed under torch.inference_mode(), which records nothing"
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return (
-            f"it holds {str(tensor.dtype).removeprefix('torch.')}, and whole numbers and truth values have no gradient "
+            f"its dtype is {str(tensor.dtype).removeprefix('torch.')}, and integers and booleans have no gradient "
             "(argmax, round to an integer type, a comparison)"
         )
     if functorch_is_active():
         return (
-            "it was computed inside a transform of torch.func (vmap, grad, ...), which records no graph there, or none "
-            "of this tensor; ask outside of the transform"
+            "it was computed inside a transform of torch.func (vmap, grad, ...), which does not record its graph; read "
+            "the graph outside of the transform"
         )
     if not torch.is_grad_enabled():
         return "gradients are switched off here, by torch.no_grad() or torch.set_grad_enabled(False)"
@@ -80,26 +76,26 @@ def why_no_graph(tensor: Tensor) -> str:
 
 
 DEEP = 10_000
-"""From so many nodes on they are freed one by one, see `free_one_by_one`."""
+"""Graphs of at least this many nodes are freed node by node; see `free_one_by_one`."""
 _KEPT = "tapescope: nodes below"  # a key in a root's metadata
 
 
 def graph(outputs: Outputs | HipsTape, model: ParameterNames | None = None) -> Graph:
-    """Reads the autograd graph which a backward from `outputs` would run. Nothing is executed.
+    """Read the autograd graph that a backward from `outputs` would run. Nothing is executed.
 
     Args:
         outputs: a tensor (the loss), a `GradientEdge`, or a sequence of them; or a tape (`ts.hips.tape`).
-        model: a module or a mapping of names to tensors, to name the leaves after. A capture of the forward
-            (`ts.capture`) supplies names without it, and module paths, source lines and operations. A module also
-            names those that the forward called by themselves, where they are parts of it and have parameters.
+        model: a module, or a mapping of names to tensors; names the leaves. If the forward was captured
+            (`ts.capture`), the capture supplies the names, and also module paths, source lines and operations. A
+            module also names its submodules that the forward called directly, if they have parameters.
 
     Raises:
         RuntimeError: an output has no graph: it doesn't require grad, or was computed under `torch.no_grad()`.
-        TypeError: an output is no tensor.
+        TypeError: an output is neither a tensor nor a `GradientEdge`.
 
-    The graph does not keep the loss alive: when the loss no longer exists, the graph keeps its tasks and edges, but has
-    no nodes and saved tensors. One read from a temporary, as in `ts.graph(make_loss())`, or from a `GradientEdge` does
-    keep its nodes, and so their saved tensors, until a backward frees them.
+    The graph does not keep the loss alive. After the loss is freed, the graph still has its tasks and edges, but no
+    nodes and no saved tensors. A graph read from a temporary, as in `ts.graph(make_loss())`, or from a `GradientEdge`
+    keeps its nodes and their saved tensors alive until a backward frees them.
     """
     found = read_graph(outputs, model)
     if isinstance(found.nodes, LiveNodes):
@@ -136,11 +132,11 @@ def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None)
 
 
 def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -> Graph:
-    """A graph itself, or that of a loss, with a model's names.
+    """Return a graph unchanged, or read the graph of a loss, with a model's names.
 
     Raises:
-        TypeError, RuntimeError: as `graph`; or the model is none.
-        ValueError: it is a graph already, whose names are its own.
+        TypeError, RuntimeError: as in `graph`; or `model` is not a module.
+        ValueError: `of` is a graph, which has names already, and `model` was given.
     """
     expect_model(model)
     if not isinstance(of, Graph):
@@ -151,14 +147,14 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
 
 
 def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
-    """The graph below nodes at hand, from those which no other leads to."""
+    """Build the graph below these nodes; its roots are the nodes to which no edge leads."""
     found = _walk(nodes)
     reached = {child for nexts in found.values() for child, _ in nexts}
     return _build(found, [(node, 0) for node in nodes if node not in reached], None)
 
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
-    """The (node, input number) pairs at which a backward from `outputs` starts."""
+    """Return the (node, input number) pairs at which a backward from `outputs` starts."""
     roots = []
     given = _as_list(outputs)
     with without_torch_function():
@@ -176,7 +172,7 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
                 )
             roots.append((output.node, output.output_nr))
     if not roots:
-        raise ValueError("there is no tensor to start from: the sequence is empty")
+        raise ValueError("the sequence of outputs is empty; expected at least one tensor to start from")
     return roots
 
 
@@ -189,13 +185,13 @@ def _as_list(outputs: Outputs) -> list[Tensor | GradientEdge]:
 
 
 def outlive_backward(starts: Sequence[Node]) -> bool:
-    """Whether a node below `starts` keeps attributes on a custom Function's `ctx`, which no backward frees."""
+    """Return whether a custom Function below `starts` has attributes on its `ctx`, which a backward does not free."""
     with collector_paused():
         return any(isinstance(node, BackwardCFunction) and vars(node) for node in _walk(starts))
 
 
 def _walk(starts: Iterable[Node]) -> Found:
-    """All nodes below `starts` with their next functions, in an order of discovery that depends on the graph alone."""
+    """Return all nodes below `starts` with their next functions, in an order that depends on the graph alone."""
     found: Found = {}
     stack = list(reversed(list(starts)))
     while stack:
@@ -222,7 +218,7 @@ def _kinds(names: Mapping[Node, str]) -> dict[Node, Kind]:
 
 
 def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int]) -> dict[Node, int]:
-    """Gives each node its task id, ascending in the returned dict."""
+    """Return each node's task id, in ascending order."""
     created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
     created.sort(key=numbers.__getitem__)
     ids = {node: task_id for task_id, node in enumerate(created)}
@@ -236,11 +232,11 @@ def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int
 
 
 def _nameless(leaf: Tensor) -> None:
-    """Of a leaf whose name nobody knows."""
+    """Return None: without names or captures, leaves have no names."""
 
 
 def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operation]) -> Callable[[Tensor], str | None]:
-    """A function from a leaf to its name: from `names`, else from the captures that saw the graph."""
+    """Return a function that maps a leaf to its name: from `names`, else from the captures that saw the graph."""
     if names is not None:
         pairs = names.named_parameters() if isinstance(names, torch.nn.Module) else dict(names).items()
         given = {id(tensor): name for name, tensor in pairs}
@@ -252,15 +248,15 @@ def _leaf_namer(names: ParameterNames | None, operations: Mapping[Node, Operatio
 
 
 def _metas(node: Node, takes: Iterable[InputMetadata], known: dict[object, TensorMeta]) -> tuple[TensorMeta, ...]:
-    """What the node takes; equal ones are one object, since a large graph has few different ones."""
+    """Return the metadata of a node's inputs. Equal ones share one object, as a large graph has few distinct ones."""
     found = []
     for facts in takes:
         try:
             meta = known.get(facts)
         except TypeError:  # torch.SymInt has no hash
             raise NotImplementedError(
-                f"{node.name()} takes a gradient of {facts[0]}, a shape with symbols, and a graph has numbers for "
-                "sizes. Take a FakeTensorMode without a ShapeEnv, or from_tensor(..., static_shapes=True)"
+                f"{node.name()} takes a gradient of the symbolic shape {facts[0]}, and a graph needs sizes that are "
+                "numbers. Use a FakeTensorMode without a ShapeEnv, or from_tensor(..., static_shapes=True)"
             ) from None
         if meta is None:
             meta = known[facts] = TensorMeta(*facts)
@@ -274,7 +270,7 @@ def _build(
     names: ParameterNames | None,
     takes: Sequence[tuple[InputMetadata, ...]] | None = None,
 ) -> Graph:
-    """`takes`: by node in `found` its input metadata, where it has been read."""
+    """Build the graph. `takes` is the input metadata of the nodes in `found`, if it has been read already."""
     names_of = {node: node.name() for node in found}
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
@@ -305,14 +301,15 @@ def _build(
 
 
 def free_one_by_one(root: Node, below: Sequence[Node]) -> None:
-    """Lets a root hold these nodes below it, which then die one by one, the first first, when it does.
+    """Make a root hold the nodes below it, so that they are freed one by one when the root is.
 
-    torch frees nodes that Python has seen by recursion (THPCppFunction_dealloc), and overflows the stack at some 50,000
-    in a row. A node lets go of its edges before its metadata, and a tuple frees its items from the last to the first.
+    torch frees nodes that have a Python object recursively (THPCppFunction_dealloc). A chain of about 50,000 nodes
+    overflows the stack. A node frees its edges before its metadata, and a tuple frees its items from the last to the
+    first, so the nodes are freed in the order of `below`.
 
     Args:
-        root: the root.
-        below: each before those that it leads to.
+        root: the node that holds the others, in its metadata.
+        below: the nodes below it, each before the nodes to which it leads.
     """
     notes_on(root)[_KEPT] = tuple(reversed(below))
 

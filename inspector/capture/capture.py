@@ -83,29 +83,31 @@ class Tape:
 
 
 class capture:
-    """Records, while it is open, what the forward does in this thread.
+    """Context manager that records the forward of this thread.
 
-    `ts.graph(loss)` then knows for each task its module path, source line, forward operation and time of creation.
-    Works for shared modules, several calls of one module, code outside modules, custom Functions, and with other
-    captures inside or around. On leaving, also by an exception, it takes all its hooks away.
+    `ts.graph(loss)` then knows the module path, source line, forward operation and time of creation of each task. It
+    supports shared modules, several calls of one module, code outside modules, custom Functions, and nested captures.
+    All hooks are removed when the block ends, also after an exception.
 
     Args:
-        model: names the parameters and modules after this module; without it, after each outermost module that is
-            called. Give it where the forward calls parts of a model and never the model itself.
-        observer: called after each operation that gave a tensor or None, and after each module call that gave something
-            else than its last operation did: with it, its result and its arguments.
-        keep_inputs: keeps what each operation was called with, so that `session.check(task)` can replay it. That costs
-            memory: all those tensors live as long as the graph does, also those that no backward needs and those which
-            a checkpoint would have let go, and what is written in place is copied before. The graph goes when the loss
-            does, not when a backward has run. Other objects than tensors, numbers and texts are not kept alive.
-        every_call: also sees the calls of torch that make no node: which tensors they allocate (masks, noise, leaves),
-            which ones they modify in place, and where hooks of tensors are registered. Memory predictions and the notes
-            on a backward's errors use that. It costs as much again as a tiny operation. `observer` and `keep_inputs`
-            imply it; so does torch before 2.14, which has no hook for new nodes.
+        model: the module that names the parameters and modules. Without it, they are named after each outermost module
+            that is called. Pass it if the forward calls parts of a model and never the model itself.
+        observer: a function that is called with an operation, its result and its arguments. It is called after each
+            operation that returned a tensor or None, and after each module call whose result is not that of its last
+            operation.
+        keep_inputs: keep the arguments of each operation, so that `session.check(task)` can replay it. This costs
+            memory: those tensors live as long as the graph, including tensors that no backward needs and tensors that
+            a checkpoint would have freed. Arguments that are modified in place are copied first. The graph is freed
+            with the loss, not when a backward has run. Only tensors, numbers and strings are kept alive.
+        every_call: also record the calls of torch that make no node: the tensors they allocate (masks, noise, leaves),
+            the tensors they modify in place, and where tensor hooks are registered. Memory predictions and the notes on
+            a backward's errors use these. The overhead per call is about the time of a tiny operation. `observer`,
+            `keep_inputs` and torch before 2.14, which has no hook for new nodes, imply it.
 
-    Known limitations: another thread's forward is not seen (open a capture there). Before torch 2.14, neither is a
-    custom Function whose `apply` was put into a variable before. A compiled region is one node with the module call
-    around it. What other threads call of torch.compile's meanwhile is compiled once more.
+    Known limitations: the forward of another thread is not recorded (open a capture there). Before torch 2.14, a custom
+    Function whose `apply` was stored in a variable before the capture is not recorded either. A compiled region is one
+    node, attributed to the module call around it. If another thread calls a compiled function during the capture, that
+    function is compiled once more.
     """
 
     def __init__(
@@ -150,18 +152,18 @@ class capture:
             opened.close(kind, error, traceback)
 
     def operation(self, function: Callable[..., Any]) -> Operation:
-        """What this open capture would write down of a call of this function here and now."""
+        """Return the record that this open capture would make of a call of this function at this point."""
         assert self._recording is not None
         record, _ = self._recording
         now = sequence_nr()
         return Operation(record.facts, function, now, now, record.current, users_place())
 
     def renew(self) -> None:
-        """Begins a new record: module calls are counted, and outermost modules named, as from here on.
+        """Begin a new record, which counts module calls and names outermost modules from the start.
 
-        As closing this capture and opening another one would, but that modes which were entered inside of it, and have
-        not been left, stay where they are. What has been captured keeps what is known of it. While a module's call is
-        under way nothing happens, since what comes in it belongs to that call.
+        This is like closing the capture and opening another one, except that modes that were entered inside of it stay
+        active. Operations recorded earlier keep their records. Inside a module's call this does nothing, because the
+        operations that follow belong to that call.
         """
         if self._recording is None:
             raise RuntimeError("this capture is not open, so there is nothing to renew")

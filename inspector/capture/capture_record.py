@@ -32,21 +32,21 @@ Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
 
 
 class CaptureRecord:
-    """Keeps the stack of module calls that are running in the capture's thread.
+    """Stack of the module calls that are running in the capture's thread.
 
-    Two sources write into it: `watch_nodes.py`, where torch calls a hook for each new node, and `watch_calls.py`.
+    Two modules write into it: `watch_nodes.py`, where torch calls a hook for each new node, and `watch_calls.py`.
 
-    Dynamo traces hooks and function modes into the regions it compiles; asked first whether it is compiling, they are
-    nothing to it, and the region stays one node.
+    Dynamo traces hooks and function modes into the regions it compiles. Ours first check whether Dynamo is compiling
+    and then do nothing, so the region stays one node.
 
     Attributes:
-        facts: what nodes refer to.
-        calls: the calls of modules that are running: of each a list of the module and, once `current` was read inside
-            of it, the elements at `CALL`, `PLACE` and so on.
+        facts: the object to which the records of nodes refer.
+        calls: the module calls that are running. Each is a list of the module and, once `current` has been read inside
+            the call, the elements at `CALL`, `PLACE` and so on.
         last_result: the newest operation's result, whose nodes are marked.
-        new_nodes: the nodes made in the call of torch under way, where a hook tells of them and a function mode sees
-            the call.
-        accelerator: the type of its devices; None if there is none.
+        new_nodes: the nodes made during the current call of torch, if a hook reports them and a function mode sees the
+            call.
+        accelerator: the device type of the accelerator; None without one.
     """
 
     def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
@@ -91,7 +91,10 @@ class CaptureRecord:
             module = entry[0]
             kind = type(module)
             index = counts[module] = counts.get(module, -1) + 1
-            forward, is_torchs = self._forwards.get(kind) or self._forward_of(kind)
+            if (known := self._forwards.get(kind)) is None:
+                code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
+                known = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
+            forward, is_torchs = known
             if "forward" in module.__dict__:
                 forward, is_torchs = None, False
             if above is None:
@@ -106,11 +109,6 @@ class CaptureRecord:
             entry += (CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs)
             above = entry
 
-    def _forward_of(self, kind: type[nn.Module]) -> tuple[CodeType | None, bool]:
-        code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
-        found = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
-        return found
-
     def renew(self) -> Facts:
         """Forgets all modules, and starts new facts."""
         before, self.facts = self.facts, Facts()
@@ -121,7 +119,7 @@ class CaptureRecord:
         return self.facts
 
     def note_result(self, result: object) -> None:
-        """The newest operation gave this. It lives no longer for being noted."""
+        """Note the result of the newest operation, by a weak reference."""
         self.last_result = ref(result) if isinstance(result, Tensor) else None
 
     def note_stream(self, operation: Operation, result: object) -> None:

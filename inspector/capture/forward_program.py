@@ -31,19 +31,19 @@ class StorageRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardOperation:
-    """One ATen operation of the forward: below autograd and autocast, whose casts are operations of their own.
+    """One ATen operation of the forward, below autograd and autocast. A cast of autocast is an operation itself.
 
     Attributes:
-        number: its place among all.
+        number: its position among all operations.
         name: "aten.mul.Tensor".
-        reads: its tensor arguments, those included that it writes into. Of a batch-norm in training without the running
-            statistics, which it does not depend on; none of those that ask for a shape alone (`empty_like`).
-        makes: the storages that are new with its result: (number of the storage, number of the output or WHOLE).
-        writes: the storages that were there and that it writes into; without those statistics, which a replay leaves.
-        random: it may draw random numbers.
-        with_gradients: gradients were on, as they are not in a custom Function's forward and under no_grad.
-        seconds: the shortest time that it took.
-        module: the path of the module in whose call it ran; None outside.
+        reads: its tensor arguments, including those to which it writes. A batch norm in training does not read its
+            running statistics; operations that need only a shape (`empty_like`) read nothing.
+        makes: the storages that its result allocates: (number of the storage, number of the output or WHOLE).
+        writes: the existing storages to which it writes, without running statistics, which a replay does not update.
+        random: whether it may draw random numbers.
+        with_gradients: whether gradients were enabled; they are not in a custom Function's forward and under no_grad.
+        seconds: the shortest measured time.
+        module: the path of the module in whose call it ran; None outside of modules.
         source: the user's line that led to it.
     """
 
@@ -63,18 +63,18 @@ class ForwardOperation:
 class ForwardStorage:
     """The bytes below one or more tensors of the forward.
 
-    Its content is a small program: the operation that made it, then those which wrote into it, each in turn.
+    Its content can be recomputed by the operation that made it, followed by the operations that wrote to it.
 
     Attributes:
-        number: counts the storages.
-        nbytes: its size.
-        device: where it is, "cpu" or "cuda:0".
-        made_by: the number of the operation that made it. None: no operation was seen to, as with parameters, inputs
-            and buffers, and with what was made from data of Python's or another library's.
-        output: which of that operation's outputs it came with, or WHOLE.
-        written_by: the numbers of the operations that wrote into it after.
-        saved_by: the (task, slot) pairs of the graph that keep it for the backward.
-        obstacle: why it can't be made again by a replay: a clause that goes on after "since". None: it can.
+        number: its position among all storages.
+        nbytes: its size in bytes.
+        device: its device, "cpu" or "cuda:0".
+        made_by: the number of the operation that made it. None for parameters, inputs, buffers, and tensors made from
+            data of Python or of another library.
+        output: the number of the operation's output on this storage, or WHOLE.
+        written_by: the numbers of the operations that wrote to it afterwards, in order.
+        saved_by: the (task, slot) pairs of the graph that save it for backward.
+        obstacle: why it can't be recomputed, as a clause that follows "since"; None if it can.
     """
 
     number: int
@@ -94,14 +94,14 @@ class ForwardStorage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ForwardProgram:
-    """A forward that was recorded (`record_forward`).
+    """A recorded forward (`record_forward`).
 
     Attributes:
-        graph: its autograd graph, without nodes: a fresh forward gives an equal one, with the same ids.
-        operations: in the order in which they ran.
-        storages: by number.
-        seconds: the shortest time that the forward took with nobody watching. The operations' own times add up to less.
-        notes: what makes its figures doubtful, in sentences.
+        graph: its autograd graph, without nodes. Another forward gives an equal graph with the same ids.
+        operations: its operations, in the order in which they ran.
+        storages: its storages, by number.
+        seconds: the shortest time of a forward without recording. The operations' times add up to less.
+        notes: sentences that say why its figures may be inaccurate.
     """
 
     graph: Graph
@@ -131,7 +131,7 @@ class ForwardProgram:
         return found
 
     def seconds_of(self, storage: int) -> float:
-        """What the replay of its own program takes, without what its inputs may take."""
+        """Return the time of a replay of its own operations, without that of recomputing their inputs."""
         return sum(self.operations[number].seconds for number in self.storages[storage].program)
 
     @cached_property
@@ -143,7 +143,7 @@ class ForwardProgram:
 
 
 def overlap(first: View, second: View, nbytes: int) -> bool:
-    """Whether two tensors on a storage of this size have a byte in common."""
+    """Return whether two tensors on a storage of this size share a byte."""
     if first == second:
         return True
     low, high = _span(first)
@@ -170,11 +170,11 @@ def _span(view: View) -> tuple[int, int]:
 def obstacles(
     program: ForwardProgram, faults: Mapping[int, str], packs: Mapping[int, list[StorageRead]]
 ) -> list[str | None]:
-    """By storage why it can't be made again.
+    """Map each storage to the reason why it can't be recomputed, or None.
 
     Args:
-        faults: by operation why it must not run again.
-        packs: by storage what nodes saved of it.
+        faults: maps operations to the reason why they must not run again.
+        packs: maps storages to the parts that nodes saved.
     """
     storages, operations = program.storages, program.operations
     changed = {each.number for each in storages if each.made_by is None and each.written_by}
@@ -209,7 +209,7 @@ def obstacles(
 
 
 def _is_overwritten(program: ForwardProgram, reading: StorageRead) -> bool:
-    """Whether an operation after this reading writes into what was read."""
+    """Return whether an operation after this read writes to the bytes that were read."""
     storage = program.storages[reading.storage]
     writers = storage.program if storage.made_by is not None else storage.written_by
     for number in writers[reading.version :]:

@@ -27,7 +27,6 @@ from ..torch_private.saved_variables import hides_saved, packed_slots
 from ..torch_private.sequence_numbers import number_of, sequence_nr
 from ..torch_private.tensors import (
     FollowedStorage,
-    StorageBytes,
     View,
     bytes_below,
     content_of,
@@ -74,7 +73,9 @@ _READ_EARLY = "a backward inside of the forward reads it, after which it would b
 class _Storage:
     def __init__(self, number: int, tensor: Tensor, made_by: int | None, output: int) -> None:
         self.number = number
-        self.address, self.nbytes = _wholeof(tensor)
+        found = storage_of(tensor)
+        assert found is not None, "the caller has looked"
+        self.address, self.nbytes = found
         self.device = str(tensor.device)
         self.made_by = made_by
         self.output = output
@@ -86,13 +87,14 @@ class _Storage:
 
 
 class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
-    """Records the operations of one forward of this thread. To be opened once, inside the capture that it is given.
+    """Context manager that records the operations of one forward of this thread.
 
-    What the forward writes of what was there before can be put back (`restore`).
+    Open it once, inside the capture that it is given. `restore` undoes the forward's writes to tensors that existed
+    before it.
 
     Attributes:
-        operators: what was called, in order.
-        accelerated: whether anything was on another device than the CPU.
+        operators: the operators that were called, in order.
+        accelerated: whether any tensor was on another device than the CPU.
     """
 
     def __init__(self, names: capture) -> None:
@@ -129,7 +131,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._opened.__exit__(kind, error, traceback)
 
     def wrote(self, tensor: Tensor) -> bool:
-        """Whether the forward wrote this tensor, which was there before."""
+        """Return whether the forward wrote to this tensor, which existed before it."""
         parts = {part.untyped_storage().data_ptr() for part in strided_parts(tensor)} - {0}  # of no bytes
         return id(tensor) in self._contents or any(each.data_ptr() in parts for each, _ in self._before)
 
@@ -137,7 +139,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         """Writes back what the forward found."""
         with unobserved():
             for storage, copy in self._before:
-                if storage.nbytes() == copy.nbytes():  # else fully_shard has let go of what it gathered
+                if storage.nbytes() == copy.nbytes():  # else fully_shard has freed the gathered parameter
                     storage.copy_(copy)
             for put_back in self._contents.values():
                 put_back()
@@ -253,7 +255,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return packed
 
     def program(self, graph: Graph, seconds: float = 0.0) -> ForwardProgram:
-        """What was recorded, of a forward whose graph this is. The capture is still open, or was just closed."""
+        """Return the recorded forward, given its graph. The capture must be open still, or just closed."""
         saved, packs = self._saved(graph)
         resolve_sources(self._called)
         storages = [
@@ -274,7 +276,11 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for each, called in zip(self._operations, self._called, strict=True)
         ]
         program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
-        reasons = obstacles(program, self._all_faults(), packs)
+        faults = dict(self._faults)
+        for storage in self._storages:
+            if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
+                faults[storage.made_by] = "no operation is seen to write into it"
+        reasons = obstacles(program, faults, packs)
         early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
         known = tuple(
             replace(each, obstacle=_READ_EARLY if reason is None and each.number in early else reason)
@@ -283,19 +289,11 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return replace(program, storages=known)
 
     def _alive(self) -> Iterator[_Packed]:
-        """What nodes still keep."""
+        """Yield the saved tensors that nodes still keep."""
         return (packed for reference in self._packed if (packed := reference()) is not None)
 
-    def _all_faults(self) -> dict[int, str]:
-        """By operation why it must not run again."""
-        faults = dict(self._faults)
-        for storage in self._storages:
-            if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
-                faults[storage.made_by] = "no operation is seen to write into it"
-        return faults
-
     def _saved(self, graph: Graph) -> tuple[dict[int, list[tuple[int, str]]], dict[int, list[StorageRead]]]:
-        """By storage who keeps it, and what of it."""
+        """Map each storage to the (task, slot) pairs that save it, and to the parts of it that they read."""
         keepers: list[tuple[_Packed, int, str]] = []
         numbers: list[tuple[int, int]] = []  # of the nodes that have one, with their tasks: ascending
         for task, node in enumerate(graph.nodes):
@@ -317,14 +315,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return saved, packs
 
 
-def _wholeof(tensor: Tensor) -> StorageBytes:
-    found = storage_of(tensor)
-    assert found is not None, "the caller has looked"
-    return found
-
-
 def _unpack(packed: _Packed) -> Tensor:
-    packed.is_read_early = packed.is_read_early or in_backward()  # nobody runs that of the loss
+    packed.is_read_early = packed.is_read_early or in_backward()  # the loss's backward never runs here
     return packed.tensor
 
 
@@ -336,7 +328,7 @@ def _numbered(result: object) -> list[tuple[int, Tensor]]:
 
 
 def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
-    """Why this call must not be made again, as far as it can be told by itself."""
+    """Return why this call must not be replayed, as far as the call alone shows it; None if it may be."""
     if not torch.is_grad_enabled():
         return "ran where gradients are off, in a custom Function or under no_grad"
     if is_opaque(operator):
@@ -346,5 +338,5 @@ def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
     if any(is_wrapped(each) or storage_of(each) is None or not has_view(each) for each in tensors):
         return "takes a tensor that is not dense"
     if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
-        return "may give other bits each time on this device"
+        return "may give different bits on each run on this device"
     return None

@@ -38,17 +38,17 @@ from .capture_record import Observer
 
 
 class Cut(StrEnum):
-    """How the path of the gradients ends in an operation.
+    """How an operation cuts the path of the gradients.
 
     Attributes:
-        FROZEN: the parameter did not require gradients when it was taken.
-        DETACH: `detach`, of any kind.
+        FROZEN: the parameter did not require gradients when it was used.
+        DETACH: any form of `detach`.
         DATA: `Tensor.data`, read or set.
-        PYTHON: numbers for Python: item, tolist, numpy, `if tensor:`.
-        COPY: `torch.tensor(x)`: a new tensor of the same numbers.
-        INTEGER: the result is of integers or booleans.
+        PYTHON: a conversion to Python or NumPy: item, tolist, numpy, `if tensor:`.
+        COPY: `torch.tensor(x)`, which copies the values.
+        INTEGER: the result has an integer or boolean dtype.
         INFERENCE, NO_GRAD: it ran under `torch.inference_mode()` or `torch.no_grad()`.
-        ALIAS: it reads what was written in place behind its back, through .data or a detached tensor.
+        ALIAS: it reads bytes that were modified in place through .data or a detached tensor, unseen by autograd.
         FUNCTION: a custom Function marks the result as not differentiable.
         OTHER: none of these.
     """
@@ -94,14 +94,15 @@ _NOT_COMPUTED = frozenset({"requires_grad_", "share_memory_"})  # they end like 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One result of an operation which took something that depends on a parameter.
+    """One result of an operation with an argument that depends on a parameter.
 
     Attributes:
-        operation: None where no capture sees what came between, as inside of a scripted module.
-        takes: the steps whose results it took; for each None where gradients come back to it, else how that ends.
-        result: which of the operation's results it is, and of how many.
-        to_python: its result is Python's, so that what becomes of it can't be followed.
-        off: who switched gradients off, where that is how the paths end.
+        operation: the operation; None where a capture can't see it, as inside of a scripted module.
+        takes: the steps whose results are its arguments. The value is None if gradients flow back to that step,
+            else the kind of cut.
+        result: the position of this result, and the operation's number of results.
+        to_python: whether the result is a Python value, whose further use can't be followed.
+        off: the code that disabled gradients, if that is the cut.
     """
 
     operation: Operation | None
@@ -125,13 +126,13 @@ class Taken(NamedTuple):
 
 
 class Dataflow:
-    """What a forward did with parameters, while `follow` was open.
+    """The operations of a forward that depend on parameters, recorded while `follow` was open.
 
     Attributes:
-        parameters: those that are followed. Step i stands for parameter i, before all others.
-        steps: in the order in which they ran.
-        calls: how often each module was called.
-        unseen: the modules that were called inside of a custom Function, where operations are not seen.
+        parameters: the followed parameters. Step i stands for parameter i; the other steps come after these.
+        steps: the steps, in the order in which they ran.
+        calls: the number of calls of each module.
+        unseen: the modules that were called inside of a custom Function, where operations are not recorded.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -183,10 +184,10 @@ class Dataflow:
 def follow(
     module: nn.Module | None, parameters: Iterable[Tensor], observer: Observer | None = None
 ) -> Iterator[Dataflow]:
-    """Follows parameters through the forward that runs meanwhile, which is captured, too, with the observer.
+    """Follow parameters through the forward that runs inside the block; a capture with the observer must be open.
 
-    Tensors live no longer for being followed. What happens inside of a custom Function's forward, of a compiled region
-    or of a scripted module is not looked into.
+    Following does not keep tensors alive. Operations inside a custom Function's forward, a compiled region or a
+    scripted module are not followed.
     """
     flow = Dataflow(parameters)
     thread = get_ident()
@@ -275,7 +276,7 @@ class _Follower(TorchFunctionMode):
 
     @property
     def _off(self) -> Operation | None:
-        """Who switched gradients off."""
+        """Return the code that disabled gradients."""
         return self._switches[-1] if self._switches else None
 
     def _switch(self, on: bool) -> None:
@@ -325,7 +326,7 @@ class _Follower(TorchFunctionMode):
     def _takes(
         self, sources: list[tuple[Taken, list[tuple[int, bool]]]], result: Tensor | None, cut: Cut | None, start: int
     ) -> list[tuple[int, Cut | None]]:
-        """What a result is made of."""
+        """Return the steps on which a result depends."""
         edges, leaves = set[tuple[Node, int]](), set[int]()
         if result is not None and result.grad_fn is not None:
             edges, leaves = _reached(result.grad_fn, result.output_nr, start)
@@ -343,7 +344,7 @@ class _Follower(TorchFunctionMode):
     def _cut(
         self, function: Callable[..., Any] | type[Function], operation: Operation, result: Tensor | None
     ) -> Cut | None:
-        """How the paths end, where the result has no graph."""
+        """Return how the paths of a result without a graph are cut."""
         if result is None:
             return Cut.PYTHON
         if result.requires_grad:
@@ -359,7 +360,7 @@ class _Follower(TorchFunctionMode):
 
 
 def _leaves_grad_mode() -> bool:
-    """Whether it is the end of a `with torch.no_grad()`, or of its like, that switches: what was before comes back."""
+    """Return whether the end of `with torch.no_grad()`, or of a similar block, restores the grad mode."""
     frame: FrameType | None = sys._getframe(3)  # who called `_set_grad_enabled`
     while frame is not None and frame.f_globals.get("__name__") == torch.autograd.grad_mode.__name__:
         if frame.f_code.co_name == "__exit__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TaskDraft:
-    """What is going to be a `Task`."""
+    """The fields of a `Task` that has not been made yet."""
 
     __slots__ = Task.__slots__
 
@@ -50,7 +50,7 @@ class TaskDraft:
 
 
 class EdgeDraft:
-    """What is going to be an `Edge`."""
+    """The fields of an `Edge` that has not been made yet."""
 
     __slots__ = Edge.__slots__
 
@@ -148,12 +148,16 @@ class Sight:
 
 
 def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
-    """How the graph of these nodes looks; None where more than its looks decides what is read of it: what a capture has
-    seen, what a shard is called; where shapes have symbols, which can't be compared; and of one too large to keep."""
+    """Return the cache key of the graph of these nodes; None if the graph must not be cached.
+
+    A graph is not cached if a capture may have records of it, if shards give it names, if its shapes have symbols,
+    which have no hash, or if it is too large."""
     if len(found) > _MOST_NODES or Facts.alive() or sharded_parameters():
         return None
-    if has_flat_parameters() and any(flat_names(leaf_of(node)) for node in found if not found[node] and _is_leaf(node)):
-        return None
+    if has_flat_parameters():
+        leaves = (node for node in found if not found[node] and type(node).__name__ == "AccumulateGrad")
+        if any(flat_names(leaf_of(node)) for node in leaves):
+            return None
     try:
         return Sight(found, roots)
     except TypeError:  # torch.SymInt has no hash
@@ -168,7 +172,3 @@ def forget_graphs() -> None:
 def _kinds(nodes: Sequence[Node]) -> tuple[object, ...]:
     apart = {kind for kind in set(map(type, nodes)) if kind.__name__ == _NAMED_APART}
     return types_of(nodes), tuple([node.name() for node in nodes if type(node) in apart]) if apart else ()
-
-
-def _is_leaf(node: Node) -> bool:
-    return type(node).__name__ == "AccumulateGrad"

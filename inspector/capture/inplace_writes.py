@@ -65,7 +65,7 @@ def note_write(
 
 
 def writes_between(address: int, version: int, now: int) -> list[Write]:
-    """What took the bytes at this address, which live, from one version to another; empty where not all is known."""
+    """Return the in-place writes that took a live storage from one version to another; empty if any is unknown."""
     found: list[Write] = []
     for write in tuple(_log):
         if write.storage.address == address and not write.is_silent and version <= write.before and write.after <= now:
@@ -86,7 +86,10 @@ Versions = Sequence[tuple[Tensor, int]]
 
 
 class UnnoticedWrites(Protocol):
-    """Is told of writes of which the tensors on the same bytes count no version, in the thread that makes them."""
+    """Callbacks for writes that leave the versions of other tensors on the same bytes unchanged.
+
+    They are called in the thread that writes.
+    """
 
     def begins(self, tensor: Tensor) -> None:
         """The tensor, or its `.data`, is about to be written."""
@@ -95,7 +98,7 @@ class UnnoticedWrites(Protocol):
         """It was; after `tensor.data = other` it has other bytes."""
 
     def is_shared(self, array: Any) -> None:
-        """An array of NumPy's was made on a tensor's bytes: no call tells when it is written."""
+        """Note that a NumPy array shares a tensor's bytes; no call reports when the array is written."""
 
 
 _watchers: list[UnnoticedWrites] = []
@@ -112,19 +115,19 @@ def watching_unnoticed_writes(watcher: UnnoticedWrites) -> Iterator[None]:
 
 
 class _Writes(Enum):
-    """What a function may write, beside `out`."""
+    """The argument that a function may write, apart from `out`."""
 
     NOTHING = auto()
     FIRST = auto()
-    """What it is given first: `add_`."""
+    """The first argument: `add_`."""
     IF_TOLD = auto()
-    """The same where it is told `inplace`."""
+    """The first argument if `inplace` is true."""
     ANYTHING = auto()
     """Nobody knows, or several."""
     UNNOTICED = auto()
     """Nothing, but it gives a tensor or an array on the same bytes, of which these count no version: `.data`."""
     REBOUND = auto()
-    """What it is given first gets other bytes, and counts no version: `tensor.data = other`."""
+    """The first argument gets other bytes, and its version stays: `tensor.data = other`."""
 
 
 @lru_cache(maxsize=4096)
@@ -192,7 +195,9 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
             return
         for tensor, before in versions:
             after = version_of(tensor)
-            if after > before and not _is_counter(tensor):
+            # A scalar integer is a batch norm's count of batches, which no graph saves.
+            is_counter = not tensor.dim() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+            if after > before and not is_counter:
                 is_silent, name, place = _is_alias(tensor), str(function.__name__), users_place()
                 note_write(name, place, tensor, before, after, is_silent)
                 for watcher in _watchers if is_silent else ():
@@ -205,11 +210,6 @@ def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs:
         return ()
     with without_torch_function():
         return [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
-
-
-def _is_counter(tensor: Tensor) -> bool:
-    """A single whole number, as batch norms count their batches with: no graph has it saved."""
-    return not tensor.dim() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
 
 
 def _forget(number: int) -> Callable[[ref[Tensor]], None]:

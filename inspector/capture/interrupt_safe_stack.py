@@ -1,5 +1,4 @@
-"""What a `with` block of ours has put in place: taken away as the block ends, is interrupted on its way in, or is
-forgotten."""
+"""A stack of contexts that is closed when its `with` block ends, is interrupted on entry, or is never closed."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ class Opened:
     def close(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the contexts, which are told of the exception. Ctrl-C waits until it is through.
+        """Close the contexts, passing the exception to them. Ctrl-C waits until all are closed.
 
-        A hook that misses a private name of torch's has raised in the user's own call: the error gets a note.
+        A hook that misses a private name of torch raises inside the user's own call, so the error gets a note.
         """
         if isinstance(error, AttributeError | ImportError) and (sentence := explain(error)) is not None:
             error.add_note(f"tapescope: {sentence}")
@@ -89,7 +88,7 @@ def refuse_disabled_hooks(purpose: str) -> None:
 
 
 def _abandon(stack: ExitStack) -> None:
-    """Closes the contexts as a generator's are that nobody goes on with: what they were open for did not come about."""
+    """Close the contexts as Python closes those of a generator that is never resumed: with GeneratorExit."""
     abandoned = GeneratorExit()
     stack.__exit__(GeneratorExit, abandoned, None)
 

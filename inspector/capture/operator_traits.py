@@ -1,4 +1,4 @@
-"""What ATen's operators do besides giving a result, as far as one who runs them again has to know."""
+"""Side effects of ATen operators, as far as a replay has to know them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIKE = {
     "ones_like": 1,
     "new_ones": 1,
 }
-"""What fills the tensor that they give. Of the tensor that they take they ask the shape, type and device."""
+"""Operators that fill a new tensor with a constant. They read only their argument's shape, dtype and device."""
 
 _OPAQUE = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 """Their kernels give more with gradients on than without, and keep states of their own."""
@@ -49,12 +49,12 @@ def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def may_write(operator: Operator) -> bool:
-    """Whether there are calls of it for which `written_by` gives something."""
+    """Return whether some call of the operator writes to an argument."""
     return bool(any(schema_writes(operator)) or operator in _BATCH_NORMS)
 
 
 def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What to give it in a replay: a batch-norm in training computes the same without the statistics it updates."""
+    """Return its arguments for a replay: a batch norm in training gives the same result without running statistics."""
     if operator in _BATCH_NORMS and args[_TRAINING]:
         return (*args[:3], None, None, *args[_TRAINING:])
     return args
@@ -62,12 +62,12 @@ def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, 
 
 @cache
 def reads_nothing(operator: Operator) -> bool:
-    """Whether its result depends on no content of its arguments (`zeros_like`): `filled_like` makes another one."""
+    """Return whether the result depends on no argument's content (`zeros_like`); `filled_like` makes an equal one."""
     return operator.namespace == "aten" and _name(operator) in _LIKE
 
 
 def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
-    """What an operator that reads nothing gives where its result looked like this."""
+    """Return an equal result of an operator that reads no content, given one result."""
     made = torch.empty_strided(view.shape, view.strides, dtype=view.dtype, device=device)
     value = _LIKE[_name(operator)]
     return made if value is None else made.fill_(value)
@@ -75,13 +75,13 @@ def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
 
 @cache
 def is_random(operator: Operator) -> bool:
-    """Whether it may draw random numbers."""
+    """Return whether the operator may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 @cache
 def leaves_empty(operator: Operator) -> bool:
-    """Whether what it gives holds nothing yet."""
+    """Return whether its result is uninitialized."""
     return operator.namespace == "aten" and _name(operator) in _EMPTY
 
 
@@ -92,15 +92,15 @@ def allocates_only(name: str) -> bool:
 
 @cache
 def is_opaque(operator: Operator) -> bool:
-    """Whether it is known not to be made for running again (the fused layers of an LSTM)."""
+    """Return whether the operator is known not to support a replay (the fused layers of an LSTM)."""
     return operator.namespace == "aten" and _name(operator) in _OPAQUE
 
 
 class Traits(NamedTuple):
-    """What is asked of an operator each time it is called: see the functions of the same names.
+    """The traits of an operator that each call needs; see the functions of the same names.
 
     Attributes:
-        writes_first: its first argument, and no other, is what it writes into.
+        writes_first: it writes to its first argument only.
     """
 
     may_write: bool
@@ -125,11 +125,11 @@ def _name(operator: Operator) -> str:
 
 @cache
 def moves_storage(operator: Operator) -> bool:
-    """Whether it gives a tensor other bytes or another shape in place: `set_`, `resize_`, `t_`."""
+    """Return whether it changes a tensor's storage or shape in place: `set_`, `resize_`, `t_`."""
     return torch.Tag.inplace_view in operator.tags
 
 
 @cache
 def is_inexact(operator: Operator) -> bool:
-    """Whether on an accelerator it may give other bits each time (`index_add`)."""
+    """Return whether its result on an accelerator may differ between runs (`index_add`)."""
     return torch.Tag.nondeterministic_bitwise in operator.tags

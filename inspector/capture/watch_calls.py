@@ -59,13 +59,13 @@ def note_allocations(
         if not address or (address in facts.allocations and facts.allocations[address][0].alive):
             continue
         owners = [each for each in (*tensors_of(args), *tensors_of(kwargs)) if _address(each) == address]
-        is_born = any(_made_here(facts, each) for each in owners) if owners else is_new
-        if is_born and made.untyped_storage().resizable():
+        is_allocated = any(_made_here(facts, each) for each in owners) if owners else is_new
+        if is_allocated and made.untyped_storage().resizable():
             facts.allocations[address] = FollowedStorage(made), sequence_nr()
 
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:
-    """Whether an operation of this capture made the tensor's bytes, with a node and not in place."""
+    """Return whether an operation of this capture allocated the tensor's bytes, with a node and out of place."""
     whole = base_of(owner)
     node = (owner if whole is None else whole).grad_fn
     operation = None if node is None else operation_of(node)
@@ -165,7 +165,7 @@ class _OperationWatcher(TorchFunctionMode):
 
 
 def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) -> AroundApply:
-    """Marks the nodes of custom Functions, which the function mode doesn't see. What torch.library makes, it sees."""
+    """Mark the nodes of custom Functions, which the function mode does not see; it does see those of torch.library."""
 
     def before(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
         if get_ident() != record.facts.thread or is_generated(function):

@@ -100,7 +100,7 @@ def _look_up(code: CodeType, instruction: int, names: Mapping[str, object]) -> C
 
 
 def _callee(steps: list[dis.Instruction], call: dis.Instruction, names: Mapping[str, object]) -> Called | None:
-    """The function that a call is of: what is loaded from where the call begins in the source, the longest of it."""
+    """Return the called function: the longest chain of names loaded from where the call begins in the source."""
     loads = [step for step in steps if step.opname.startswith("LOAD_") and _begins_with(call, step)]
     if not loads:
         return None
@@ -121,7 +121,7 @@ def _callee(steps: list[dis.Instruction], call: dis.Instruction, names: Mapping[
 
 
 def _of_torch(found: object, chain: list[str]) -> Called | None:
-    """A function if it is one of torch's; the name under which torch has it, where a library has put its own there."""
+    """Return a function of torch, or the torch function that a library has replaced under the same name."""
     if not callable(found):
         return None
     module = getattr(found, "__module__", None) or getattr(getattr(found, "__objclass__", None), "__module__", "")
@@ -153,7 +153,7 @@ def _end(step: dis.Instruction) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def by_kind(kind: str) -> Called:
-    """The function after which a node's kind is named: `torch.Tensor.sin` for SinBackward0."""
+    """Return the function after which a node's type is named: `torch.Tensor.sin` for SinBackward0."""
     name = _CAPITAL.sub("_", _KIND.sub("", kind)).lower()
     return _by_name(name) or name
 
@@ -172,19 +172,19 @@ def overridable_codes() -> Mapping[int, Called]:
 
 
 _USERS, _LIBRARY, _FUNCTIONS, _CALLS = range(4)
-"""Whose code is in a file: users', torch's, torch's with functions that a mode sees whole, or our call of a module."""
+"""Roles of files: users' code, a library, a library whose functions a function mode sees, our call of a module."""
 
 _Seen = tuple[FrameType | None, FrameType | None, Called, Place | None]
-"""The frame that calls a function of torch's; this function's own frame, and it, if it is written in Python; and the
+"""The frame that calls a torch function, that function's frame and the function if it is written in Python, and the
 user's place."""
 
 _getframe = sys._getframe
 
 _MOST_FILES = 10_000  # each cell of a notebook is one more
 _roles: dict[str, int] = {}
-_MODELS = str(PACKAGE / "engine" / "studies" / "workload")  # they stand for code of users
-_WHOLE = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-"""Functions that make nodes of one kind again and again."""
+_MODELS = str(PACKAGE / "engine" / "studies" / "workload")  # counts as users' code
+_ONE_OPERATION = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+"""Functions that make many nodes of one kind and count as one operation."""
 
 
 def watch_nodes(stack: ExitStack, record: CaptureRecord, *, modules: bool) -> None:
@@ -205,10 +205,10 @@ def watch_nodes(stack: ExitStack, record: CaptureRecord, *, modules: bool) -> No
 class _NodeWatcher:
     """Marks new nodes with operations.
 
-    torch tells of nodes, not of calls. Nodes that follow each other are one operation's where the same instruction in
-    the same call of a module made them, unless the called function has begun anew: it is written in Python and has gone
-    back, or the same kind of node has come again. So a call that makes several nodes of a kind, as `torch.lstm` does,
-    counts as several operations.
+    torch's hook reports nodes, not calls. Consecutive nodes belong to one operation if the same instruction in the same
+    module call made them, unless the function was called anew: a Python function has gone back to an earlier
+    instruction, or a node type has come a second time. So a call that makes several nodes of one type, such as
+    `torch.lstm`, counts as several operations.
     """
 
     def __init__(self, record: CaptureRecord, *, watches_modules: bool) -> None:
@@ -222,7 +222,7 @@ class _NodeWatcher:
         self._kinds: tuple[type[Node], ...] = ()
 
     def made(self, node: Node) -> None:
-        """Mark a node. To be called by the function that torch calls. Its cost is most of a capture's."""
+        """Mark a node. Only the function that torch calls may call this. It is most of a capture's cost."""
         record, operation = self._record, self._newest
         # A backward on an accelerator runs in another thread, while this one waits for it.
         frame = _getframe(2) if get_ident() == self._thread else sys._current_frames().get(self._thread)
@@ -252,13 +252,16 @@ class _NodeWatcher:
                     call = call.parent if forward_has_run(frame) else call
             operation = self._operation_of(node, kind, call, seen)
         if record.accelerator is not None:
-            _note_stream(operation, node, record.accelerator)
+            # A node's backward runs on the stream that is current when the node is made (node.h).
+            found = (each for _, _, each, _ in input_metadata(node) if each.type == record.accelerator)
+            if (device := next(found, None)) is not None:
+                operation.stream = torch.accelerator.current_stream(device)
         mark_new(node, operation)
         if record.new_nodes is not None:
             record.new_nodes.append(node)
 
     def _look_in_forward(self, frame: FrameType, code: CodeType, entry: list[Any]) -> _Seen | None:
-        """See whether the forward of the innermost module made it, itself or by a function of torch's in Python."""
+        """Return the call if the innermost module's forward made it, directly or by a torch function in Python."""
         forward, place = entry[FORWARD], entry[PLACE] if entry[IS_TORCHS] else None
         if place is None:
             return None
@@ -270,7 +273,7 @@ class _NodeWatcher:
         return None
 
     def _operation_of(self, node: Node, kind: type[Node], call: CallRecord | None, seen: _Seen) -> Operation:
-        """The newest operation if the node is one of its own; else a new one."""
+        """Return the newest operation if the node belongs to it; else a new one."""
         site, running, function, place = seen
         code, instruction = (None, 0) if site is None else (site.f_code, site.f_lasti)
         progress = 0 if running is None else running.f_lasti
@@ -285,7 +288,7 @@ class _NodeWatcher:
             and (
                 progress > self._progress
                 or (progress == self._progress and kind not in self._kinds)
-                or function in _WHOLE
+                or function in _ONE_OPERATION
             )
         ):
             self._kinds += (kind,)
@@ -300,7 +303,7 @@ class _NodeWatcher:
         return operation
 
     def _look(self, frame: FrameType | None) -> _Seen:
-        """Look through a stack from its innermost frame on."""
+        """Find the call in a stack, from its innermost frame outwards."""
         site: FrameType | None = None
         running: FrameType | None = None
         function: Called = ""
@@ -343,7 +346,7 @@ class _NodeWatcher:
 
 
 def _called(node: Node, kind: type[Node], site: FrameType | None, running: FrameType | None) -> Called:
-    """Return the function that made the node; if nothing tells it, the one after which the node is named."""
+    """Return the function that made the node; if it is unknown, the function after which the node is named."""
     if running is not None:
         operator: Called = running.f_locals["self"]
         return operator
@@ -351,13 +354,6 @@ def _called(node: Node, kind: type[Node], site: FrameType | None, running: Frame
         return function_of(node).__qualname__  # not the class itself: its closures may lead to the node
     function = None if site is None else called_at(site.f_code, site.f_lasti, site.f_globals)
     return by_kind(kind.__name__) if function is None else function
-
-
-def _note_stream(operation: Operation, node: Node, accelerator: str) -> None:
-    """The node has the stream that is current as it is made: on that one its backward runs (node.h)."""
-    device = next((device for _, _, device, _ in input_metadata(node) if device.type == accelerator), None)
-    if device is not None:
-        operation.stream = torch.accelerator.current_stream(device)
 
 
 def _note_file(filename: str) -> int:

@@ -1,4 +1,4 @@
-"""What a capture writes down of a forward. Nodes refer to it, so nothing in it may lead back to a node."""
+"""Records that a capture makes of a forward. Nodes refer to them, so no record may lead back to a node."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class CallRecord:
 
 
 class Operation:
-    """One call of a torch function in the forward; of a custom Function, or of a whole module where no more is seen.
+    """One call of a torch function or custom Function in the forward, or of a module if its inside is not visible.
 
-    It made the nodes whose sequence numbers lie in [start, end) of its thread; none lie there where torch told of each
-    node, and each has its mark. The line it was called from is looked up when `source` is asked for.
+    It made the nodes of its thread with sequence numbers in [start, end). If torch reported each node, this interval is
+    empty and each node has a mark instead. `source` is looked up when it is read.
 
     Attributes:
-        function: what was called; a class for a custom Function or a module; a name where no more is known.
-        inputs: what it was called with, where the capture kept that.
-        began_ns, created_ns: when it was called and had returned, of `time.perf_counter_ns`; both are the latter where
-            its call was not seen.
-        stream: of an accelerator, the one on which it was put: that of the nodes that it made.
+        function: the called function; a class for a custom Function or a module; a name if only that is known.
+        inputs: its arguments, if the capture kept them.
+        began_ns, created_ns: the times of the call and of its return, by `time.perf_counter_ns`. Both are the time of
+            the return if the call itself was not recorded.
+        stream: the accelerator's stream on which it ran, and on which the backwards of its nodes run.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Operation:
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether it changes its first argument."""
+        """Return whether it modifies its first argument."""
         from .operation_inputs import writes_first_argument
 
         name: str = getattr(self.function, "__name__", "")
@@ -147,14 +147,14 @@ def resolve_sources(operations: Iterable[Operation]) -> None:
 
 
 class Facts:
-    """What was seen in one captured forward, of the thread that entered the capture.
+    """The record of one captured forward, in the thread that entered the capture.
 
     Attributes:
-        thread: the thread; sequence numbers are counted per thread.
-        first: the sequence number of the first node that could be made in the capture.
-        sees_every_call: whether operations without a node are seen, so that `allocations` has all there are.
-        allocations: by address the storages that operations without a node allocated (masks, noise, leaves made in the
-            forward, tensors kept outside the graph), each with the number of nodes that this thread had made by then.
+        thread: the thread's id; torch counts sequence numbers per thread.
+        first: the sequence number of the first node that the capture could record.
+        sees_every_call: whether operations without a node are recorded, so that `allocations` is complete.
+        allocations: maps addresses to the storages that operations without a node allocated (masks, noise, leaves made
+            in the forward, tensors kept outside the graph), each with the thread's sequence number at that time.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Facts:
 
     @staticmethod
     def alive() -> bool:
-        """Whether any capture's facts are left, so that looking for marks is worth it."""
+        """Return whether the facts of a capture are alive, so that nodes can have marks."""
         return bool(_alive)
 
     def add_root(self, module: nn.Module, unnamed: bool = False) -> tuple[int, dict[nn.Module, str]]:

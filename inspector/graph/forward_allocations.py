@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -51,7 +52,9 @@ def forward_allocations(graph: Graph) -> ForwardAllocations:
     for each in (task.operation for task in graph.tasks):
         if isinstance(each, Operation):
             seen[each.facts] = min(each.start, seen.get(each.facts, each.start))
-    of_model = {address for tensor in _model_tensors(graph, seen) if (address := address_below(tensor))}
+    parameters = (leaf for leaf in graph.leaves.values() if isinstance(leaf, Parameter))
+    model_tensors = chain(*(facts.model_tensors() for facts in seen), parameters)
+    of_model = {address for tensor in model_tensors if (address := address_below(tensor))}
     addresses = {address for facts in seen for address in facts.allocations} - of_model
     others = [
         task
@@ -87,12 +90,6 @@ def allocations_were_seen(graph: Graph) -> bool:
     """Return whether a capture saw the allocations of operations without a node in the graph's forward."""
     operations = (task.operation for task in graph.tasks)
     return any(each.facts.sees_every_call for each in operations if isinstance(each, Operation))
-
-
-def _model_tensors(graph: Graph, seen: Iterable[Facts]) -> Iterator[Tensor]:
-    for facts in seen:
-        yield from facts.model_tensors()
-    yield from (leaf for leaf in graph.leaves.values() if isinstance(leaf, Parameter))
 
 
 def _address(tensor: Tensor) -> int:

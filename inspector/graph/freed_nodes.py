@@ -20,13 +20,14 @@ _any_spent = False  # in this process, ever: most never ask a node
 
 
 class SpentNodes:
-    """The nodes that a session has run and has not let free what they saved.
+    """The nodes that a session has run while it keeps their saved tensors for undo.
 
-    PyTorch's engine finds a pre-hook on each, which raises its own error for a graph that has been freed; our engine
-    finds a note. Both stay on the node when this object goes: what it saved lives on, and nobody may use it.
+    To other backwards these nodes must look freed. For PyTorch's engine each has a pre-hook that raises PyTorch's error
+    for a freed graph; for the direct engine each has a note. Both stay on the node after this object is freed, because
+    the saved tensors are still alive and must not be used.
 
-    Known limitations. Who reads `node._saved_result`, or calls a node as a function, is not stopped. A custom Function
-    that saved tensors is refused even if its backward would not have looked at them.
+    Known limitations: reading `node._saved_result`, or calling a node as a function, does not raise. A custom Function
+    that saved tensors raises even if its backward would not have read them.
     """
 
     def __init__(self) -> None:
@@ -49,22 +50,22 @@ class SpentNodes:
 
 
 def is_spent(node: Node) -> bool:
-    """Whether a session keeps for itself what this node saved."""
+    """Return whether a session keeps this node's saved tensors for itself."""
     return _any_spent and _NOTE in notes_on(node)
 
 
 def first_over(nodes: Iterable[Node]) -> Node | None:
-    """The first of the nodes through which a backward has run, as far as that can be told: another one would raise."""
+    """Return the first node that is known to be freed by a backward, so that another backward would raise."""
     return next(filter(is_over, nodes), None)
 
 
 def is_over(node: Node) -> bool:
-    """Whether a backward has run through the node, as far as that can be told: another one would raise."""
+    """Return whether the node is known to be freed by a backward, so that another backward would raise."""
     return is_spent(node) or _is_freed(node)
 
 
 def _is_freed(node: Node) -> bool:
-    if isinstance(node, BackwardCFunction):  # one that never looks at what it saved may run again
+    if isinstance(node, BackwardCFunction):  # a node that never reads its saved tensors may run again
         code = getattr(function_of(node).backward, "__code__", None)
         return code is not None and "saved_tensors" in code.co_names and function_is_freed(node)
     return first_freed([node]) is not None

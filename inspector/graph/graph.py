@@ -43,13 +43,13 @@ _MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow;
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What torch knows of a gradient before it exists.
+    """The metadata of a gradient, which torch knows before the gradient exists.
 
     Attributes:
-        shape: None for nested tensors, which have none.
-        dtype, device: those that it is going to have.
-        any_dtype: the forward declared that the gradient is not cast (`ctx.set_output_grad_dtype(None)`), so that it
-            may have another dtype than the forward's output, which is then `dtype`.
+        shape: its shape; None for nested tensors, which do not have one.
+        dtype, device: its dtype and device.
+        any_dtype: the forward declared that the gradient is not cast (`ctx.set_output_grad_dtype(None)`). It may then
+            have another dtype than the forward's output, which is `dtype`.
     """
 
     shape: tuple[int, ...] | None
@@ -69,12 +69,12 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The way of a gradient from one task to another.
+    """An edge, along which a gradient passes from one task to another.
 
     Attributes:
-        task, output: the id of the task that gives it, and the number of that output, from 0.
-        next_task, input: the id of the task that takes it, and the number of that input, from 0. What several edges
-            bring to one input is summed there.
+        task, output: the id of the task that returns the gradient, and the number of its output, from 0.
+        next_task, input: the id of the task that receives it, and the number of its input, from 0. The gradients of
+            several edges to one input are summed.
     """
 
     task: int
@@ -85,10 +85,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where the backward starts.
+    """A start of the backward.
 
     Attributes:
-        task, input: the id of the task that takes a given gradient, and the number of its input that does, from 0.
+        task, input: the id of the task that receives an initial gradient, and the number of its input, from 0.
     """
 
     task: int
@@ -115,7 +115,7 @@ class ModuleCall:
 
     @property
     def name(self) -> str:
-        """What to call it: the last part of the path, the class where the path is empty."""
+        """The name to show: the last part of the path, or the class if the path is empty."""
         return self.path.rsplit(".", 1)[-1] or self.class_name
 
 
@@ -147,7 +147,7 @@ class Task:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is an AccumulateGrad, which writes the .grad of a leaf."""
+        """Whether the task is an AccumulateGrad, which writes the .grad of a leaf."""
         return self.kind is Kind.ACCUMULATE_GRAD
 
     @property
@@ -160,8 +160,8 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where PyTorch runs it: on the first device among its gradients' that is not the CPU (node.h, Node::device);
-        what is then on "meta" or "lazy" goes into the CPU's queue (engine.cpp, should_run_in_cpu_ready_queue)."""
+        """The device on which PyTorch runs it: the first device of its gradients that is not the CPU (node.h,
+        Node::device). Tasks on "meta" or "lazy" go into the CPU's queue (engine.cpp, should_run_in_cpu_ready_queue)."""
         for meta in self.inputs:
             if (kind := meta.device.type) != "cpu":
                 return _CPU if kind in _IN_CPU_QUEUE else meta.device
@@ -211,7 +211,7 @@ class Graph:
 
     @property
     def is_tape(self) -> bool:
-        """Whether it is that of a tape (`ts.hips.tape`), whose nodes are not torch's."""
+        """Whether the graph is that of a tape (`ts.hips.tape`), whose nodes are not torch's."""
         return self.tasks[-1].name == ARGUMENT
 
     @cached_property
@@ -223,7 +223,7 @@ class Graph:
 
     @cached_property
     def out_edges(self) -> tuple[tuple[Edge, ...], ...]:
-        """For each task its edges, by output number. Outputs nobody wants have none."""
+        """The edges of each task, by output number. Outputs without a reader have no edge."""
         grouped: list[list[Edge]] = [[] for _ in self.tasks]
         for edge in self.edges:
             grouped[edge.task].append(edge)
@@ -336,11 +336,11 @@ class Graph:
 
     @ending_where_called
     def task(self, task: Task | int) -> Task:
-        """The task of this number; a task is given back.
+        """Return the task with this id, or the task itself.
 
         Raises:
-            ValueError: there is no such task in this graph, or it is another graph's.
-            TypeError: it is neither a number nor a task.
+            ValueError: the graph does not have this task.
+            TypeError: the argument is neither a number nor a task.
         """
         if not isinstance(task, Task | int):
             names = "; session.break_at(name) and run() go to a name or a line" if isinstance(task, str) else ""
@@ -396,5 +396,5 @@ def told_apart(graph: Graph, task: Task | int) -> str:
 
 
 def module_name(path: str) -> str:
-    """`blocks.3`, `module 3`: the part of a bare nn.Sequential is called by a number alone."""
+    """Return `blocks.3`, or `module 3` for a part of an nn.Sequential that is itself the model."""
     return f"module {path}" if path.isdecimal() or path == "*" else path

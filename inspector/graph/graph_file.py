@@ -79,7 +79,8 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     writer.column("names", names)
     writer.column("kind", (kinds.number(task.kind) for task in tasks))
     writer.column("kinds", (kind.value for kind in kinds))
-    writer.column("sequence_nr", (_exact(task.sequence_nr) for task in tasks))
+    numbers = (task.sequence_nr for task in tasks)
+    writer.column("sequence_nr", (number if number < _EXACT else str(number) for number in numbers))
     writer.column("inputs", (input_lists.number(tuple(map(metas.number, task.inputs))) for task in tasks))
     writer.column("input_lists", input_lists)
     writer.column("metas", map(meta_fields, metas))
@@ -137,7 +138,7 @@ def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
     shape, dtype, device = _fields(section, key, row[:3] if any_dtype else row, 3)
     if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
         raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
-    if not (isinstance(dtype, str) and dtype in _DTYPES):  # torch itself may import what it is asked for
+    if not (isinstance(dtype, str) and dtype in _DTYPES):  # reading an attribute of torch may import a module
         raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
     sizes = None if shape is None else tuple(shape)
     return TensorMeta(sizes, _DTYPES[dtype], device_of(section, key, device), any_dtype)
@@ -149,10 +150,6 @@ def device_of(section: Section, key: str, device: Any) -> torch.device:
         with suppress(RuntimeError):
             return torch.device(device)
     raise section.wrong(key, f"has a device which torch {torch.__version__} does not know: {device!r:.80}")
-
-
-def _exact(number: int) -> int | str:
-    return number if number < _EXACT else str(number)
 
 
 def _is_count(value: object) -> bool:
@@ -176,7 +173,7 @@ def _call(section: Section, number: int, row: Any) -> ModuleCall:
     if not (isinstance(path, str) and isinstance(class_name, str) and _is_count(index)):
         raise section.wrong("calls", f"has an entry of other types: {row!r:.80}")
     if parent is not None and not (_is_count(parent) and parent < number):
-        raise section.wrong("calls", f"has a parent that is no earlier call: {row!r:.80}")
+        raise section.wrong("calls", f"has a parent that is not an earlier call: {row!r:.80}")
     return ModuleCall(number, path, class_name, parent, index)
 
 
@@ -224,7 +221,7 @@ def _sequence_numbers(section: Section, count: int) -> list[int]:
     if len(found) != count:
         raise section.wrong("sequence_nr", f"has {len(found)} entries, not {count}")
     if not all(type(each) is int or (isinstance(each, str) and each.isdecimal() and len(each) < 21) for each in found):
-        raise section.wrong("sequence_nr", "has an entry that is no whole number")
+        raise section.wrong("sequence_nr", "has an entry that is not an integer")
     numbers = list(map(int, found))
     if numbers and not (min(numbers) >= 0 and max(numbers) < 2**64):
         raise section.wrong("sequence_nr", "has an entry that is not from 0 to 2**64 - 1")

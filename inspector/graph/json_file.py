@@ -29,7 +29,7 @@ Content: TypeAlias = "bytes | bytearray"
 
 
 class Span(NamedTuple):
-    """Where a value is: from its first character to behind its last one."""
+    """The position of a value: from its first character to the one after its last."""
 
     start: int
     end: int
@@ -39,12 +39,12 @@ Entries = dict[str, "Span | Entries"]
 
 
 def entries_of(content: Content) -> Entries:
-    """The entries of a JSON object: those of objects by name, the others by where they are.
+    """Return the entries of a JSON object: nested objects as mappings, all other values as spans.
 
-    What the values are is not looked at, but that their brackets match.
+    Values are not parsed; only their brackets are matched.
 
     Raises:
-        ValueError: it is no JSON object, is cut off, or of more lists than a file of its size should be.
+        ValueError: the text is not a JSON object, is cut off, or has more lists than a file of its size should.
     """
     _check_text(content)
     try:
@@ -59,10 +59,10 @@ def entries_of(content: Content) -> Entries:
 
 
 def value_of(content: Content, span: Span) -> Any:
-    """What the value is.
+    """Parse a value.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it is not JSON.
     """
     try:
         return json.loads(content[span.start : span.end])
@@ -71,14 +71,14 @@ def value_of(content: Content, span: Span) -> Any:
 
 
 def pieces_of(content: Content, span: Span) -> Iterator[list[Any]]:
-    """The entries of a list of numbers, so many at once that they need little memory.
+    """Yield the entries of a list of numbers, piece by piece, so that they need little memory.
 
     Raises:
-        ValueError: it is no JSON list, or has lists in it that end in another piece.
+        ValueError: it is not a JSON list, or a list inside of it crosses the end of a piece.
     """
     at, end = span.start + 1, span.end - 1
     if content[span.start] != ord("[") or content[end] != ord("]"):
-        raise ValueError("it is no list")
+        raise ValueError("it is not a list")
     while at < end:
         stop = end if end - at <= _PIECE else content.rfind(b",", at, at + _PIECE)
         if stop < 0:
@@ -88,7 +88,7 @@ def pieces_of(content: Content, span: Span) -> Iterator[list[Any]]:
 
 
 def count_of(content: Content, span: Span) -> int:
-    """How many entries a list of numbers has."""
+    """Return the number of entries of a list of numbers."""
     empty = _skip(content, span.start + 1) == span.end - 1
     return 0 if empty else content.count(b",", span.start, span.end) + 1
 
@@ -127,7 +127,7 @@ class _Scan:
             at = _skip(content, self._expect(at, ","))
 
     def _value(self, at: int) -> int:
-        """Where the value ends that begins here."""
+        """Return the end of the value that begins here."""
         first = self._content[at]
         if first in _CLOSING:
             return self._brackets(at)
@@ -182,7 +182,7 @@ def _skip(content: Content, at: int) -> int:
 _CHUNK = 16_384  # entries that become text at once
 _MOST_ENTRIES = 2**26  # of a column
 _MOST_IN_I = 2**31  # numbers below fit the type code "i"
-_LONGEST = 2**25  # characters of what is no column of numbers; Python's objects take up to twelve times as much
+_LONGEST = 2**25  # characters outside of columns of numbers; the Python objects take up to twelve times as much
 _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -235,14 +235,14 @@ def _in_words(number: float) -> str | None:
 
 
 class Section:
-    """An object of a file that nobody vouches for. Each method gives an entry, or a ValueError that says what is wrong.
+    """An object of an untrusted file. Each method returns an entry, or raises a ValueError that says what is wrong.
 
-    An entry is made when it is asked for: what nobody asks for takes no memory.
+    An entry is parsed when it is read; entries that are never read take no memory.
 
     Args:
         content: the text of the file.
-        entries: where each entry is in it.
-        where: how errors name the section: "graph".
+        entries: the position of each entry in it.
+        where: the section's name in errors: "graph".
     """
 
     def __init__(self, content: Content, entries: Entries, where: str) -> None:
@@ -252,7 +252,9 @@ class Section:
 
     def __contains__(self, key: str) -> bool:
         found = self._entries.get(key)
-        return found is not None and not (isinstance(found, Span) and self._text_of(found) == b"null")
+        if isinstance(found, Span):
+            return self._content[found.start : min(found.end, found.start + 5)] != b"null"
+        return found is not None
 
     def check_format(self, name: str, newest: int) -> None:
         found = self.text("format") if "format" in self else None
@@ -287,7 +289,7 @@ class Section:
         return found
 
     def count(self, key: str) -> int:
-        """How many entries a list of numbers and texts has, before any is made; -1 where it is no list."""
+        """Count the entries of a list of numbers and strings without parsing them; -1 if it is not a list."""
         found = self._entry(key)
         is_list = isinstance(found, Span) and self._content[found.start] == ord("[")
         return count_of(self._content, found) if isinstance(found, Span) and is_list else -1
@@ -295,7 +297,7 @@ class Section:
     def texts(self, key: str) -> list[str]:
         found = self.rows(key)
         if not all(isinstance(entry, str) for entry in found):
-            raise self.wrong(key, "has an entry that is no text")
+            raise self.wrong(key, "has an entry that is not a string")
         return found
 
     def integers(
@@ -320,7 +322,7 @@ class Section:
             for piece in self._pieces(key, length, "numbers"):
                 found.extend(_NO_NUMBER[each] if each is None or isinstance(each, str) else each for each in piece)
         except (TypeError, KeyError, OverflowError) as error:
-            raise self.wrong(key, f"has an entry that is no number: {error!s:.80}") from None
+            raise self.wrong(key, f"has an entry that is not a number: {error!s:.80}") from None
         return found
 
     def _pieces(self, key: str, length: int | None, of_what: str) -> Iterator[list[Any]]:
@@ -351,10 +353,6 @@ class Section:
             raise self.wrong(key, "is missing")
         return self._entries[key]
 
-    def _text_of(self, span: Span) -> Content:
-        """The text of a short value, such as null."""
-        return self._content[span.start : min(span.end, span.start + 5)]
-
     def _typed(self, key: str, kind: type, called: str) -> Any:
         span = self._entry(key)
         if not isinstance(span, Span):
@@ -365,14 +363,14 @@ class Section:
         try:
             found = value_of(self._content, span)
         except ValueError as error:
-            raise self.wrong(key, f"is no JSON: {error!s:.80}") from None
+            raise self.wrong(key, f"is not JSON: {error!s:.80}") from None
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
             raise self.wrong(key, f"is not {called}")
         return found
 
 
 def has_twice(numbers: array[int], low: int, high: int) -> bool:
-    """Whether one of these numbers, from `low` to below `high`, is there more than once."""
+    """Return whether these numbers, in [low, high), have a duplicate."""
     if len(numbers) > high - low:
         return True
     if high - low > 64 * len(numbers):
@@ -384,10 +382,10 @@ def has_twice(numbers: array[int], low: int, high: int) -> bool:
 
 
 def read_section(content: str | Content) -> Section:
-    """Reads a JSON object, as far as saying where its entries are.
+    """Read a JSON object and find the positions of its entries.
 
     Raises:
-        ValueError: it is no JSON object, or cut off.
+        ValueError: the file is not a JSON object, or is cut off.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogatepass")

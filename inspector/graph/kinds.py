@@ -1,4 +1,4 @@
-"""What kinds of node a graph can hold, and how to tell them apart."""
+"""The kinds of node that a graph can hold, and how to tell them apart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _TORCH_FUNCTION_KINDS = {
 
 
 def kind_of(node: Node) -> Kind:
-    """The kind of a node: of a C++ node told by its name, of a Function by its class, where that is torch's own."""
+    """Return the kind of a node: by its name for a C++ node, by its class for a Function of torch itself."""
     if not isinstance(node, BackwardCFunction):
         return _CPP_KINDS.get(node.name().rsplit("::", 1)[-1], Kind.CPP)
     function = function_of(node)

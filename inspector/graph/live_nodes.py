@@ -55,9 +55,9 @@ class LiveNodes(list[Node]):
             self.is_watching = True
 
     def hold_for_temporaries(self) -> None:
-        """Keeps the nodes if a tensor dies within the call under way: nobody else could hold it.
+        """Keep the nodes if a tensor is freed within the current call: then it was a temporary.
 
-        To be called by the function that the user calls.
+        Only the function that the user calls may call this.
         """
         # Up to Python 3.11 the arguments die in the frame of the called function, later in the caller's.
         frame: FrameType | None = sys._getframe(1)

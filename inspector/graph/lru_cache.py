@@ -1,4 +1,4 @@
-"""What was found lately, kept by what it was found for."""
+"""A small cache of the results that were used last."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Latest(Generic[V]):
         return len(self._found)
 
     def get(self, key: Hashable) -> V | None:
-        """What is kept by this key, if anything."""
+        """Return the cached value of this key, or None."""
         with self._lock:
             found = self._found.get(key)
             if found is not None:
@@ -70,12 +70,12 @@ class Latest(Generic[V]):
                 self._found.popitem(last=False)
 
     def of(self, key: Hashable, find: Callable[[], V]) -> V:
-        """What is kept by this key; what `find` gives, and from now on kept, if there is nothing."""
+        """Return the cached value of this key; if it is missing, call `find` and cache its result."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key]
-        found = find()  # may take seconds: nobody else waits for it
+        found = find()  # may take seconds, so outside of the lock
         self.put(key, found)
         return found
 

@@ -23,13 +23,13 @@ class Factor:
     """One of the two factors of a product.
 
     Attributes:
-        slot: what the node calls it: `_saved_mat2` is the slot "mat2".
+        slot: the node's name for it: `_saved_mat2` is the slot "mat2".
         output: the number of the task's output that is the factor's gradient.
-        wanted: whether anybody asks for that gradient.
-        shape: the factor's.
-        kept: whether the node has it at hand ("saved"); "not saved" where the backward does not need it, "modified" in
-            place since, "packed" by `saved_tensors_hooks` (a checkpoint), "gone" after a backward.
-        identity: equal for factors that are the same bytes in the same layout; None where the node has none at hand.
+        wanted: whether another task reads that gradient.
+        shape: the factor's shape.
+        kept: "saved" if the node has the factor; "not saved" if the backward does not need it, "modified" if it was
+            modified in place since, "packed" by `saved_tensors_hooks` (a checkpoint), "gone" after a backward.
+        identity: equal for factors with the same bytes in the same layout; None if the node does not have the factor.
     """
 
     slot: str
@@ -41,25 +41,25 @@ class Factor:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a task's node multiplied in the forward; its backward makes up to two products of the same factors.
+    """The product that a task's node computed in the forward; its backward computes up to two with the same factors.
 
-    With the result's gradient G, of factors A and B: A gets `alpha * G @ B^H`, and B `alpha * A^H @ G`.
+    If G is the result's gradient, A's gradient is `alpha * G @ B^H`, and B's is `alpha * A^H @ G`.
 
     Attributes:
         task: the id of the task.
         function: "mm", "addmm", "bmm", "baddbmm", "linear" or "convolution".
         left, right: the factors as the function takes them: (m, k) and (k, n), behind a batch for bmm and baddbmm. For
             "linear" `right` is the weight (n, k), for "convolution" the factors are input and weight.
-        addend: the number of the output that is the gradient of what is added (a bias), if that is wanted.
-        result: the result's shape, dtype and device, which its gradient has, too.
-        alpha, beta: of addmm and baddbmm; 1 otherwise.
-        settings: of a convolution: name and value of stride, padding, dilation, output_padding, transposed, groups.
+        addend: the number of the output that is the addend's (bias) gradient, if that is wanted.
+        result: the shape, dtype and device of the result and of its gradient.
+        alpha, beta: the factors of addmm and baddbmm; 1 for other functions.
+        settings: a convolution's stride, padding, dilation, output_padding, transposed and groups, by name.
     """
 
     task: int
@@ -99,7 +99,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a kind of node names its factors, each with the number of its gradient's output; and the addend's output."""
+    """The names of a node type's factors, each with the number of its gradient's output; and the addend's output."""
 
     function: str
     left: tuple[str, int]
@@ -121,10 +121,10 @@ _SETTINGS = ("stride", "padding", "dilation", "output_padding", "transposed", "g
 
 
 def products_of(graph: Graph) -> dict[int, Product]:
-    """By the id of the task each product of the graph, of dense matrices of known shape. No hook is run, and no tensor
-    kept. Linear in the size of the graph.
+    """Map task ids to the graph's products of dense matrices of known shape.
 
-    Nodes whose factors' shapes can't be told are left out: those of a freed or packed bmm, of a graph from a file.
+    It runs no hooks and keeps no tensors. It takes time linear in the size of the graph. Nodes whose factors have
+    unknown shapes are left out: those of a freed or packed bmm, and those of a graph from a file.
     """
     found = {}
     for task, node in zip(graph.tasks, graph.nodes, strict=False):
@@ -193,7 +193,7 @@ def _kept(
 def _completed(
     function: str, shapes: list[tuple[int, ...] | None], result: tuple[int, ...]
 ) -> list[tuple[int, ...] | None]:
-    """Both shapes, of a batched product that keeps one factor: bmm tells no sizes of what it has not saved."""
+    """Return both factors' shapes of a batched product that saved one; bmm does not save the other's sizes."""
     left, right = shapes
     if function in ("bmm", "baddbmm"):
         batch, rows, columns = result

@@ -1,4 +1,4 @@
-"""How a node finds what a capture saw of it: by a mark in its own metadata, never by its sequence number alone."""
+"""Finds a capture's record of a node by a mark in the node's metadata, never by its sequence number alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .capture_records import Facts, Operation
 _MARK = "tapescope"  # the key in a node's metadata under which its Operation stands
 _HOOKS = "tapescope: hooks"  # the same for the calls that registered hooks of its tensors
 HOOKING = ("register_hook", "retain_grad")
-"""What gives a tensor that is no leaf a hook."""
+"""The functions that register a hook on a tensor that is not a leaf."""
 
 
 _HOLDERS = (tuple, list, Mapping)
 _PLAIN = frozenset({NoneType, bool, int, float, str})
-"""Types of most arguments that are no tensors: to see that they are no mappings, either, takes half a microsecond."""
+"""Types of most arguments that are not tensors. Checking that they are not mappings either takes half a microsecond."""
 
 
 class HookNote(NamedTuple):
@@ -131,7 +131,7 @@ def operation_of(node: Node) -> Operation | None:
 
 
 def made_during(facts: Facts, node: Node) -> bool:
-    """Whether the node was made in the capture that wrote `facts`, or in one inside or around it meanwhile."""
+    """Return whether the node was made in the capture that wrote `facts`, or in a capture nested with it."""
     operation = notes_on(node).get(_MARK)
     return operation is not None and operation.facts.thread == facts.thread and number_of(node) >= facts.first
 
@@ -139,11 +139,11 @@ def made_during(facts: Facts, node: Node) -> bool:
 def operations_of(
     found: Mapping[Node, tuple[tuple[Node | None, int], ...]], oldest_first: Collection[Node]
 ) -> dict[Node, Operation]:
-    """The operation that made each node, for those that a capture saw.
+    """Map each node that a capture recorded to the operation that made it.
 
-    Only nodes of an operation's results carry a mark. What lies below them within the operation's own interval of
-    sequence numbers (the TBackward0 of a linear) was made by it too, and takes it over from its user, which is newer. A
-    leaf's AccumulateGrad was made by the first operation that used the leaf. None marks what came from another thread.
+    Only the nodes of an operation's results carry a mark. A node below them with a sequence number in the operation's
+    interval (the TBackward0 of a linear) was made by it as well, and gets the operation of its newer user. A leaf's
+    AccumulateGrad belongs to the first operation that used the leaf. Nodes of another thread have no mark.
     """
     operations: dict[Node, Operation] = {}
     for node in reversed(list(oldest_first)):

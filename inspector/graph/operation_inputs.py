@@ -1,7 +1,7 @@
-"""What an operation was called with, kept so that it can be replayed: `ts.capture(keep_inputs=True)`.
+"""The arguments of an operation, kept so that it can be replayed: `ts.capture(keep_inputs=True)`.
 
-Nodes refer to it, and what a node refers to is hidden from Python's garbage collector: nothing here may lead back to a
-node. So tensors are kept without their graph, containers are copied, and other objects are referred to weakly.
+Nodes refer to them, and Python's garbage collector cannot see the references of a node, so nothing here may lead back
+to a node. Tensors are kept without their graph, containers are copied, and other objects are referenced weakly.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _NAME = re.compile(r"[a-zA-Z_]\w*")
 
 
 class KeptTensor:
-    """A tensor that an operation was given.
+    """A tensor argument of an operation.
 
     Attributes:
-        name: what to call it: "weight", "input 0", "tensors[1]".
-        tensor: the same bytes and version counter, no graph; or a copy of what was there before the operation wrote.
-        requires_grad: whether the operation's own did.
-        is_copy: whether it is a copy, which nobody can have modified.
-        written: the operation itself wrote into it, and there is no copy.
+        name: its name: "weight", "input 0", "tensors[1]".
+        tensor: a tensor with the same bytes and version counter, without a graph; or a copy from before the operation
+            wrote to it.
+        requires_grad: whether the argument itself required grad.
+        is_copy: whether it is a copy, which the program cannot have modified.
+        written: whether the operation itself wrote to it, and there is no copy.
     """
 
     __slots__ = ("_nbytes", "_version", "is_copy", "name", "requires_grad", "tensor", "written")
@@ -65,7 +66,7 @@ class KeptTensor:
 
     @property
     def modified(self) -> bool:
-        """Whether anybody wrote into it after the operation, or took its bytes away."""
+        """Return whether it was modified in place, or its storage freed, after the operation."""
         storage = storage_of(self.tensor)
         if (storage.nbytes if storage else 0) != self._nbytes:
             return True
@@ -171,14 +172,14 @@ def argument_names(function: Callable[..., Any] | type | str) -> tuple[tuple[str
 
 
 def names_by_place(names: tuple[tuple[str, ...], str | None], count: int) -> tuple[str, ...]:
-    """What so many arguments are called, by these `argument_names`."""
+    """Return names for this number of arguments, from `argument_names`."""
     known, rest = names
     more = (f"input {place}" if rest is None else f"{rest}[{place - len(known)}]" for place in range(len(known), count))
     return (*known[:count], *more)
 
 
 def writes_first_argument(name: str) -> bool:
-    """Whether a torch function of this name changes its first argument."""
+    """Return whether a torch function of this name modifies its first argument."""
     return name.endswith("_") and (name == "__setitem__" or not name.endswith("__") or name.startswith("__i"))
 
 
@@ -197,7 +198,7 @@ def _any_requires_grad(value: object, depth: int = 0) -> bool:
 
 
 def _written_storages(function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Written:
-    """The addresses of the storages into which the operation is going to write, as far as that can be told ahead."""
+    """Return the addresses of the storages to which the operation is known to write, before it runs."""
     if isinstance(function, type):
         return _ALL if issubclass(function, Function) and marks_dirty(function) else frozenset()
     writes = writes_first_argument(getattr(function, "__name__", ""))
@@ -210,14 +211,14 @@ def _written_storages(function: Callable[..., Any] | type, args: Sequence[Any], 
 
 
 def marks_dirty(function: type[Function]) -> bool:
-    """Whether a custom Function may write what it is given."""
+    """Return whether a custom Function may modify its arguments."""
     codes = (getattr(each, "__code__", None) for each in (function.forward, function.setup_context))
     return any(code is not None and "mark_dirty" in code.co_names for code in codes)
 
 
 @lru_cache(maxsize=4096)
 def _inplace_place(function: Callable[..., Any]) -> int | None:
-    """Where a torch function takes `inplace`."""
+    """Return the position of a torch function's `inplace` parameter."""
     names, _ = _names_of(function)
     return names.index("inplace") if "inplace" in names else None
 

@@ -14,9 +14,9 @@ Time = TypeVar("Time", int, float)
 
 
 def ranks_of(count: int, links: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """The longest way from a source to each of `count` items, and the items on no circle, sources first.
+    """Return the length of the longest path from a source to each of `count` items, and a topological order.
 
-    Where links form a circle, the items on it and below it are missing from the second list.
+    Items on a cycle, and items below one, are missing from the order.
     """
     successors: list[list[int]] = [[] for _ in range(count)]
     missing = [0] * count
@@ -42,14 +42,15 @@ def ranks_from(successors: Sequence[Sequence[int]], missing: list[int]) -> tuple
 
 
 def longest_ways(order: Iterable[int], before: Sequence[Iterable[int]], times: Sequence[Time]) -> list[Time]:
-    """By item the longest way to it: how much time has to pass before it can start.
+    """Return the length of the longest path to each item: its earliest start.
 
-    With the order reversed, and `before` what comes after each item, it is what has to pass after it has ended.
+    With the order reversed, and `before` mapping items to their successors, this is the time that must pass after each
+    item's end.
 
     Args:
-        order: each item after all that are before it.
-        before: by item those which it waits for.
-        times: how long each takes.
+        order: the items in topological order.
+        before: the items that each item waits for.
+        times: the duration of each item.
     """
     found = [type(time)() for time in times]
     for item in order:
@@ -259,7 +260,7 @@ def _equal_members(
     other: int,
     period: int,
 ) -> bool:
-    """Whether the siblings [one, one + period) and [other, other + period) have the same shapes and edges inside."""
+    """Return whether the siblings [one, one + period) and [other, other + period) have equal shapes and inner edges."""
     if shapes[one : one + period] != shapes[other : other + period]:
         return False
     if period == 1:

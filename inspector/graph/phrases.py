@@ -10,14 +10,14 @@ MOST_NAMED = 3  # of each kind; of the others only how many there are
 
 
 def module_title(graph: Graph, path: str | None) -> str:
-    """What to call the module of this path; the model itself, whose path is empty, by its class."""
+    """Return a name for the module of this path; the model itself, whose path is empty, is named by its class."""
     if path is None:
         return "outside any module" if was_captured(graph) else "module not known"
     return module_name(path) or next((call.class_name for call in graph.calls if not call.path), "the model")
 
 
 def was_captured(graph: Graph) -> bool:
-    """Whether a capture saw any of the forward, so that there are modules and lines."""
+    """Return whether a capture recorded any of the forward, so that modules and lines are known."""
     return bool(graph.calls) or any(task.operation is not None for task in graph.tasks)
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a graph keep from the forward for their backward."""
+"""The tensors that the nodes of a graph have saved for backward."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..torch_private.tensors import storage_of, version_of
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor that a task's node keeps.
+    """A tensor that a task's node has saved for backward.
 
     Attributes:
         task: the id of the task.
-        slot: what the node calls it: "self", "result", "mat2", ...; "tensors" for a custom Function's.
+        slot: the node's name for it: "self", "result", "mat2", ...; "tensors" for a custom Function.
         storage: numbers storages within one graph: equal numbers share bytes. None for sparse and nested tensors, which
             have no storage of their own.
         storage_bytes: the size of that storage; the tensor may be a part of it.
-        shape, dtype, device: the tensor's; the shape is None of nested tensors.
-        version: the tensor's version counter; None where the tensor was modified in place since it was saved, so that
-            a backward is going to raise.
-        parameter: the name of the parameter whose bytes these are.
+        shape, dtype, device: those of the tensor; the shape is None for nested tensors.
+        version: the tensor's version counter; None if the tensor was modified in place since it was saved, so that a
+            backward will raise.
+        parameter: the name of the parameter that shares these bytes.
         made_by: the id of the task whose node made the tensor in the forward: its `grad_fn`. None for a leaf, for a
             tensor without a graph, and for one that was modified in place since.
-        held: something besides the nodes of this graph keeps the storage alive: a variable, a hook, another graph; of a
-            leaf its AccumulateGrad. So a backward will not free it. What nodes hide (`Graph.saved` says which do) is
-            unknown, and counts as something else.
+        held: whether something besides the nodes of this graph keeps the storage alive, so that a backward will not
+            free it: a variable, a hook, another graph, or a leaf's AccumulateGrad. Saved tensors that nodes hide
+            (`Graph.saved` says which do) are unknown and count as such holders.
     """
 
     task: int

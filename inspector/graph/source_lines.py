@@ -23,13 +23,13 @@ from ..torch_private.thread_state import unobserved
 # The engine's ready models stand for the user's code; but ts.recompute and ts.find_nan call the user's operations on
 # their way, and ts.training is called by the hooks of what the user calls.
 PACKAGE = Path(__file__).parents[2]
-"""Where tapescope itself is installed."""
+"""The folder in which tapescope is installed."""
 
 OWN_CODE = (
     *(str(PACKAGE / name) + os.sep for name in ("commands", "engine", "inspector", "widgets")),
     str(PACKAGE / "errors.py"),
 )
-"""How the files of tapescope's own code begin: a clone of it may have scripts of the user's beside them."""
+"""Path prefixes of tapescope's own code. A clone of the repository may have the user's scripts beside them."""
 
 _ENGINE = PACKAGE / "engine"
 _LIBRARY_FOLDERS = (
@@ -42,7 +42,7 @@ _LIBRARY_FOLDERS = (
 
 
 class Frame(Protocol):
-    """What a `traceback.FrameSummary` has of a frame."""
+    """The attributes of a `traceback.FrameSummary` that are read here."""
 
     filename: str
     name: str
@@ -78,25 +78,20 @@ class Source:
 
 
 def innermost_user_line(frames: Iterable[Frame]) -> Source | None:
-    """Of frames from the outermost to the innermost, the innermost outside torch."""
-    return first_user_line(reversed(list(frames)))
-
-
-def first_user_line(frames: Iterable[Frame]) -> Source | None:
-    """The first of frames that is outside torch."""
-    for frame in frames:
+    """Return the innermost frame outside torch, given the frames from the outermost to the innermost."""
+    for frame in reversed(list(frames)):
         if frame.lineno is not None and not is_library(frame.filename):
             return Source(frame.filename, frame.lineno, frame.name)
     return None
 
 
 def is_library(filename: str) -> bool:
-    """Whether a frame's file belongs to torch or to what calls the user's operations, and so is not the user's line."""
+    """Return whether a file belongs to torch or another library, so that its lines are not the user's."""
     return filename.startswith(_LIBRARY_FOLDERS)
 
 
 def is_of_library(module_class: type[torch.nn.Module]) -> bool:
-    """Whether the forward of a module's class is in a library's file."""
+    """Return whether a library defines the forward of a module's class."""
     code = getattr(module_class.forward, "__code__", None)
     return code is not None and is_library(code.co_filename)
 
@@ -104,7 +99,7 @@ def is_of_library(module_class: type[torch.nn.Module]) -> bool:
 _MOST_UNPACKED = 8  # variables in one assignment
 
 Place = tuple[CodeType, int]
-"""Where code is running: it, and the offset of its instruction. A frame would keep all of its variables alive."""
+"""A position in running code: the code object and the instruction's offset. A frame would keep its variables alive."""
 
 
 _MOST_FILES = 10_000  # each cell of a notebook is one more
@@ -156,8 +151,8 @@ def passes_on(place: Place) -> bool:
 
 
 def _is_call_with_own_arguments(code: CodeType, instruction: int) -> bool:
-    """Whether the instruction is `function(*args, **kwargs)`: it takes the code's parameters alone, `*args` among them,
-    and nothing else is called for its arguments."""
+    """Return whether the instruction is `function(*args, **kwargs)`: a call with only the code's own parameters,
+    including `*args`, and without other calls among its arguments."""
     steps = list(dis.get_instructions(code))
     call = next((step for step in reversed(steps) if step.offset <= instruction), None)
     if call is None or call.opname != "CALL_FUNCTION_EX":

@@ -12,7 +12,7 @@ LOOKING: ContextVar[bool] = ContextVar("looking_at_values", default=False)
 
 
 class Follower(Protocol):
-    """Is told of each trace that begins, and of each node that is made."""
+    """Callbacks for the start of each trace and for each new node."""
 
     def begun(self, root: Any) -> None: ...
 
@@ -20,7 +20,7 @@ class Follower(Protocol):
 
 
 FOLLOWED: ContextVar[Follower | None] = ContextVar("followed_by", default=None)
-"""Who follows the tapes that are recorded."""
+"""The observers of the tapes that are recorded."""
 
 
 @contextmanager

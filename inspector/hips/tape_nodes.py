@@ -141,7 +141,7 @@ def trace(function: Callable[[Any], Any], argument: object) -> tuple[Any, Record
 
 
 def can_be_argument(value: object) -> bool:
-    """Whether autograd takes derivatives with respect to such a value."""
+    """Return whether autograd can differentiate with respect to such a value."""
     return type(value) in box_type_mappings
 
 
@@ -151,7 +151,7 @@ def is_part_of_trace(value: object) -> bool:
 
 
 def is_container(space: object) -> bool:
-    """Whether values of this space are tuples, lists or dicts."""
+    """Return whether values of this space are tuples, lists or dicts."""
     return isinstance(space, ContainerVSpace)
 
 

@@ -1,4 +1,4 @@
-"""Who holds an object: the shortest way to it from a name, looked for upward, all objects at once."""
+"""Finds the shortest reference path from a name to an object, by a search upwards for several objects at once."""
 
 from __future__ import annotations
 

@@ -69,5 +69,5 @@ def place_of(frame: FrameType) -> str:
 
 
 def thread_name(ident: int) -> str:
-    """What the user calls the thread of this number."""
+    """Return the name of the thread with this id."""
     return next((each.name for each in threading.enumerate() if each.ident == ident), str(ident))

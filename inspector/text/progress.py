@@ -1,4 +1,4 @@
-"""One line that tells what is being done, where somebody sees it being written; it is gone when that ends."""
+"""One progress line on a terminal or in a notebook, which is erased at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTER: ContextVar[bool] = ContextVar("tapescope_is_telling", default=False)
 
 @contextmanager
 def telling(asked: Tell | None, what: str, *, timed: bool = False) -> Iterator[Tell]:
-    """Whom to tell what comes next: who was asked for, or a line, `comparing: bfs, round 3 of 7`, where one is seen.
+    """Return the progress callback: the given one, or a line such as `comparing: bfs, round 3 of 7`.
 
     Args:
         asked: who asked for it.
@@ -72,7 +72,7 @@ def silent(said: str) -> None:
 
 
 def _is_watched(stream: TextIO | None) -> bool:
-    """Whether somebody sees what is written as it is written: a terminal, or a notebook's kernel."""
+    """Return whether output is shown as it is written: on a terminal, or by a notebook's kernel."""
     return stream is not None and (stream.isatty() or _is_of_a_notebook(stream))
 
 

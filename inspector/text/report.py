@@ -32,7 +32,7 @@ class ShownAsTable:
     words: ClassVar[Collection[str]] = ()
     """The headings of columns of words; all others hold numbers, which end at one line."""
     html: ClassVar[str] = "table as HTML"
-    """What draws it in a notebook, see `inspector/renderers.py`."""
+    """The function that draws it in a notebook; see `inspector/renderers.py`."""
 
     @property
     def cells(self) -> list[list[str]]:
@@ -41,7 +41,7 @@ class ShownAsTable:
 
     @property
     def sentences(self) -> Sequence[str]:
-        """What the table says, in words."""
+        """The table's findings, in sentences."""
         raise NotImplementedError
 
     @property
@@ -83,16 +83,16 @@ def cells_table(
 def row_called(
     name: str, rows: Iterable[tuple[str, Row]], otherwise: str = "is not studied here; studied are", between: str = ", "
 ) -> Row:
-    """The row of this name.
+    """Return the row with this name.
 
     Args:
-        name: which.
-        rows: all, with their names.
-        otherwise: what is said of a name that no row has; the names of all stand behind it.
-        between: what stands between these.
+        name: the name of the row.
+        rows: all rows, by name.
+        otherwise: the error text for an unknown name; the known names follow it.
+        between: the text between two known names.
 
     Raises:
-        ValueError: there is no such row.
+        ValueError: no row has this name.
     """
     found = list(rows)
     for each, row in found:

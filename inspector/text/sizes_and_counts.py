@@ -64,15 +64,15 @@ def bytes_of(text: str, name: str, wanted: str) -> int:
 
 
 def refuse_bare_size(value: int | float, name: str, otherwise: str = "") -> None:
-    """Refuses a number of bytes that nobody means: 50 is a size without its unit, or percent.
+    """Reject a number of bytes that is too small to be meant: 50 lacks its unit, or is a percentage.
 
     Args:
-        value: the bytes, from a number.
-        name: of the argument.
-        otherwise: what it may have meant beside a size, to stand at the end.
+        value: the number of bytes.
+        name: the argument's name.
+        otherwise: another meaning that the user may have intended, for the end of the message.
 
     Raises:
-        ValueError: it is one from 2 to 1,023; 1 asks for as little as can be.
+        ValueError: the number is from 2 to 1,023. 1 is allowed and means "as little as possible".
     """
     if isinstance(value, int) and 1 < value < 1024:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What torch's allocators say that they did."""
+"""Events of torch's allocators."""
 
 from __future__ import annotations
 

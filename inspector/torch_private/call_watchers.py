@@ -183,7 +183,7 @@ def has_late_hooks(module: nn.Module) -> bool:
 
 
 def forward_has_run(frame: FrameType | None) -> bool:
-    """Whether a frame inside a module's call belongs to what torch calls after the module's forward: hooks."""
+    """Return whether a frame inside a module's call belongs to a hook that torch calls after the forward."""
     while frame is not None and frame.f_code is not WATCHED_CALL:
         if frame.f_code.co_name == "inner" and frame.f_code.co_filename == nn.modules.module.__file__:
             return frame.f_lasti > _forward_call(frame.f_code)
@@ -193,7 +193,7 @@ def forward_has_run(frame: FrameType | None) -> bool:
 
 @cache
 def _forward_call(code: CodeType) -> int:
-    """Where the code calls the module's forward."""
+    """Return the offset of the instruction that calls the module's forward."""
     steps = list(dis.get_instructions(code))
     loaded = next((place for place, step in enumerate(steps) if step.argval == "forward_call"), len(steps))
     return next((step.offset for step in steps[loaded:] if step.opname == "CALL_FUNCTION_EX"), 2**31)

@@ -256,12 +256,9 @@ def uncompiled() -> Iterator[None]:
     torch.cond, scan and the other operators that take functions compile these themselves, and fail where they can't.
     They run as without this, and out of sight of dispatch modes.
     """
-    with _operators_compile(), torch.compiler.set_stance("force_eager") if _dynamo_is_loaded() else nullcontext():
+    is_loaded = "torch._dynamo" in sys.modules
+    with _operators_compile(), torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
         yield
-
-
-def _dynamo_is_loaded() -> bool:
-    return "torch._dynamo" in sys.modules
 
 
 _uncompiled = 0  # how often `uncompiled` is open, in all threads
@@ -285,7 +282,7 @@ def _operators_compile() -> Iterator[None]:
 
 @contextmanager
 def _prepare_alone() -> Iterator[None]:
-    """In place of what torch opens around the compilation and the call of such an operator."""
+    """Replacement for the context that torch opens around the compilation and the call of such an operator."""
     with _disable_current_modes(), torch.compiler.set_stance("default"), _prepare_operator():
         yield
 

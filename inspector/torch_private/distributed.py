@@ -314,7 +314,7 @@ def _leaves_of(parameter: Any) -> list[Tensor]:
 
 
 class _NoZeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meanwhile `zeros_like` gives back what it was asked to be like."""
+    """While this mode is open, `zeros_like` returns its argument."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten.zeros_like.default:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from types import FrameType
@@ -346,14 +346,10 @@ def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextMan
             yield
         finally:
             steps.of_scaler = None
-        if not _is_among(optimizer, stepped):
+        # The optimizer that the user passes may wrap the one that steps.
+        wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
+        if not any(each is one for each in stepped for one in wanted):
             for each in stepping_for(optimizer)[:1]:
                 observer.step_skipped(each)
 
     return watching_scaler_steps(watcher)
-
-
-def _is_among(optimizer: Optimizer, stepped: Sequence[Optimizer]) -> bool:
-    """Whether it, or an optimizer that it wraps, has stepped."""
-    wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
-    return any(each is one for each in stepped for one in wanted)

@@ -1,4 +1,4 @@
-"""Who holds a tensor besides: counts of references, as C++ has them."""
+"""Finds other holders of a tensor by C++ reference counts."""
 
 from __future__ import annotations
 

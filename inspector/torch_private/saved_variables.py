@@ -1,4 +1,4 @@
-"""What nodes save: looking at it, freeing it, and whether a user packed it."""
+"""Saved tensors of nodes: reading them, freeing them, and detecting saved-tensor hooks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _slots(kind: type) -> tuple[tuple[str, str, str], ...]:
 
 
 def _has_hooks(raws: Iterable[Any]) -> bool:
-    """Whether something was packed, or is freed."""
+    """Return whether a saved tensor was packed by hooks, or is freed."""
     hooks = [each.unpack_hook for each in raws if each is not None]  # `any` would take twice as long
     return hooks.count(None) < len(hooks)
 
@@ -204,7 +204,7 @@ def saved_reader(node: Node) -> SavedReader | None:
         return None
     if _has_lists(node, names):
         return saved_variables
-    return attrgetter(*names) if len(names) > 1 else _one_slot(names[0])
+    return attrgetter(*names) if len(names) > 1 else lambda node: (getattr(node, names[0]),)
 
 
 def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
@@ -221,10 +221,6 @@ def _has_lists(node: Node, names: Sequence[str]) -> bool:
         return tuple in [type(getattr(node, name)) for name in names]
     except RuntimeError:  # freed
         return True
-
-
-def _one_slot(name: str) -> SavedReader:
-    return lambda node: (getattr(node, name),)
 
 
 def free_saved(saved: Sequence[Any]) -> None:

@@ -33,6 +33,17 @@ def test_a_count_is_repeated_when_another_thread_has_looked_meanwhile() -> None:
     assert garbage_collector.undisturbed(count) == 1 and counts == [0, 1]
 
 
+def test_a_count_that_looks_itself_is_not_repeated() -> None:
+    counts: list[int] = []
+
+    def count() -> int:
+        with garbage_collector.all_objects():
+            counts.append(len(counts))
+        return counts[-1]
+
+    assert garbage_collector.undisturbed(count) == 0 and counts == [0]
+
+
 def test_a_count_waits_for_a_look_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     looking, waiting, looked = Event(), Event(), Event()
 

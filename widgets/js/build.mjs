@@ -1,7 +1,7 @@
 // Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
 // the slider of plans for mirroring, the page of a training loop and the figures of a study into scripts that a page has
 // inside, widgets/static/frontier.js, loop.js and figures.js.
-// `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
+// `--tests` bundles tests/*.test.ts into out/tests.mjs for node's own test runner, which starts a process for each file.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
 import { minify } from "terser";
@@ -75,10 +75,9 @@ if (process.argv.includes("--tests")) {
   const tests = readdirSync(new URL("tests/", import.meta.url)).filter((name) => name.endsWith(".test.ts"));
   await esbuild.build({
     ...shared,
-    entryPoints: tests.map((name) => `tests/${name}`),
+    stdin: { contents: tests.map((name) => `import "./tests/${name}";`).join("\n"), resolveDir: import.meta.dirname },
     platform: "node",
-    outdir: "out",
-    outExtension: { ".js": ".mjs" },
+    outfile: "out/tests.mjs",
   });
 } else {
   const pages = [

@@ -21,9 +21,9 @@ from ....inspector.torch_private.tensors import LateTensor, computable, elements
 from ....inspector.torch_private.thread_state import unobserved
 from ....inspector.validation import a_kind
 from ..findings import Finding, FindingKind
+from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
 from ..optimizer_checks import LeftOutUpdates
-from ..step_boundaries import BackwardGiven
 from ..training_result import Training
 from .batch_source import inputs_alone
 from .models import Models
@@ -35,13 +35,13 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Finiteness:
-    """One number of each device, NaN or infinite if one element of these tensors is.
+    """A first check of many tensors for NaN and Inf: one number per device.
 
-    It is a sum of norms, so very large elements make it infinite, too: `is_finite` tells.
+    The number is a sum of norms, so very large finite elements make it infinite too. `is_finite` decides then.
 
     Args:
-        tensors: which.
-        norms: of others that are to be looked at, too.
+        tensors: the tensors to check.
+        norms: norms of further tensors to check.
     """
 
     def __init__(self, tensors: Sequence[Tensor], norms: Iterable[LateTensor] = ()) -> None:
@@ -58,38 +58,38 @@ class Finiteness:
 
     @property
     def comes_later(self) -> bool:
-        """Whether to look at it would mean to wait."""
+        """Whether reading it would wait for an accelerator."""
         return any(each.comes_later for each in self._sums)
 
     def look(self) -> bool:
-        """Whether all may be finite, waiting for it if need be."""
+        """Return whether the number is finite. It may wait for an accelerator."""
         return all(bool(each.read().isfinite().all()) for each in self._sums)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all its elements are; where there are none that can be looked at, True."""
+    """Return whether all elements are finite. True for a tensor without readable elements."""
     with unobserved():
         return all(bool(values.isfinite().all()) for values in _values(tensor))
 
 
 def _values(tensor: Tensor) -> list[Tensor]:
-    """The elements that can be looked at."""
+    """Return the parts of the tensor whose elements can be read."""
     found = [computable(part) for part in elements_of(tensor.detach()).parts]
     return [each for each in found if each.numel() and (each.is_floating_point() or each.is_complex())]
 
 
 USUAL = ("non-finite", "exception")
-"""On what a step is written, if nothing else is said."""
+"""Default triggers: a non-finite loss or gradient, and an exception."""
 
 _LEFT_OUT = 8
-"""A gradient scaler halves its scale after each step that it leaves out; so many in a row are no search for a scale."""
+"""So many steps skipped in a row are a fault: a gradient scaler that searches its scale halves it after each."""
 
 
 def kinds_of(value: object) -> tuple[str, ...]:
-    """What the user wants steps to be written on.
+    """Check `black_box_on`, the triggers on which a step is written.
 
     Raises:
-        TypeError, ValueError: it is none of it.
+        TypeError, ValueError: it is not a list of triggers.
     """
     known = tuple(dict.fromkeys((*USUAL, *(each for each in get_args(FindingKind) if each != "black box"))))
     wanted = f"some of {', '.join(map(repr, known))}"
@@ -108,7 +108,7 @@ _AFTER_BACKWARD = "after the backward"
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """What is known a step later."""
+    """A check whose result is read a step later."""
 
     finiteness: Finiteness
     unit: Unit
@@ -116,13 +116,12 @@ class _Late:
 
 
 class BlackBox(LoopPart):
-    """Keeps what the step under way started from, and writes it where the loss or a gradient is not finite, where an
-    exception leaves the loop, and on findings that were asked for.
+    """Keeps the inputs of the current step, and writes them to a folder on the triggers of `black_box_on`.
 
-    Of several steps in a row that are not finite the first one is written. Parameters are those of the step, as all is
-    seen before the optimizer writes them; on accelerators, where that would mean to wait, they are copied, and it is
-    known a step later. Steps that a gradient scaler leaves out are its search for a scale, unless the loss itself is
-    not finite or there are eight in a row.
+    Of several non-finite steps in a row the first is written. On the CPU the check runs before the optimizer updates
+    the parameters. On an accelerator that would wait, so the parameters are copied and the result is read a step later.
+    A step that a gradient scaler skips counts as its search for a scale, unless the loss itself is not finite or eight
+    steps in a row are skipped.
     """
 
     def __init__(self) -> None:
@@ -191,7 +190,7 @@ class BlackBox(LoopPart):
         self._keeper.optimizer_begins(optimizer, self._leaves_out(optimizer))
 
     def _leaves_out(self, optimizer: Optimizer) -> bool:
-        """Whether the update is left out where the step is bad, so that parameters stay those that it had."""
+        """Return whether the optimizer skips the update of a bad step, so that the parameters need no copy."""
         training = self._training
         assert training is not None
         if not training.found_inf:
@@ -221,13 +220,13 @@ class BlackBox(LoopPart):
             self._keeper.renew()
 
     def _note_gradients(self) -> bool:
-        """Says whether they are others than the last time."""
+        """Return whether the gradients have changed since the last call."""
         before = self._looked_at
         self._looked_at = [(id(each), version_of(each)) for each in self._keeper.models.gradients]
         return before != self._looked_at
 
     def _look(self, gradients: str | None) -> None:
-        """Looks at loss and gradients. `gradients`: when, if they are the backward's own."""
+        """Check the loss and the gradients. `gradients`: when these were computed, if they are unchanged since."""
         training, keeper = self._training, self._keeper
         assert training is not None
         if not keeper.unit.micro_batches or "non-finite" not in training.black_box_on:
@@ -243,7 +242,7 @@ class BlackBox(LoopPart):
             self._write_first(Reason("non-finite", said, gradients=gradients), keeper.unit, self._step)
 
     def _finiteness(self, losses: list[Tensor], as_the_backward_left_them: bool) -> Finiteness:
-        """Gradients are read once, as that takes as long as memory does: where their norms were just taken, no more."""
+        """Check these losses and all gradients, reusing norms just taken: reading all gradients again takes time."""
         training, models = self._training, self._keeper.models
         assert training is not None
         taken, training.taken_norms = training.taken_norms, None
@@ -255,7 +254,7 @@ class BlackBox(LoopPart):
         return Finiteness([*others, *losses], [each.norms for each in taken.norms])
 
     def _judge_late(self, all_of_it: bool = False) -> None:
-        """What was asked of the steps before."""
+        """Read the results of earlier steps' checks."""
         while self._late and (all_of_it or self._late[0].unit is not self._keeper.unit):
             late = self._late.pop(0)
             if late.finiteness.look():
@@ -265,13 +264,17 @@ class BlackBox(LoopPart):
                 self._write_first(Reason("non-finite", said), late.unit, late.step)
 
     def _write_first(self, reason: Reason, unit: Unit, step: int) -> None:
-        """Of several bad steps in a row one is written."""
+        """Write the first of several bad steps in a row."""
         if not self._was_bad:
             self._was_bad = True
             self._write(reason, unit, step)
 
     def _what_is_bad(self, unit: Unit, models: Models | None) -> str:
-        """In a sentence; "" where nothing is that is not a scaler's affair. `models`: if their gradients are there."""
+        """Return what is not finite, as a sentence; "" if nothing is, or if it is a scaler's search for its scale.
+
+        Args:
+            models: the models whose gradients are still those of the step; None: they are gone.
+        """
         micro_batch = unit.micro_batches[-1]
         scaled = micro_batch.scale is not None
         loss = micro_batch.unscaled if scaled else micro_batch.loss
@@ -337,7 +340,7 @@ class BlackBox(LoopPart):
 
 
 def _ended(sentence: str) -> str:
-    """With a full stop, which few errors have."""
+    """Return the sentence with a full stop, which few error messages have."""
     return sentence if sentence.rstrip().endswith((".", "!", "?")) else f"{sentence.rstrip(': ')}."
 
 

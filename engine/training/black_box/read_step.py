@@ -211,9 +211,11 @@ class RecordedStep:
         """Of a micro-batch."""
         prefix = f"{number}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-        return RandomNumbers.read(
-            {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}, states
-        )
+        told = {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}
+        try:
+            return RandomNumbers.read(told, states)
+        except ValueError as error:
+            raise ValueError(f"{self.folder} can't be used: {error}") from None
 
 
 def read_step(folder: object) -> RecordedStep:
@@ -255,7 +257,10 @@ def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
         _a(str, why.get("traceback", "")),
         tuple(_a(str, each) for each in _a(list, told["models"])),
         _of(str, told["machine"]),
-        {_a(str, name): _flag(value) for name, value in _a(dict, told["flags"]).items()},
+        {
+            _a(str, name): _a(str, value) if isinstance(value, str) else value
+            for name, value in _a(dict, told["flags"]).items()
+        },
         _of(bool, told["training"]),
         _of(bool, told["requires_grad"]),
         None if gradients is None else _a(str, gradients),
@@ -286,10 +291,6 @@ def _a(kind: type, value: Any) -> Any:
 def shown(text: str) -> str:
     """The same without characters by which a terminal would be told to do something."""
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def _flag(value: Any) -> Any:
-    return _a(str, value) if isinstance(value, str) else value
 
 
 def _of(kind: type, told: Any) -> dict[str, Any]:

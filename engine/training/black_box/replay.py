@@ -62,7 +62,7 @@ class _Player:
         self.tensors = step.load()
         self._random = [step.random_numbers(number, self.tensors) for number in range(len(step.micro_batches))]
         for number in range(len(step.micro_batches)):
-            self._batch(number)  # what is wrong with it is said now
+            self._batch(number)  # a damaged batch is reported before anything runs
         put_in(modules, step, self.tensors)
 
     @contextmanager
@@ -128,13 +128,13 @@ class _Player:
         def tensor(place: int) -> Tensor:
             name = f"{number}/batch/{place}"
             if name not in facts:
-                raise ValueError(f"{self.step.folder} can't be used: there is no tensor {place} of batch {number}")
+                raise ValueError(f"there is no tensor {place} of batch {number}")
             with unobserved():  # what looks at the forward has its first operation in the user's code
                 return self.tensors[name].to(home_of(facts[name]), copy=True)
 
         try:
             return batch_of(self.step.micro_batches[number].batch, tensor)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{self.step.folder} can't be used: {error}") from None
 
 

@@ -233,6 +233,7 @@ class StepKeeper:
 
     def _renew(self) -> None:
         self.unit = Unit()
+        # Two sets of copies take turns: a verdict that comes a step late needs the parameters of the step before.
         self._parity ^= self.lasting
 
     def _note_written(self) -> None:

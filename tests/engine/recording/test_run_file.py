@@ -193,7 +193,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(
 @pytest.mark.parametrize(
     ("content", "facts"),
     [
-        pytest.param(b"", (), id="empty"),
+        pytest.param(b"", ("empty",), id="empty"),
         pytest.param(b"[1, 2]", (), id="list"),
         pytest.param(b"{}", ('"format"', "tapescope.trace"), id="no format"),
         pytest.param(

@@ -253,6 +253,31 @@ def test_right_custom_backwards_are_right() -> None:
     assert check.ok is True, str(check)
 
 
+class ReliesOnNone(Function):
+    """A backward that is right, and takes no gradient for its second output."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.set_materialize_grads(False)
+        ctx.factor = factor
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        assert second is None
+        return ctx.factor * first, None
+
+
+@pytest.mark.parametrize("factor", [2, 5])
+def test_a_backward_that_relies_on_none_for_an_unused_output_is_checked_without_it(factor: int) -> None:
+    with ts.capture(keep_inputs=True):
+        kept[0] = ReliesOnNone.apply(leaf(3), factor)
+        loss = kept[0][0].sum()
+    check = checks(ts.graph(loss))["ReliesOnNoneBackward"]
+    assert check.ok is (factor == 2), str(check)
+    assert factor == 5 or any("output 1" in line for line in check.lines), str(check)
+
+
 def test_an_input_on_ctx_is_named_and_one_that_was_modified_since(snapshot: Snapshots) -> None:
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mine = x

@@ -15,8 +15,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 import tapescope as ts
 from tapescope.engine.training import training as module
+from tapescope.engine.training.follow_loop import BackwardGiven
 from tapescope.engine.training.loop_observers import LoopPart
-from tapescope.engine.training.step_boundaries import BackwardGiven
 from tapescope.tests.says import Snapshots, raises, says
 
 

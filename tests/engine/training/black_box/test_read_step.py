@@ -88,7 +88,7 @@ def test_facts_that_are_not_as_they_were_written_are_refused(folder: Path, chang
     told = json.loads((folder / "facts.json").read_text())
     alter(told)
     (folder / "facts.json").write_text(json.dumps(told))
-    with raises(ValueError, *facts) as raised:
+    with raises(ValueError, *facts, str(folder)) as raised:
         replayed(folder)
     if change not in ALIKE:
         snapshot("replay", raised.value)

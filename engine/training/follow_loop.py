@@ -1,0 +1,143 @@
+"""Follows a training loop by PyTorch's hooks of modules, backwards and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...inspector.torch_private.call_watchers import watching_modules
+from ...inspector.torch_private.engine import surround_backward
+from ...inspector.torch_private.optimizer_steps import watching_optimizers
+
+RunBackward = Callable[[], tuple[Tensor, ...]]
+BackwardGiven = tuple[Any, ...]
+"""Tensors, gradients, retain_graph, create_graph and inputs of a backward."""
+
+
+class LoopFollower:
+    """Follows the loop of the thread that made it, and keeps track of the calls under way.
+
+    Calls nest: a module calls modules, a backward runs a checkpoint's forward and backward, a wrapper's step calls
+    another optimizer's, and a step with a closure runs forward and backward. Subclasses implement the methods with an
+    underscore, which are called for the outermost of each, and decide where a training step ends.
+    """
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._calls: list[int] = []  # ids of the modules under way, outermost first
+        self._in_backward = False
+        self._stepping: list[int] = []  # ids of the optimizers under way, outermost first
+        self._around_closures: list[list[int]] = []  # `_stepping` as it was when each closure began
+        self._over = False
+
+    def install_hooks(self, stack: ExitStack) -> None:
+        """Install the hooks; closing the stack removes them."""
+        stack.callback(surround_backward(self._surround))
+        stack.enter_context(watching_modules(self._entered, self._left))
+        stack.enter_context(watching_optimizers(self))
+
+    def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None: ...
+
+    def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
+        """A module has returned. Unlike the others, this is called for inner modules too.
+
+        Args:
+            is_forward: whether it is the module with which `_forward_begins` was called.
+        """
+
+    def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def _is_watched(self, optimizer: Optimizer) -> bool:
+        return not self._is_ignored
+
+    def _before_step(self, optimizer: Optimizer, is_nested: bool) -> None:
+        """An optimizer is about to step, or its step has been skipped: end the training step in which it has stepped.
+
+        Args:
+            is_nested: whether another optimizer's step calls it.
+        """
+
+    def _optimizer_begins(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+
+    def _optimizer_ends(self, optimizer: Optimizer, is_skipped: bool) -> None:
+        """An optimizer has stepped, or a gradient scaler has skipped its step, which then never began."""
+
+    def _closure_begins(self, optimizer: Optimizer) -> None: ...
+
+    def _closure_ends(self, optimizer: Optimizer) -> None: ...
+
+    @property
+    def _is_ignored(self) -> bool:
+        """Whether the call under way is another thread's, or comes after the end."""
+        return self._over or get_ident() != self._thread
+
+    @property
+    def _may_be_forward(self) -> bool:
+        """Whether an outermost module called now is a forward of the loop: not a recomputation, not an evaluation."""
+        return not (self._in_backward or self._stepping) and torch.is_grad_enabled()
+
+    def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self._is_ignored or torch.compiler.is_compiling():
+            return
+        self._calls.append(id(module))
+        if len(self._calls) == 1 and self._may_be_forward:
+            self._forward_begins(module, given)
+
+    def _left(self, module: nn.Module, given: object, result: object) -> None:
+        if self._is_ignored or torch.compiler.is_compiling() or id(module) not in self._calls:
+            return
+        while self._calls.pop() != id(module):  # an exception left the modules that this one called
+            pass
+        self._module_ends(module, result, not self._calls and self._may_be_forward)
+
+    def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
+        if self._is_ignored or self._in_backward:
+            return run()
+        self._in_backward = True
+        try:
+            return self._backward(run, given)
+        finally:
+            self._in_backward = False
+
+    def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if not self._is_watched(optimizer):
+            return
+        self._before_step(optimizer, bool(self._stepping))
+        if self._over:
+            return
+        if id(optimizer) in self._stepping:  # its previous step raised
+            self._stepping.clear()
+        self._stepping.append(id(optimizer))
+        if len(self._stepping) == 1:
+            self._calls.clear()  # a forward that raised left its modules there
+            self._optimizer_begins(optimizer, has_closure)
+
+    def step_ends(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer) and id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+            if not self._stepping:
+                self._optimizer_ends(optimizer, is_skipped=False)
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer):
+            self._before_step(optimizer, False)
+            if not self._over:
+                self._optimizer_ends(optimizer, is_skipped=True)
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer):
+            self._around_closures.append(self._stepping)
+            self._stepping = []
+            self._closure_begins(optimizer)
+
+    def closure_ends(self, optimizer: Optimizer) -> None:
+        if self._is_watched(optimizer):
+            self._stepping = self._around_closures.pop() if self._around_closures else []
+            self._closure_ends(optimizer)
