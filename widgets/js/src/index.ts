@@ -4,7 +4,7 @@ import { el } from "./dom.ts";
 import { DocumentError } from "./model/check_document.ts";
 import { readDocument } from "./model/read_document.ts";
 import { mountDeck } from "./deck.ts";
-import { type Model, openLink, tell } from "./kernel_link.ts";
+import { type Model, openLink, send } from "./kernel_link.ts";
 import { Store } from "./store.ts";
 
 /**
@@ -44,7 +44,7 @@ async function render({ model, el: host }: { model: Model; el: HTMLElement }): P
     if (--shared.views) return;
     // otherwise playback would continue when the deck is shown again
     shared.store.then((store) => store.update({ playing: false }), () => {});
-    tell(model, { kind: "unseen" });
+    send(model, { kind: "unseen" });
   };
 }
 

@@ -11,7 +11,7 @@ export interface Model {
   set(name: string, value: unknown): void;
   save_changes(): void;
   send(content: unknown): void;
-  on(event: string, listener: (...given: never[]) => void): void;
+  on(event: string, listener: (...args: never[]) => void): void;
   /** Remove all listeners added by `on`. */
   off(): void;
 }
@@ -39,7 +39,7 @@ export function openLink(model: Model): Promise<Store> {
     last = last.then(() => opening.then(act)).catch((error: unknown) => console.error(error));
   };
   model.on("msg:custom", (message: Message, buffers: DataView<ArrayBuffer>[]) => {
-    if (message.kind === "heard") kernel.heard();
+    if (message.kind === "heard") kernel.acknowledge();
     else if (message.kind === "back") later((store) => store.back(message.count));
     else if (message.kind === "news") later((store) => take(store, kernel, buffers[0]));
   });
@@ -114,7 +114,7 @@ class Choices {
 }
 
 /** Send a message. Return whether there is a kernel to receive it. */
-export function tell(model: Model, content: unknown): boolean {
+export function send(model: Model, content: unknown): boolean {
   try {
     model.send(content);
     return true;
@@ -134,18 +134,18 @@ class KernelLink implements Link {
 
   /** Request the current state, and everything that happened since the document was written. */
   greet(revision: number): void {
-    tell(this.model, { kind: "hello", revision });
+    send(this.model, { kind: "hello", revision });
   }
 
   /** Note that the kernel has received the command and will answer. */
-  heard(): void {
+  acknowledge(): void {
     clearTimeout(this.timer);
   }
 
   /** Note that the kernel has answered a command. */
   answered(): void {
     this.busy = false;
-    this.heard();
+    this.acknowledge();
   }
 
   step(count: number): void {
@@ -184,7 +184,7 @@ class KernelLink implements Link {
   }
 
   private send(content: unknown): void {
-    if (tell(this.model, content)) return;
+    if (send(this.model, content)) return;
     this.answered();
     this.gone("The kernel of this deck was restarted or shut down. Run the cell again.");
   }

@@ -545,8 +545,8 @@ export class Store {
       this.replan(news.live, news.others);
       tab = tab && Math.max(0, this.schedules.findIndex((schedule) => schedule.policy === shown));
     }
-    const goesOn = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
-    const comesAfter = state.playing && goesOn && position < state.t;
+    const canContinue = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
+    const comesAfter = state.playing && canContinue && position < state.t;
     const moved = atFront && position !== state.t && !comesAfter;
     this.update({
       tab,
@@ -559,7 +559,7 @@ export class Store {
       checks: Object.keys(news.checks ?? {}).length ? { ...state.checks, ...news.checks } : state.checks,
       checking: null,
       revision: state.revision + 1,
-      playing: state.playing && (!atFront || goesOn),
+      playing: state.playing && (!atFront || canContinue),
       ...(moved ? { t: position, selected: null } : {}),
       ...(news.groups ? { group: null, hoveredGroup: null } : {}),
     });

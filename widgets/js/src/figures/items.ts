@@ -1,6 +1,6 @@
 /** Points and bars of a plot that have a hover text. */
 
-import { type PlotTold, type Told, linesOf, numbers } from "./data.ts";
+import { type PlotData, type HoverData, linesOf, numbers } from "./data.ts";
 import type { Line } from "./tooltip.ts";
 import type { Window } from "./window.ts";
 
@@ -16,12 +16,12 @@ export interface Item {
 }
 
 /** Return the items of each trace that has hover texts. */
-export function itemsOf(figure: PlotTold, told: Told, groups: Element[], windows: Map<string, Window>): Item[][] {
+export function itemsOf(figure: PlotData, data: HoverData, groups: Element[], windows: Map<string, Window>): Item[][] {
   return figure.traces.map((trace, number) => {
     if (trace.say === undefined) return [];
     if (trace.bars) return [...groups[number].querySelectorAll(":scope > rect")].map((bar, at) => barItem(bar, number, at));
-    const xs = numbers(told, trace.x).map((x) => windows.get(trace.axis)!.shareOf(x));
-    const ys = numbers(told, trace.y);
+    const xs = numbers(data, trace.x).map((x) => windows.get(trace.axis)!.shareOf(x));
+    const ys = numbers(data, trace.y);
     return xs.map((start, at) => {
       const stop = trace.steps ? (xs[at + 1] ?? start) : start;
       return { trace: number, at, start, stop, top: ys[at] ?? 0, bottom: ys[at] ?? 0 };
@@ -42,6 +42,6 @@ export function distance(item: Item, share: number, y: number, width: number): n
 }
 
 /** Return the hover text of one item. */
-export function told(figure: PlotTold, all: Told, item: Item): Line[] {
-  return linesOf(all, figure.traces[item.trace], item.at).map((text) => ({ text }));
+export function hoverText(figure: PlotData, data: HoverData, item: Item): Line[] {
+  return linesOf(data, figure.traces[item.trace], item.at).map((text) => ({ text }));
 }

@@ -3,8 +3,8 @@
 import { lastUpTo } from "../binary_search.ts";
 import { el, svg } from "../dom.ts";
 import { area, stacked } from "./areas.ts";
-import { type PlotTold, type Told, linesOf, numberText, numbers } from "./data.ts";
-import { type Item, distance, itemsOf, told as toldOf } from "./items.ts";
+import { type PlotData, type HoverData, linesOf, numberText, numbers } from "./data.ts";
+import { type Item, distance, itemsOf, hoverText } from "./items.ts";
 import type { Line, Tip } from "./tooltip.ts";
 import { Window } from "./window.ts";
 
@@ -26,8 +26,8 @@ export class Plot {
 
   constructor(
     private root: HTMLElement,
-    private figure: PlotTold,
-    private told: Told,
+    private figure: PlotData,
+    private data: HoverData,
     private tip: Tip,
   ) {
     this.room = root.querySelector<HTMLElement>(".room")!;
@@ -37,7 +37,7 @@ export class Plot {
       this.windows.set(name, new Window(outer, figure.axes[name], this.plot));
     }
     this.groups = figure.traces.map((_, trace) => root.querySelector(`[data-trace="${trace}"]`)!);
-    this.items = itemsOf(figure, told, this.groups, this.windows);
+    this.items = itemsOf(figure, data, this.groups, this.windows);
     this.room.addEventListener("pointerdown", (event) => this.press(event));
     this.room.addEventListener("pointermove", (event) => this.move(event));
     this.room.addEventListener("pointerup", (event) => this.release(event));
@@ -150,7 +150,7 @@ export class Plot {
     if (this.figure.unified) {
       const longest = seen.reduce((most, each) => (each.length > most.length ? each : most), [] as Item[]);
       if (!longest.length || y > Number(this.plot.dataset.bottom)) return this.forget();
-      this.tell(longest[lastUpTo(longest.map((each) => each.start), share)], event.clientX, event.clientY);
+      this.showTip(longest[lastUpTo(longest.map((each) => each.start), share)], event.clientX, event.clientY);
       return;
     }
     let nearest: Item | null = null;
@@ -159,12 +159,12 @@ export class Plot {
       const far = distance(item, share, y, width);
       if (far < least) [nearest, least] = [item, far];
     }
-    if (nearest) this.tell(nearest, event.clientX, event.clientY);
+    if (nearest) this.showTip(nearest, event.clientX, event.clientY);
     else this.forget();
   }
 
   /** Show the tooltip of an item, and mark it. */
-  private tell(item: Item, x: number, y: number): void {
+  private showTip(item: Item, x: number, y: number): void {
     this.forget();
     this.chosen = item;
     const window = this.windows.get(this.figure.traces[item.trace].axis)!;
@@ -179,19 +179,19 @@ export class Plot {
       const across = `${100 * item.start}%`;
       this.mark = window.content.appendChild(svg("circle", { class: "at", cx: across, cy: item.top, r: 5, fill: "none" }));
     }
-    this.tip.show(this.figure.unified ? this.all(item, window) : toldOf(this.figure, this.told, item), x, y);
+    this.tip.show(this.figure.unified ? this.all(item, window) : hoverText(this.figure, this.data, item), x, y);
   }
 
   /** Return the hover texts of all curves at an item of one of them. */
   private all(item: Item, window: Window): Line[] {
-    const value = numbers(this.told, this.figure.traces[item.trace].x)[item.at];
+    const value = numbers(this.data, this.figure.traces[item.trace].x)[item.at];
     const head = this.figure.head.replace("%{x}", numberText(value)) || numberText(value) + window.axis.suffix;
     const lines: Line[] = [{ text: head }];
     for (const [trace, items] of this.seen(window).entries()) {
       if (!items.length) continue;
       const at = lastUpTo(items.map((each) => each.start), item.start);
-      const told = this.figure.traces[trace];
-      lines.push(...linesOf(this.told, told, at).map((text) => ({ text, colour: told.colour || "transparent" })));
+      const traceData = this.figure.traces[trace];
+      lines.push(...linesOf(this.data, traceData, at).map((text) => ({ text, colour: traceData.colour || "transparent" })));
     }
     return lines;
   }
@@ -255,7 +255,7 @@ export class Plot {
     }
     const { top } = this.plot.getBoundingClientRect();
     const y = this.figure.unified ? Number(this.plot.dataset.top) : item.bottom;
-    this.tell(item, window.screenAt(item.bar ? (item.start + item.stop) / 2 : item.start), top + y);
+    this.showTip(item, window.screenAt(item.bar ? (item.start + item.stop) / 2 : item.start), top + y);
   }
 
   private toggle(button: HTMLElement): void {
@@ -286,7 +286,7 @@ export class Plot {
   private restack(): void {
     const curves = this.figure.traces.flatMap((trace, number) => (trace.stack === undefined ? [] : [number]));
     if (!curves.length) return;
-    const heights = curves.map((trace) => numbers(this.told, this.figure.traces[trace].stack));
+    const heights = curves.map((trace) => numbers(this.data, this.figure.traces[trace].stack));
     const places = stacked(heights, curves.map((trace) => this.hidden.has(trace)), 10 * Number(this.plot.dataset.bottom));
     for (const [place, trace] of curves.entries()) {
       const path = this.groups[trace].querySelector("path")!;

@@ -1,6 +1,6 @@
 /** Camera movements: immediate when the user drags, scrolls or pinches, and smooth when the deck moves it. */
 
-import { bindLetGo } from "../views/cancel_drag.ts";
+import { bindDragEnd } from "../views/cancel_drag.ts";
 import { type CameraView, LARGEST_SCALE, sameView, scaledAbout } from "./camera.ts";
 
 /** Time in which the camera moves 63 % of the way, milliseconds. */
@@ -72,7 +72,7 @@ export class Pilot {
     canvas.addEventListener("lostpointercapture", () => { // released, cancelled, or lost without an event
       last = null;
     }, { signal });
-    bindLetGo(() => last !== null, (back) => {
+    bindDragEnd(() => last !== null, (back) => {
       last = null;
       isClick = false;
       if (back) this.steer(before);

@@ -17,9 +17,9 @@ const ROW_LABEL = { above: 16, height: 44 };
 export function damageBetween(before: Facts, after: Facts, scale: number): Rect | "none" | "all" {
   if (!sameButTimeAndPointer(before, after)) return "all";
   const run = tasksBetween(after, before.t, after.t);
-  const told = tasksBetween(after, before.ran, after.ran); // these tasks were planned and have run now
-  if (run.length > MOST_TASKS || told.length > MOST_TASKS) return "all";
-  const changed = new Set(told);
+  const executed = tasksBetween(after, before.ran, after.ran); // these tasks were planned and have run now
+  if (run.length > MOST_TASKS || executed.length > MOST_TASKS) return "all";
+  const changed = new Set(executed);
   const wired = new Set(run);
   if (before.t !== after.t) {
     for (const { queuePlaces } of [before, after]) for (const task of queuePlaces.keys()) changed.add(task);

@@ -104,7 +104,7 @@ function drawProgress(
 }
 
 /** Return "7 of 43 tasks done"; during a search, the number of matches. */
-export function cardSays(facts: Facts, index: number): string {
+export function cardText(facts: Facts, index: number): string {
   const { done, planned, size } = countOf(facts, index);
   const all = facts.scene.layout.boxes[index].box.size;
   if (facts.cardMatches) return `${grouped(facts.cardMatches[index])} of ${count(all, "task")} found`;

@@ -8,7 +8,7 @@ import type { Store } from "../store.ts";
 import { count, grouped, size } from "../format.ts";
 import { pathOf, titleOf } from "./draw_box.ts";
 import { layerState } from "./draw_layers.ts";
-import { cardSays } from "./draw_folded.ts";
+import { cardText } from "./draw_folded.ts";
 import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./frame_state.ts";
 import type { Spot, Wire } from "./scene_types.ts";
@@ -48,7 +48,7 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const name = cut(pathOf(facts, placed) || titleOf(facts, placed));
   const kind = box.subtitle ? ` (${cut(box.subtitle)})` : "";
   const index = facts.scene.boxes.get(box.id) as number;
-  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  const said = closed ? cardText(facts, index) : count(box.size, "task");
   const marks = markSays(facts.cardMarks.get(index) ?? []);
   return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks, ...hiddenMembers(facts, placed)].join("\n");
 }
@@ -140,7 +140,7 @@ export function nameOfBox(facts: Facts, placed: PlacedBox): string {
   const { box, closed } = placed;
   const name = [cut(pathOf(facts, placed) || titleOf(facts, placed)), cut(box.subtitle)].filter(Boolean).join(", ");
   const index = facts.scene.boxes.get(box.id) as number;
-  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  const said = closed ? cardText(facts, index) : count(box.size, "task");
   return [name, said, ...hiddenMembers(facts, placed)].join(", ");
 }
 

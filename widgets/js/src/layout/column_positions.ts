@@ -24,7 +24,7 @@ interface Distance {
 interface Pushed {
   sign: -1 | 1;
   order: number[];
-  apart: Map<number, Distance[]>;
+  distances: Map<number, Distance[]>;
 }
 
 /** Set the x of each node, starting with the spine of its column. */
@@ -229,7 +229,7 @@ class Column {
   private push(rows: readonly number[][], sign: -1 | 1, positions: number[]): Pushed | null {
     const { net } = this;
     const [outer, inner] = sign > 0 ? [net.right, net.left] : [net.left, net.right];
-    const apart = new Map<number, Distance[]>();
+    const distances = new Map<number, Distance[]>();
     const missing = new Map<number, number>();
     const pushOut = (chain: number, least: number) => {
       positions[chain] = sign * Math.max(sign * positions[chain], least);
@@ -247,9 +247,9 @@ class Column {
           const before = this.chainOf(previous);
           if (before === SPINE) pushOut(chain, least);
           else {
-            const after = apart.get(before) ?? [];
+            const after = distances.get(before) ?? [];
             after.push({ chain, least });
-            apart.set(before, after);
+            distances.set(before, after);
             missing.set(chain, (missing.get(chain) as number) + 1);
           }
         }
@@ -259,23 +259,23 @@ class Column {
     const order: number[] = [];
     for (const [chain, count] of missing) if (!count) order.push(chain);
     for (const chain of order) {
-      for (const after of apart.get(chain) ?? []) {
+      for (const after of distances.get(chain) ?? []) {
         pushOut(after.chain, sign * positions[chain] + after.least);
         const count = (missing.get(after.chain) as number) - 1;
         missing.set(after.chain, count);
         if (!count) order.push(after.chain);
       }
     }
-    return order.length === missing.size ? { sign, order, apart } : null;
+    return order.length === missing.size ? { sign, order, distances } : null;
   }
 
   /** Move chains outwards, if there is space, to align them with their neighbours. */
-  private loosen({ sign, order, apart }: Pushed, positions: number[]): void {
+  private loosen({ sign, order, distances }: Pushed, positions: number[]): void {
     for (const chain of order.toReversed()) {
       const wanted = this.wantedPlaces(chain, sign, positions);
       if (!wanted.length) continue;
       let room = Infinity;
-      for (const after of apart.get(chain) ?? []) room = Math.min(room, sign * positions[after.chain] - after.least);
+      for (const after of distances.get(chain) ?? []) room = Math.min(room, sign * positions[after.chain] - after.least);
       if (room === Infinity) room = wanted[wanted.length - 1];
       const middle = wanted[(wanted.length - 1) >> 1];
       positions[chain] = sign * Math.max(sign * positions[chain], Math.min(middle, room));

@@ -60,7 +60,7 @@ export class Wiring {
   /** Parameters of each visible task, in the order of its outputs. */
   readonly uses = new Map<number, Use[]>();
   /** Indices of the wires that are not drawn but marked at both ends. */
-  readonly apart: number[];
+  readonly undrawn: number[];
   /** The closed box that each box is or is in, as `~id`; 0 for visible content. */
   private readonly closed: Int32Array;
 
@@ -75,7 +75,7 @@ export class Wiring {
     }
     this.join();
     const crossings = this.wires.map((wire) => this.crossing(wire));
-    this.apart = this.findApart(crossings);
+    this.undrawn = this.findUndrawn(crossings);
     this.lift(crossings);
     this.leadRound();
     for (const contents of this.contents.values()) this.formRows(contents);
@@ -147,7 +147,7 @@ export class Wiring {
   }
 
   /** Find the wires that would fill the picture: large fans of long wires, and wires for which there is no space. */
-  private findApart(crossings: readonly Crossing[]): number[] {
+  private findUndrawn(crossings: readonly Crossing[]): number[] {
     const fans = { from: new Map<Item, number[]>(), to: new Map<Item, number[]>() };
     crossings.forEach(({ span }, wire) => {
       if (span <= LONG) return;
@@ -158,22 +158,22 @@ export class Wiring {
         else fans[side].set(end, [wire]);
       }
     });
-    const apart = new Set<number>();
+    const undrawn = new Set<number>();
     for (const fan of [...fans.from.values(), ...fans.to.values()]) {
-      if (fan.length > LARGE_FAN) for (const wire of fan) apart.add(wire);
+      if (fan.length > LARGE_FAN) for (const wire of fan) undrawn.add(wire);
     }
     const room = new Map<Box, number>();
     for (const { box, slots } of this.contents.values()) room.set(box, 12 * slots.length + 500);
     const through = new Map<Box, number>();
     const shortest = Array.from(crossings.keys()).sort((a, b) => crossings[a].span - crossings[b].span);
     for (const wire of shortest) {
-      if (apart.has(wire)) continue;
+      if (undrawn.has(wire)) continue;
       const { box, span } = crossings[wire];
       const left = (room.get(box) as number) - (span - 1);
       room.set(box, left);
-      if (left < 0 || this.isCrowded(wire, box, through)) apart.add(wire);
+      if (left < 0 || this.isCrowded(wire, box, through)) undrawn.add(wire);
     }
-    return [...apart].sort((a, b) => a - b);
+    return [...undrawn].sort((a, b) => a - b);
   }
 
   /** Return whether one of the boxes whose edge the wire crosses has no space for it. */
@@ -193,13 +193,13 @@ export class Wiring {
 
   /** Add each wire to every box whose edge it crosses, and to the box that contains it. */
   private lift(crossings: readonly Crossing[]): void {
-    const apart = new Set(this.apart);
+    const undrawn = new Set(this.undrawn);
     crossings.forEach(({ box, source, target }, wire) => {
-      if (apart.has(wire)) return;
+      if (undrawn.has(wire)) return;
       this.contents.get(box.id)?.links.push({ source, target, wire });
       const { from, to } = this.wires[wire];
       for (const { item, box: left } of this.waysOut(from, box)) this.contents.get(left.id)?.exits.push({ item, wire });
-      for (const { item, box: met } of this.waysOut(to, box)) this.contents.get(met.id)?.entries.push({ item, wire });
+      for (const { item, box: entered } of this.waysOut(to, box)) this.contents.get(entered.id)?.entries.push({ item, wire });
     });
   }
 

@@ -92,8 +92,8 @@ export class Settling {
   }
 
   /** Dissolve parts on a cycle; a module need not be convex in the graph. */
-  private withoutCircles(given: Child[], edges: Int32Array): { children: Child[]; ranks: Int32Array; links: Links } {
-    let children = given;
+  private withoutCircles(all: Child[], edges: Int32Array): { children: Child[]; ranks: Int32Array; links: Links } {
+    let children = all;
     for (;;) {
       const links = this.linksBetween(children, edges);
       const { ranks, order } = ranksOf(children.length, links);

@@ -18,8 +18,8 @@ import { Net } from "./crossing_reduction.ts";
 import { pack } from "./column_positions.ts";
 import { draw } from "./wire_routes.ts";
 
-export function arrange({ extents, ranks: given, links, entries, exits, tall }: Contained): Arrangement {
-  const ranks = withoutWideRanks(extents, given);
+export function arrange({ extents, ranks: originalRanks, links, entries, exits, tall }: Contained): Arrangement {
+  const ranks = withoutWideRanks(extents, originalRanks);
   const net = new Net(extents, ranks, cutsOf(extents, ranks, links, tall));
   net.thread(links, entries, exits);
   net.sort();

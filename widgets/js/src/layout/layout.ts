@@ -258,14 +258,14 @@ class Assembly {
   }
 
   private makeMarks(): Map<Item, Side[]> {
-    const { wires, apart } = this.wiring;
+    const { wires, undrawn } = this.wiring;
     const ends = new Map<string, { kind: "to" | "from"; item: Item; wires: number[] }>();
     const note = (kind: "to" | "from", item: Item, wire: number) => {
       const found = ends.get(`${kind} ${item}`);
       if (found) found.wires.push(wire);
       else ends.set(`${kind} ${item}`, { kind, item, wires: [wire] });
     };
-    for (const wire of apart) {
+    for (const wire of undrawn) {
       note("to", wires[wire].from, wire);
       note("from", wires[wire].to, wire);
     }

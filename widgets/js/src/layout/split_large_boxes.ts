@@ -130,15 +130,15 @@ function oldestFirst(count: number, { sources, targets }: Links): number[] {
   const needed: number[][] = [];
   for (let link = 0; link < sources.length; link++) (needed[sources[link]] ??= []).push(targets[link]);
   const order: number[] = [];
-  const met = new Uint8Array(count);
+  const visited = new Uint8Array(count);
   for (let item = 0; item < count; item++) {
-    const stack = met[item] ? [] : [item];
+    const stack = visited[item] ? [] : [item];
     while (stack.length) {
       const top = stack[stack.length - 1];
-      met[top] = 1;
+      visited[top] = 1;
       const next = needed[top]?.pop();
       if (next === undefined) order.push(stack.pop() as number);
-      else if (!met[next]) stack.push(next);
+      else if (!visited[next]) stack.push(next);
     }
   }
   return order;

@@ -21,16 +21,16 @@ export function foldViews(
   if (!isView.includes(true)) return [...children];
   const before = onlyNeighbours(children.length, links.targets, links.sources);
   const after = onlyNeighbours(children.length, links.sources, links.targets);
-  const goesOn = (index: number) => {
+  const continues = (index: number) => {
     const next = after[index];
     return isView[index] && next >= 0 && isView[next] && before[next] === index;
   };
   const folded: Child[] = [];
   const gone = new Uint8Array(children.length);
   children.forEach((_, index) => {
-    if (!goesOn(index) || (before[index] >= 0 && goesOn(before[index]))) return; // not the first of a chain
+    if (!continues(index) || (before[index] >= 0 && continues(before[index]))) return; // not the first of a chain
     const chain = [index];
-    while (goesOn(chain[chain.length - 1])) chain.push(after[chain[chain.length - 1]]);
+    while (continues(chain[chain.length - 1])) chain.push(after[chain[chain.length - 1]]);
     if (chain.length === children.length) return; // the box itself is the chain
     for (const each of chain) gone[each] = 1;
     folded.push(partOf(chain.map((each) => children[each] as number)));

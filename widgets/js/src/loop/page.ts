@@ -50,7 +50,7 @@ class Page {
   private readonly findings: { root: HTMLElement; mark: () => void };
   private frame: Frame = frameOf(900, 600);
   private chosen = "";
-  private asked = false;
+  private drawRequested = false;
   private begun = false;
 
   constructor(
@@ -159,13 +159,13 @@ class Page {
   }
 
   private ask(): void {
-    if (this.asked) return;
-    this.asked = true;
+    if (this.drawRequested) return;
+    this.drawRequested = true;
     requestAnimationFrame(() => this.show());
   }
 
   private show(): void {
-    this.asked = false;
+    this.drawRequested = false;
     const { state } = this;
     this.divide(state.lines.length); // the folding depth changes it
     const { frame } = this;

@@ -112,7 +112,7 @@ export class Axis {
   /** Return each phase's share of the axis. */
   private shares(phases: readonly Phase[]): number[] {
     const { times } = this;
-    const asked = phases.map(({ name, elapsed_ns }) => {
+    const requested = phases.map(({ name, elapsed_ns }) => {
       if (name === "backward") return null;
       const named = name === "optimizer" ? Math.min(NAMED.share, NAMED.width / (this.right - this.left)) : 0;
       const fixed = Math.max(named, SHARES[name]);
@@ -120,9 +120,9 @@ export class Axis {
       const all = phases.reduce((sum, each) => sum + (each.name === "backward" ? times.total : (each.elapsed_ns ?? 0)), 0);
       return elapsed_ns ? Math.max(LEAST[name], elapsed_ns / all) : fixed;
     });
-    const wanted = asked.reduce((sum: number, share) => sum + (share ?? 0), 0);
+    const wanted = requested.reduce((sum: number, share) => sum + (share ?? 0), 0);
     const taken = Math.min(wanted, 1 - LEAST.backward);
-    return asked.map((share) => (share === null ? 1 - taken : (share * taken) / (wanted || 1)));
+    return requested.map((share) => (share === null ? 1 - taken : (share * taken) / (wanted || 1)));
   }
 
   /** Return the pixel of a time. */

@@ -9,7 +9,7 @@ export const NONE = -1;
 export interface DeckDocument {
   format: string;
   version: number;
-  /** What was run: the model's class or a file's name. */
+  /** Name of the model's class or of the file that was run. */
   title: string;
   engine: "direct" | "native";
   /** One ready queue for all devices ("one", the default), or one queue per device. */

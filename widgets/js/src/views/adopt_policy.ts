@@ -24,8 +24,8 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
       if (!changed.has("tab") && !changed.has("status") && !changed.has("revision")) return;
       const { branch } = store;
       const { status } = store.state;
-      const goesOn = status === "stopped" || status === "running" || (branch && status === "finished");
-      view.hidden = !(store.link && store.state.tab && goesOn);
+      const canContinue = status === "stopped" || status === "running" || (branch && status === "finished");
+      view.hidden = !(store.link && store.state.tab && canContinue);
       if (view.hidden) return;
       const { policy, title } = store.replay.schedule;
       button.disabled = status === "running";

@@ -3,13 +3,13 @@
  * loses the focus.
  */
 
-/** While `isHeld`, listen and call `letGo`; with `back` true the previous state must be restored. */
-export function bindLetGo(isHeld: () => boolean, letGo: (back: boolean) => void, signal: AbortSignal): void {
-  window.addEventListener("blur", () => isHeld() && letGo(false), { signal });
+/** While `isHeld`, listen and call `endDrag`; with `back` true the previous state must be restored. */
+export function bindDragEnd(isHeld: () => boolean, endDrag: (back: boolean) => void, signal: AbortSignal): void {
+  window.addEventListener("blur", () => isHeld() && endDrag(false), { signal });
   window.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !isHeld()) return;
     event.preventDefault();
     event.stopImmediatePropagation(); // Escape must only end the drag
-    letGo(true);
+    endDrag(true);
   }, { signal, capture: true });
 }

@@ -52,14 +52,14 @@ export const makeInspector: MakeView = (stage, parent) => {
   const view = el("section", { class: "insp", "aria-label": "task", tabindex: "0" }, top, body);
   parent.append(view);
 
-  let asked = "";
+  let requested = "";
   const ask = (task: number) => {
     const { link, state, replay } = store;
     if (!link || !store.isLive || state.status !== "stopped" || state.t !== state.front) return;
     const arrived = replay.state(task, state.t);
     const question = `${task} ${state.front}`;
-    if ((arrived !== "ready" && arrived !== "running") || store.record(task) || asked === question) return;
-    asked = question;
+    if ((arrived !== "ready" && arrived !== "running") || store.record(task) || requested === question) return;
+    requested = question;
     link.inspect(task);
   };
 

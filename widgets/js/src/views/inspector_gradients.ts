@@ -17,7 +17,7 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const stands = replay.state(task, state.t);
   const isHere = stands !== "waiting";
   const note = isHere ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
-  const arriving = items(store, task, "inputs", takes(store, task), isHere);
+  const arriving = items(store, task, "inputs", inputMetas(store, task), isHere);
   const first = section("Gradients in", note, arriving);
   if (lacksValues(store, task)) first.append(el("div", { class: "gr not" }, el("div", { class: "s" }, RECORD_THEM)));
   const sections = [first];
@@ -26,9 +26,9 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
     first.querySelector("h4")?.append(el("b", { class: "chip", title: "Edited by hand" }, "edited"));
   }
   if (graph.leaf[task]) return sections;
-  const given = gives(store, task, store.record(task)?.outputs.length ?? 0);
+  const outputs = outputMetas(store, task, store.record(task)?.outputs.length ?? 0);
   const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
-  const leaving = items(store, task, "outputs", given, stands === "done");
+  const leaving = items(store, task, "outputs", outputs, stands === "done");
   sections.push(section("Gradients out", count(edges, "edge"), leaving));
   return sections;
 }
@@ -68,12 +68,12 @@ function section(title: string, note: string, shown: HTMLElement[]): HTMLElement
 }
 
 /** Return the metas of a task's inputs. */
-function takes({ document }: Store, task: number): (number | null)[] {
+function inputMetas({ document }: Store, task: number): (number | null)[] {
   return document.forms[document.tasks.takes[task]] ?? [];
 }
 
 /** Return the metas of a task's outputs; null for gradients that are not needed. */
-function gives({ graph, document }: Store, task: number, least: number): (number | null)[] {
+function outputMetas({ graph, document }: Store, task: number, least: number): (number | null)[] {
   const { edges, forms, tasks } = document;
   const found: (number | null)[] = Array.from({ length: least }, () => null);
   const { starts, values } = graph.outEdges;

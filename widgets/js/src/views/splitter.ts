@@ -2,7 +2,7 @@
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";
-import { bindLetGo } from "./cancel_drag.ts";
+import { bindDragEnd } from "./cancel_drag.ts";
 
 /** Minimum heights, pixels. */
 const LEAST_GRAPH = 190;
@@ -32,9 +32,9 @@ export const makeGrip: MakeView = (stage, parent) => {
     const style = getComputedStyle(parent);
     const timeline = parent.querySelector<HTMLElement>(".time")?.offsetHeight ?? 0;
     const free = main().offsetHeight + timeline;
-    const given = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
+    const fallback = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
     const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
-    return { free, timeline, first: given + lanes + more * (1 - GRAPH_SHARE) };
+    return { free, timeline, first: fallback + lanes + more * (1 - GRAPH_SHARE) };
   };
   const apply = () => {
     parent.style.removeProperty("--time");
@@ -65,7 +65,7 @@ export const makeGrip: MakeView = (stage, parent) => {
     grip.addEventListener(end, () => (held = null));
   }
   const ending = new AbortController();
-  bindLetGo(() => held !== null, (back) => {
+  bindDragEnd(() => held !== null, (back) => {
     const { height } = held!;
     held = null;
     if (back) give(height);

@@ -33,7 +33,7 @@ export const makeStops: MakeView = (stage, parent) => {
   });
   return {
     update(changed) {
-      if (panel && changed.has("trouble")) panel.hear();
+      if (panel && changed.has("trouble")) panel.showError();
       if (panel && (changed.has("stops") || changed.has("tab"))) panel.show();
       if (!changed.has("stops")) return;
       const { stops } = store.state;

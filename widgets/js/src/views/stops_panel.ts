@@ -38,7 +38,7 @@ export class StopsPanel {
   private readonly error = el("p", { class: "error", role: "alert" });
   private readonly rows = new Map<number, StopRow>();
   /** True while the kernel may still answer with an error. */
-  private asked = false;
+  private awaitsAnswer = false;
 
   /** `close` removes the panel, and may return the focus to where it was. */
   constructor(
@@ -102,18 +102,18 @@ export class StopsPanel {
   }
 
   /** Show an error about a request of this panel. */
-  hear(): void {
+  showError(): void {
     const { trouble } = this.store.state;
-    if (!this.asked || !trouble) return;
-    this.asked = false;
+    if (!this.awaitsAnswer || !trouble) return;
+    this.awaitsAnswer = false;
     this.error.textContent = trouble.replace(/^ValueError: /, "");
     this.store.update({ trouble: "" });
   }
 
   show(): void {
     const { stops } = this.store.state;
-    if (this.asked && stops.length > this.rows.size) {
-      this.asked = false;
+    if (this.awaitsAnswer && stops.length > this.rows.size) {
+      this.awaitsAnswer = false;
       this.input.value = "";
     }
     const numbers = new Set(stops.map(({ number }) => number));
@@ -181,7 +181,7 @@ export class StopsPanel {
       const tasks = `tasks 1st to ${nth(store.replayOf(0).length)}`;
       error.textContent = task === undefined ? `Unknown task; without a kernel, expected one of the ${tasks}, or of the list.` : `Unknown task; expected one of the ${tasks}.`;
     } else {
-      this.asked = true;
+      this.awaitsAnswer = true;
       store.link.ask(watches ? { kind: "watch", condition: typed } : { kind: "break", where: typed });
     }
   }

@@ -8,7 +8,7 @@ import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../format.ts";
 import type { Stage } from "../view_types.ts";
-import { bindLetGo } from "./cancel_drag.ts";
+import { bindDragEnd } from "./cancel_drag.ts";
 import { momentOf } from "./memory_legend.ts";
 
 /** Wheel pixels that double the scale. */
@@ -70,7 +70,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
     element.addEventListener(end, () => (dragged = false), { signal });
   }
-  bindLetGo(() => dragged, (back) => {
+  bindDragEnd(() => dragged, (back) => {
     dragged = false;
     if (back) store.go(before);
   }, signal);

@@ -65,10 +65,10 @@ export const makeTransport: MakeView = (stage, parent) => {
       }
       if (!hasMoved(changed)) return;
       const { t, front, status } = store.state;
-      const goesOn = status === "stopped" || status === "running"; // the same look for both, because steps are short
-      const isOver = store.isLive && t >= front && !goesOn;
-      const atEnd = t >= store.replay.length && !(store.isAtFront && goesOn);
-      const onward = store.isAtFront ? goesOn : !atEnd;
+      const canContinue = status === "stopped" || status === "running"; // the same look for both, because steps are short
+      const isOver = store.isLive && t >= front && !canContinue;
+      const atEnd = t >= store.replay.length && !(store.isAtFront && canContinue);
+      const onward = store.isAtFront ? canContinue : !atEnd;
       quiet(start, t === 0);
       quiet(play, !store.canPlay);
       quiet(back, t === 0);
