@@ -1,4 +1,4 @@
-/** Figures of saved pages: stacked areas, boxes of a treemap, numbers of an axis, and what is said of a point. */
+/** Figures of saved pages: stacked areas, treemap boxes, axis ticks and hover texts. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

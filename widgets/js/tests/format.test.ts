@@ -1,4 +1,4 @@
-/** What the queue, the inspector and the search say and offer. */
+/** Texts and suggestions of the queue, the inspector and the search. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,8 +18,8 @@ import { dashes } from "../src/views/policy_line_styles.ts";
 import type { DeckDocument } from "../src/model/document.ts";
 
 /**
- * Four tasks: 3 -> 2 and 3 -> 1, 2 -> 0 and 1 -> 0. Tasks 1 and 2 keep the same 64 bytes, 3 a parameter, 0 what the
- * caller holds.
+ * Four tasks: 3 -> 2 and 3 -> 1, 2 -> 0 and 1 -> 0. Tasks 1 and 2 save the same 64 bytes, task 3 a parameter, and task
+ * 0 a tensor held by the caller.
  */
 function diamond(order = [3, 2, 1, 0]): Replay {
   const texts = ["SumBackward0", "cpp", "fc.weight", "blocks.10", "ReluBackward0", "self", "cpu", "", "Linear"];

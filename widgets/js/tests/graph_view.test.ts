@@ -227,7 +227,7 @@ test("of equal layers that are drawn once each wire is drawn anew that a step ch
   const tree = makeTree(store.graph);
   assert.ok(tree.layersOf.size, "they are drawn once");
   const layout = layOut(tree, new Set(tree.boxes.keys()));
-  for (const { kind, points } of layout.wires) if (kind === "gradient") points[1] -= 100; // as if they came from afar
+  for (const { kind, points } of layout.wires) if (kind === "gradient") points[1] -= 100; // as if they started far away
   const scene = new Scene(store.graph, tree, layout);
   const finder = new FactFinder(store);
   for (let from = 0; from <= count; from++) {
