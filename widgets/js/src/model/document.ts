@@ -3,7 +3,7 @@
 export const FORMAT = "tapescope.deck";
 export const VERSION = 2;
 
-/** Missing index in a column of indices. */
+/** Placeholder for a missing index in a column of indices. */
 export const NONE = -1;
 
 export interface DeckDocument {
@@ -184,7 +184,7 @@ export interface Schedule {
 }
 
 /**
- * Memory levels of one run. `levels[i]` is the level before event i; the task at place k has the events from
+ * Memory levels of one run. `levels[i]` is the level before event i; the task at place k has the levels from
  * `starts[k]` to `starts[k + 1]`.
  */
 export interface Curve {

@@ -248,7 +248,7 @@ function usedCategories(store: Store, { forward }: Stack): number[] {
 function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Picture, solid: HTMLCanvasElement): void {
   const { axis, height, stack } = picture;
   const { t, hoveredTime } = store.state;
-  const ran = Math.min(hasRun(store), axis.places);
+  const ran = Math.min(executedUntil(store), axis.places);
   drawSolid(context, solid, ran ? Math.min(ran < axis.places ? axis.x(ran) : Infinity, axis.right) : axis.backward.left - 1, height);
   drawRunning(context, picture, store);
   if (stack && store.memory) drawRing(context, picture, stack, levelsOfMemory(store.memory).peak);
@@ -259,7 +259,7 @@ function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Pi
 }
 
 /** Return the time up to which tasks have run: the front of a live session or of a branch; otherwise the position. */
-function hasRun(store: Store): number {
+function executedUntil(store: Store): number {
   return store.isLive || store.branch ? store.reached : store.ran;
 }
 
